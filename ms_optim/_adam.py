@@ -1,0 +1,48 @@
+"""What the optimizers of Adam's family share: two moments and their bias corrections."""
+
+from __future__ import annotations
+
+import math
+
+from mindspore import ops
+
+from ._arguments import check_eps, check_open_unit, check_type
+from ._base import FusedOptimizer, Rule
+from ._composite import power_complement
+
+
+class AdamFamily(FusedOptimizer):
+    """Base of the rules that keep a first moment m and a second moment v of the gradient.
+
+    Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), Algorithm 1.
+    """
+
+    def __init__(self, params, learning_rate, weight_decay, rule: Rule, betas, eps, bias_correction=True, **shared):
+        name = type(self).__name__
+        for argument, beta in betas.items():
+            check_open_unit(name, argument, beta)
+        check_eps(name, eps)
+        check_type(name, "bias_correction", bias_correction, bool)
+        beta1, beta2 = betas.values()
+        rule = rule._replace(constants=(beta1, beta2, eps, *rule.constants))
+        super().__init__(params, learning_rate, weight_decay, rule, **shared)
+        self.beta1, self.beta2, self.eps, self.bias_correction = beta1, beta2, eps, bias_correction
+        # Formed here, in float64: in a graph they would be differences of float32 numbers, 1 - 0.999 off by 1e-5.
+        self._one_minus_beta1, self._one_minus_beta2 = 1.0 - beta1, 1.0 - beta2
+        self._log_beta1, self._log_beta2 = math.log(beta1), math.log(beta2)
+
+    def scalars(self, t):
+        """Return 1 - beta1^t and sqrt(1 - beta2^t)."""
+        if not self.bias_correction:
+            return 1.0, 1.0
+        return power_complement(self._log_beta1, t), ops.sqrt(power_complement(self._log_beta2, t))
+
+    def moments(self, gradient, states):
+        """Return the new m and v."""
+        m = self.beta1 * states[0] + self._one_minus_beta1 * gradient
+        v = self.beta2 * states[1] + self._one_minus_beta2 * gradient * gradient
+        return m, v
+
+    def adam_direction(self, scalars, m, v):
+        """Return m_hat / (sqrt(v_hat) + eps)."""
+        return (m / scalars[0]) / (ops.sqrt(v) / scalars[1] + self.eps)

@@ -1,0 +1,298 @@
+"""Checks of what users pass in: each error names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TypedDict
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+from mindspore import dtype as mstype
+
+STATE_DTYPES = ("float32", "bfloat16", "8bit")
+BACKENDS = ("auto", "aot", "composite")
+WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
+GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "order_params")
+
+
+class Shared(TypedDict, total=False):
+    """Keyword arguments that every optimizer takes after its own."""
+
+    loss_scale: float
+    grad_clip_norm: float | None
+    state_dtype: str
+    master_weights: bool
+    stochastic_rounding: bool
+    skip_nonfinite: bool
+    backend: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The shared keyword arguments with their defaults, checked."""
+
+    loss_scale: float = 1.0
+    grad_clip_norm: float | None = None
+    state_dtype: str = "float32"
+    master_weights: bool = True
+    stochastic_rounding: bool = False
+    skip_nonfinite: bool = False
+    backend: str = "auto"
+
+    @classmethod
+    def of(cls, optimizer: str, given: dict[str, Any]) -> Options:
+        """Check the keyword arguments given to an optimizer.
+
+        Args:
+            optimizer: Name of the optimizer's class, for the errors.
+            given: Keyword arguments by name.
+
+        Raises:
+            TypeError: If a name is unknown or a value has the wrong type.
+            ValueError: If a value is out of range.
+            NotImplementedError: If a value is one that this version does not support.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise TypeError(
+                f"For '{optimizer}', unknown keyword argument {unknown[0]!r}: besides its own it takes {known}."
+            )
+        options = cls(**given)
+        check_positive(optimizer, "loss_scale", options.loss_scale)
+        if options.grad_clip_norm is not None:
+            check_positive(optimizer, "grad_clip_norm", options.grad_clip_norm)
+        for name in ("master_weights", "stochastic_rounding", "skip_nonfinite"):
+            check_type(optimizer, name, getattr(options, name), bool)
+        check_choice(optimizer, "state_dtype", options.state_dtype, STATE_DTYPES)
+        check_choice(optimizer, "backend", options.backend, BACKENDS)
+        if options.state_dtype != "float32":
+            raise NotImplementedError(
+                f"For '{optimizer}', 'state_dtype' must be 'float32' in this version, but got {options.state_dtype!r}."
+            )
+        if options.stochastic_rounding:
+            raise NotImplementedError(f"For '{optimizer}', 'stochastic_rounding' is not supported in this version.")
+        return options
+
+
+def fail(error: type[Exception], optimizer: str, name: str, expected: str, value: Any) -> NoReturn:
+    """Raise an error that names the argument, what was expected and what came."""
+    if isinstance(value, Tensor):
+        came = f"a Tensor of shape {value.shape}"
+    else:
+        came = f"{value!r} of type {type(value).__name__}"
+    raise error(f"For '{optimizer}', the argument '{name}' must be {expected}, but got {came}.")
+
+
+def check_type(optimizer: str, name: str, value: Any, expected: type) -> None:
+    """Check that a value has a type; True and False are not numbers."""
+    if not isinstance(value, expected) or (expected is not bool and isinstance(value, bool)):
+        fail(TypeError, optimizer, name, f"of type {expected.__name__}", value)
+
+
+def check_choice(optimizer: str, name: str, value: Any, choices: Sequence[str]) -> None:
+    """Check that a value is one of a few words."""
+    check_type(optimizer, name, value, str)
+    if value not in choices:
+        fail(ValueError, optimizer, name, f"one of {list(choices)}", value)
+
+
+def check_positive(optimizer: str, name: str, value: Any) -> None:
+    """Check that a value is a finite number greater than 0."""
+    if not is_number(value):
+        fail(TypeError, optimizer, name, "a number greater than 0", value)
+    if not (value > 0 and math.isfinite(value)):
+        fail(ValueError, optimizer, name, "a number greater than 0", value)
+
+
+def check_open_unit(optimizer: str, name: str, value: Any) -> None:
+    """Check that a value is a float strictly between 0 and 1."""
+    check_type(optimizer, name, value, float)
+    if not 0.0 < value < 1.0:
+        fail(ValueError, optimizer, name, "in the range (0.0, 1.0)", value)
+
+
+def check_eps(optimizer: str, value: Any) -> None:
+    """Check that eps is a float greater than 0."""
+    check_type(optimizer, "eps", value, float)
+    check_positive(optimizer, "eps", value)
+
+
+def check_bounds(optimizer: str, name: str, value: Any) -> tuple[float, float]:
+    """Check a pair (low, high) of limits, either None, and return it as numbers."""
+    if value is None:
+        return 0.0, math.inf
+    if not isinstance(value, (tuple, list)) or len(value) != 2 or not all(x is None or is_number(x) for x in value):
+        fail(TypeError, optimizer, name, "None or a pair (low, high) of numbers or None", value)
+    low = 0.0 if value[0] is None else float(value[0])
+    high = math.inf if value[1] is None else float(value[1])
+    if not 0.0 <= low <= high:
+        fail(ValueError, optimizer, name, "a pair with 0 <= low <= high", value)
+    return low, high
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is an int or a float, True and False not counted."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def check_weight_decay(optimizer: str, value: Any) -> None:
+    """Check a weight decay: a number that is not negative, or a Cell."""
+    if isinstance(value, nn.Cell):
+        return
+    if not is_number(value):
+        fail(TypeError, optimizer, "weight_decay", "a float, an int or a Cell", value)
+    if not (value >= 0 and math.isfinite(value)):
+        fail(ValueError, optimizer, "weight_decay", "equal to or greater than 0", value)
+
+
+def check_learning_rate(optimizer: str, name: str, value: Any) -> Any:
+    """Check a learning rate and return it, an iterable as a list."""
+    expected = "a float, an int, a Tensor, an Iterable of numbers or a LearningRateSchedule"
+    if isinstance(value, nn.learning_rate_schedule.LearningRateSchedule):
+        return value
+    if is_number(value):
+        if not (value >= 0 and math.isfinite(value)):
+            fail(ValueError, optimizer, name, "equal to or greater than 0", value)
+        return float(value)
+    if isinstance(value, Tensor):
+        if value.ndim > 1:
+            fail(ValueError, optimizer, name, "a Tensor of 0 or 1 dimensions", value)
+        return value
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, dict)):
+        fail(TypeError, optimizer, name, expected, value)
+    rates = list(value)
+    if not rates or not all(is_number(rate) for rate in rates):
+        fail(TypeError, optimizer, name, expected, value)
+    return rates
+
+
+def check_params(optimizer: str, params: Any) -> list[Any]:
+    """Check the parameters or the groups of parameters.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        params: What the user passed as ``params``.
+
+    Returns:
+        A list of Parameters, or a list of dicts whose iterables are lists.
+
+    Raises:
+        TypeError: If an element is neither a Parameter nor a dict, or a group's value has the wrong type.
+        ValueError: If there is nothing to optimize, a parameter stands twice, or ``order_params`` does not match.
+        KeyError: If a group has a key that is not known, or lacks ``params``.
+    """
+    if params is None:
+        fail(ValueError, optimizer, "params", "a list of Parameters or of dicts", params)
+    if not isinstance(params, Iterable) or isinstance(params, (str, bytes, dict, Parameter)):
+        fail(TypeError, optimizer, "params", "a list of Parameters or of dicts", params)
+    params = list(params)
+    if not params:
+        fail(ValueError, optimizer, "params", "not empty", params)
+    grouped = isinstance(params[0], dict)
+    for i, element in enumerate(params):
+        if not isinstance(element, dict if grouped else Parameter):
+            kind = "a dict, as its first element is" if grouped else "a Parameter or a dict"
+            fail(TypeError, optimizer, f"params[{i}]", kind, element)
+    if not grouped:
+        _check_parameters(optimizer, params)
+        return params
+
+    groups = [_check_group(optimizer, i, group) for i, group in enumerate(params)]
+    members = [p for group in groups for p in group.get("params", ())]
+    if not members:
+        fail(ValueError, optimizer, "params", "groups with at least one Parameter", params)
+    _check_parameters(optimizer, members)
+    orders = [group["order_params"] for group in groups if "order_params" in group]
+    if len(orders) > 1:
+        raise ValueError(f"For '{optimizer}', 'order_params' must stand in one group at most, but got {len(orders)}.")
+    if orders:
+        _check_order(optimizer, members, orders[0])
+    return groups
+
+
+def _check_parameters(optimizer: str, params: list[Parameter]) -> None:
+    """Check that each is of a dtype that can be trained, and that none stands twice."""
+    seen: dict[str, Parameter] = {}
+    for p in params:
+        if p.dtype not in WEIGHT_DTYPES:
+            raise TypeError(
+                f"For '{optimizer}', the parameter '{p.name}' must be float32, float16 or bfloat16, but is {p.dtype}."
+            )
+        if p.name in seen:
+            how = "stands twice in 'params'" if seen[p.name] is p else "shares its name with another parameter"
+            raise ValueError(f"For '{optimizer}', each parameter must stand once in 'params', but '{p.name}' {how}.")
+        seen[p.name] = p
+
+
+def _check_group(optimizer: str, index: int, group: dict[str, Any]) -> dict[str, Any]:
+    name = f"params[{index}]"
+    for key in group:
+        if key not in GROUP_KEYS:
+            raise KeyError(
+                f"For '{optimizer}', the keys of '{name}' must be among {list(GROUP_KEYS)}, but got {key!r}."
+            )
+    key = "order_params" if "order_params" in group else "params"
+    if key == "order_params" and len(group) > 1:
+        others = [other for other in group if other != key]
+        raise ValueError(f"For '{optimizer}', a group with 'order_params' must have no other key, but got {others}.")
+    if key not in group:
+        raise KeyError(f"For '{optimizer}', '{name}' must have the key 'params', but has {list(group)}.")
+    if not isinstance(group[key], Iterable) or isinstance(group[key], (str, bytes, dict, Parameter)):
+        fail(TypeError, optimizer, f"{name}[{key!r}]", "a list of Parameters", group[key])
+    members = list(group[key])
+    for i, p in enumerate(members):
+        if not isinstance(p, Parameter):
+            fail(TypeError, optimizer, f"{name}[{key!r}][{i}]", "a Parameter", p)
+    checked = {**group, key: members}
+    if "lr" in group:
+        checked["lr"] = check_learning_rate(optimizer, f"{name}['lr']", group["lr"])
+    if "weight_decay" in group:
+        check_weight_decay(optimizer, group["weight_decay"])
+    if "grad_centralization" in group:
+        check_type(optimizer, f"{name}['grad_centralization']", group["grad_centralization"], bool)
+    return checked
+
+
+def _check_order(optimizer: str, members: list[Parameter], order: list[Parameter]) -> None:
+    _check_parameters(optimizer, order)
+    grouped, ordered = {p.name for p in members}, {p.name for p in order}
+    missing, extra = sorted(grouped - ordered), sorted(ordered - grouped)
+    if missing or extra:
+        raise ValueError(
+            f"For '{optimizer}', 'order_params' must hold exactly the parameters of the groups, but it lacks {missing} "
+            f"and has {extra} besides."
+        )
+
+
+def check_gradients(optimizer: str, names: tuple, shapes: tuple, given_shapes: tuple, given_dtypes: tuple) -> None:
+    """Check gradients against the parameters they belong to.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        names: The parameters' names.
+        shapes: The parameters' shapes.
+        given_shapes: The gradients' shapes.
+        given_dtypes: The gradients' dtypes.
+
+    Raises:
+        ValueError: If there are too few or too many gradients, or one has another shape than its parameter.
+        TypeError: If a gradient is not of floating-point dtype.
+    """
+    if len(given_shapes) != len(names):
+        raise ValueError(
+            f"For '{optimizer}', the argument 'gradients' must hold {len(names)} tensors, one for each parameter, "
+            f"but got {len(given_shapes)}."
+        )
+    for name, shape, given, dtype in zip(names, shapes, given_shapes, given_dtypes):
+        if tuple(given) != tuple(shape):
+            raise ValueError(
+                f"For '{optimizer}', the gradient of '{name}' must have the parameter's shape {tuple(shape)}, "
+                f"but got {tuple(given)}."
+            )
+        if dtype not in WEIGHT_DTYPES:
+            raise TypeError(
+                f"For '{optimizer}', the gradient of '{name}' must be float32, float16 or bfloat16, but got {dtype}."
+            )

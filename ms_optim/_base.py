@@ -1,0 +1,265 @@
+"""What all optimizers share: groups, rates, states, the step and its two paths."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+from mindspore.ops.primitive import constexpr
+
+from . import _kernels
+from ._arguments import Options, check_gradients, check_learning_rate, check_params, check_weight_decay
+from ._composite import CompositeStep
+
+_check_gradients = constexpr(check=False)(check_gradients)
+_warned: set[str] = set()
+
+
+class Rule(NamedTuple):
+    """What an optimizer says of itself to its kernel.
+
+    Attributes:
+        name: The rule's name in the kernel table.
+        states: Prefixes of the states' names, in the kernel's order.
+        constants: The rule's numbers, in the kernel's order.
+        flags: The rule's choices, as bits.
+    """
+
+    name: str
+    states: tuple[str, ...]
+    constants: tuple[float, ...] = ()
+    flags: int = 0
+
+
+class FusedOptimizer(nn.Optimizer, CompositeStep):
+    """Base of the optimizers: a subclass states its rule, this class does the rest.
+
+    A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
+    :meth:`directions` and, where the whole tensor matters, :meth:`coefficients`.
+
+    Attributes:
+        statistics: Parameter, float32 of shape (parameters, 5): gradient norm, weight norm, update norm, trust ratio
+            and whether the gradient was finite, of the last step.
+        skipped_steps: Parameter, int32 of shape (1,): steps skipped for a gradient that was not finite.
+    """
+
+    _support_parallel_optimizer = True
+    # Whether the gradient is divided by its norm before the rule sees it.
+    normalizes_gradient = False
+    # Whether parameters that are not in groups are decayed whatever their names, as MindFormers does.
+    decays_every_name = False
+
+    def __init__(self, params, learning_rate, weight_decay, rule: Rule, **shared):
+        name = type(self).__name__
+        options = Options.of(name, shared)
+        params = [group for group in check_params(name, params) if group != {"params": []}]
+        learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
+        check_weight_decay(name, weight_decay)
+        # The kernels unscale gradients themselves: told of the loss scale, the base class would scale the decay by it.
+        super().__init__(learning_rate, params, weight_decay)
+        self.loss_scale = float(options.loss_scale)
+        self.options = options
+        self.rule = rule
+        self._collect_rates()
+        self._create_states(rule, options)
+        self._prepare_step(rule, options)
+
+    # ---- What a subclass states in MindSpore operators ------------------------------------------------------------
+
+    def scalars(self, t):
+        """Return what depends on the step alone, computed once a step.
+
+        Args:
+            t: Step count from 1, a tensor of no dimensions: float64, float32 on Ascend.
+        """
+        return t
+
+    def directions(self, scalars, weight, gradient, weight_decay, states):
+        """Return the directions that a weight moves along, and the new states.
+
+        Args:
+            scalars: What :meth:`scalars` returned.
+            weight: The weight, float32.
+            gradient: The gradient, float32, unscaled, centralized and clipped.
+            weight_decay: This step's weight decay, a float32 tensor of no dimensions.
+            states: The states of this weight, in the order of the rule.
+
+        Returns:
+            A tuple of directions and a tuple of new states, each of the weight's shape.
+        """
+        raise NotImplementedError
+
+    def coefficients(self, learning_rate, weight_decay, weight_norm, direction_norms):
+        """Return how far the weight moves along each direction, and the trust ratio to report.
+
+        Args:
+            learning_rate: This step's learning rate, a float32 tensor of no dimensions.
+            weight_decay: This step's weight decay.
+            weight_norm: L2 norm of the weight.
+            direction_norms: L2 norms of the directions.
+
+        Returns:
+            A tuple of coefficients c, for the weight w - sum(c * directions), and a trust ratio.
+        """
+        return (learning_rate,), F.ones_like(learning_rate)
+
+    # ---- Construction ---------------------------------------------------------------------------------------------
+
+    def _preprocess_weight_decay(self, weight_decay):
+        """Keep the decay as it is: the base class would multiply it by the loss scale."""
+        if isinstance(weight_decay, nn.Cell):
+            self.dynamic_weight_decay = True
+            return weight_decay
+        return float(weight_decay)
+
+    def _collect_rates(self):
+        """Find the distinct learning rates and weight decays, so that each is evaluated once a step."""
+        n = self.param_length
+        if self.decays_every_name and not self.is_group:
+            self.decay_flags = (True,) * n
+        learning_rates = list(self.learning_rate) if self.is_group_lr else [self.learning_rate] * n
+        weight_decays = list(self.weight_decay) if self.is_group else [self.weight_decay] * n
+        rates, index = [], {}
+
+        def place(rate):
+            key = id(rate) if isinstance(rate, (nn.Cell, Parameter)) else float(rate.asnumpy())
+            if key not in index:
+                index[key] = len(rates)
+                rates.append(rate)
+            return index[key]
+
+        self._rate_index = tuple(place(rate) for rate in learning_rates)
+        decayed = [
+            flag and (isinstance(decay, nn.Cell) or float(decay.asnumpy()) > 0.0)
+            for flag, decay in zip(self.decay_flags, weight_decays)
+        ]
+        self._decay_index = tuple(place(decay) if used else -1 for used, decay in zip(decayed, weight_decays))
+        self._rates = tuple(rates)
+        self._rate_is_cell = tuple(isinstance(rate, nn.Cell) for rate in rates)
+
+    def _create_states(self, rule, options):
+        """Create the optimizer's parameters: states, masters, counters and statistics."""
+        states = []
+        for prefix in rule.states:
+            states += self._float32_like(prefix, self._parameters)
+        self.states = ParameterTuple(states)
+        self._state_count = len(rule.states)
+        low = [p for p in self._parameters if p.dtype != mstype.float32] if options.master_weights else []
+        self.masters = ParameterTuple(self._float32_like("master", low))
+        places = {p.name: i for i, p in enumerate(low)}
+        self._master_index = tuple(places.get(p.name, -1) for p in self._parameters)
+        self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
+        self.statistics = Parameter(
+            Tensor(np.zeros((self.param_length, len(_kernels.STATISTICS)), np.float32)),
+            name="statistics",
+            requires_grad=False,
+        )
+
+    @staticmethod
+    def _float32_like(prefix, parameters):
+        """Clone parameters as float32 zeros: the clone keeps what parallel training knows of a parameter."""
+        clones = []
+        for p in parameters:
+            clone = p.clone("zeros")
+            if p.dtype != mstype.float32:
+                clone.set_dtype(mstype.float32)
+            clone.name = f"{prefix}.{p.name}"
+            clones.append(clone)
+        return clones
+
+    def _prepare_step(self, rule, options):
+        """Choose the path and lay out what it needs."""
+        n = self.param_length
+        self._names = tuple(p.name for p in self._parameters)
+        self._shapes = tuple(p.shape for p in self._parameters)
+        flags = self.grad_centralization_flags if self.is_group else (False,) * n
+        self._centralized = tuple(flag and len(shape) > 1 for flag, shape in zip(flags, self._shapes))
+        self._succeeded = (True,) * n
+
+        self._unscale = 1.0 / options.loss_scale
+        self._clip_norm = options.grad_clip_norm
+        self._never_skips = Tensor(not options.skip_nonfinite)
+        self._zero = Tensor(0.0, mstype.float32)
+        device = ms.get_context("device_target")
+        self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
+        self._fused = self._choose_backend(rule, options, device)
+        if not self._fused:
+            return
+        shared = (
+            _kernels.SKIP_NONFINITE * options.skip_nonfinite
+            + _kernels.MASTERS * bool(len(self.masters))
+            + _kernels.CENTRALIZES * any(self._centralized)
+        )
+        layout = np.array([self._rate_index, self._decay_index, self._centralized, range(n)], np.int32).T
+        constants = (self._unscale, self._clip_norm or 0.0, 0.0, *rule.constants)
+        self._flags = Tensor(np.zeros((1 + _kernels.ALL_STAGES, 1 + shared, 1 + rule.flags), np.int8))
+        self._layout = Tensor(np.ascontiguousarray(layout))
+        self._constants = Tensor(np.array(constants, np.float64))
+        self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
+        read, write = False, True
+        written = (read,) * 5 + (write,) * 3 + (write,) * n + (read,) * n
+        written += (write,) * (len(self.states) + len(self.masters))
+        self._kernel = _kernels.operator(rule.name, device, written, n)
+
+    def _choose_backend(self, rule, options, device):
+        """Return whether the fused kernel runs; without one, say so once."""
+        self.backend_reason = ""
+        if options.backend == "composite":
+            self.backend_reason = "backend='composite' was asked for"
+            return False
+        reason = _kernels.why_not(rule.name, device)
+        if reason is None:
+            return True
+        self.backend_reason = reason
+        if options.backend == "aot":
+            raise RuntimeError(f"For '{type(self).__name__}', backend='aot' has no fused kernel: {reason}.")
+        if reason not in _warned:
+            _warned.add(reason)
+            warnings.warn(f"ms_optim runs on the slower composite path: {reason}.", stacklevel=4)
+        return False
+
+    # ---- The step -------------------------------------------------------------------------------------------------
+
+    def __call__(self, gradients):
+        """Run one step; called from Python, in either mode, the compiled ``construct`` runs.
+
+        A Cell called in Graph mode would hand over a tuple in time that grows with the square of its length.
+        """
+        return self.construct(gradients)
+
+    @ms.jit(backend="ms_backend")
+    def construct(self, gradients):
+        """Update the parameters."""
+        shapes = ()
+        dtypes = ()
+        for g in gradients:
+            shapes += (F.shape(g),)
+            dtypes += (F.dtype(g),)
+        _check_gradients(self.cls_name, self._names, self._shapes, shapes, dtypes)
+        rates = ()
+        for rate, is_cell in zip(self._rates, self._rate_is_cell):
+            value = rate(self.global_step) if is_cell else rate
+            rates += (F.cast(value, mstype.float32).reshape(()),)
+        done = self._fused_step(rates, gradients) if self._fused else self._composite_step(rates, gradients)
+        return F.depend(self._succeeded, done)
+
+    def _fused_step(self, rates, gradients):
+        return self._kernel(
+            self._flags,
+            self._layout,
+            self._constants,
+            ops.stack(rates),
+            self._no_sums,
+            self.global_step,
+            self.skipped_steps,
+            self.statistics,
+            *self.parameters,
+            *gradients,
+            *self.states,
+            *self.masters,
+        )

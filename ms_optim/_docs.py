@@ -1,0 +1,79 @@
+"""Argument text that several optimizers share, and the decorator that puts it into their docstrings."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TypeVar
+
+T = TypeVar("T", bound=type)
+
+SECTIONS = {
+    "params": """\
+params (Union[list[Parameter], list[dict]]): The parameters to update, of dtype float32, float16 or bfloat16
+    and any shape, or groups of them. A group is a dict with these keys:
+
+    - params: Required. The group's parameters, a list of Parameter.
+    - lr: Optional. The group's learning rate, of any kind that `learning_rate` takes. Default: `learning_rate`.
+    - weight_decay: Optional. The group's weight decay, of any kind that `weight_decay` takes.
+      Default: `weight_decay`.
+    - grad_centralization: Optional. Whether to subtract from each gradient of 2 or more dimensions its mean over
+      all dimensions but the first. Default: ``False`` .
+    - order_params: Optional, in a dict of its own. All the parameters of the groups, in the order in which the
+      optimizer shall keep them.
+""",
+    "learning_rate": """\
+learning_rate (Union[float, int, Tensor, Iterable, LearningRateSchedule]): The learning rate, 0 or greater. A
+    number or a Tensor of 0 dimensions is fixed; of an Iterable or a Tensor of 1 dimension, step i takes element i;
+    a LearningRateSchedule is called with the step, counted from 0.{learning_rate_default}
+""",
+    "weight_decay": """\
+weight_decay (Union[float, int, Cell]): The weight decay, 0 or greater; a Cell is called with the step, counted
+    from 0, and returns it. Default: ``0.0`` .
+""",
+    "shared": """\
+loss_scale (float): What the loss was multiplied by: gradients are divided by it first. Set it to the scale of a
+    FixedLossScaleManager with drop_overflow_update=False. Default: ``1.0`` .
+grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients, over all groups, after unscaling and
+    centralization; larger gradients are scaled down to it. Default: ``None`` .
+state_dtype (str): How the states are held: "float32". Default: ``"float32"`` .
+master_weights (bool): Whether float16 and bfloat16 parameters keep float32 masters, whose rounding they are.
+    Default: ``True`` .
+stochastic_rounding (bool): Not supported in this version. Default: ``False`` .
+skip_nonfinite (bool): Whether a step with an infinity or NaN anywhere in its gradients changes nothing, not even
+    the step count, and is counted in `skipped_steps`. Default: ``False`` .
+backend (str): "auto" runs the fused kernel where there is one, else MindSpore's own operators; "aot" insists on
+    the kernel; "composite" on MindSpore's operators. Default: ``"auto"`` .
+""",
+    "inputs": """\
+- **gradients** (tuple[Tensor]) - One gradient for each parameter, in the optimizer's order, of the parameter's
+  shape and of dtype float32, float16 or bfloat16. They are not modified.
+""",
+    "raises": """\
+TypeError: If `learning_rate` is not an int, float, Tensor, Iterable or LearningRateSchedule.
+TypeError: If an element of `params` is neither a Parameter nor a dict.
+TypeError: If `weight_decay` is not a float, an int or a Cell.
+TypeError: If a keyword argument is unknown, or has the wrong type.
+KeyError: If a group has an unknown key.
+ValueError: If `learning_rate` or `weight_decay` is less than 0.
+ValueError: If a parameter stands twice, or `order_params` does not hold exactly the parameters of the groups.
+ValueError: If `gradients` does not match the parameters in number and shape.
+RuntimeError: If `backend` is "aot" and there is no kernel; the message says why.
+""",
+    "platforms": "``Ascend`` ``GPU`` ``CPU``",
+}
+
+
+def documented(cls: T) -> T:
+    """Fill the places `{name}` in a class's docstring with the shared sections, indented alike."""
+    lines = []
+    for line in (cls.__doc__ or "").splitlines():
+        name = line.strip().strip("{}").split("|")
+        if line.strip() == "{" + "|".join(name) + "}" and name[0] in SECTIONS:
+            text = SECTIONS[name[0]]
+            default = f" Default: ``{name[1]}`` ." if len(name) > 1 else ""
+            text = text.replace("{learning_rate_default}", default)
+            lines += textwrap.indent(text.rstrip("\n"), line[: len(line) - len(line.lstrip())]).splitlines()
+        else:
+            lines.append(line)
+    cls.__doc__ = "\n".join(lines)
+    return cls

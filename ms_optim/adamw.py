@@ -1,0 +1,119 @@
+"""AdamW: Adam with decoupled weight decay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore import ops
+
+from ._adam import AdamFamily
+from ._arguments import check_type, fail
+from ._base import Rule
+from ._docs import documented
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._arguments import Shared
+
+
+@documented
+class AdamW(AdamFamily):
+    r"""Adam with weight decay that acts on the weights alone, not through the moments.
+
+    Loshchilov and Hutter, `Decoupled Weight Decay Regularization <https://arxiv.org/abs/1711.05101>`_ (2019),
+    Algorithm 2, with gradient :math:`g_t`, moments :math:`m_t` and :math:`v_t`, learning rate :math:`\gamma_t`, weight
+    decay :math:`\lambda` and weights :math:`w_t`:
+
+    .. math::
+        \begin{aligned}
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
+        w_t &= w_{t-1} - \gamma_t \left(
+            \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon} + \lambda w_{t-1} \right)
+        \end{aligned}
+
+    Parameters that are not in groups are all decayed, whatever their names.
+
+    Args:
+        {params}
+        {learning_rate|1e-3}
+        betas (Union[list[float], tuple[float]]): Decay rates of the first and the second moment, each in the range
+            (0.0, 1.0). Default: ``(0.9, 0.999)`` .
+        eps (float): Added to the denominator, greater than 0. Default: ``1e-8`` .
+        {weight_decay}
+        amsgrad (bool): Whether the denominator uses the largest second moment so far, kept in a third state.
+            Default: ``False`` .
+        maximize (bool): Whether to follow the gradient up instead of down. Default: ``False`` .
+        use_fused (bool): Whether to use the fused kernel; ``False`` is another word for `backend` "composite".
+            Default: ``True`` .
+        bias_correction (bool): Whether to divide the moments by :math:`1 - \beta^t`. Default: ``True`` .
+        {shared}
+
+    Inputs:
+        {inputs}
+
+    Outputs:
+        tuple[bool], all elements are ``True`` .
+
+    Raises:
+        TypeError: If `betas` is not a list or tuple of two floats, or `eps` is not a float.
+        ValueError: If `eps` is less than or equal to 0, or an element of `betas` is not in the range (0.0, 1.0).
+        {raises}
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_optim import AdamW
+        >>> net = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 3))
+        >>> biases = [p for p in net.trainable_params() if p.name.endswith("bias")]
+        >>> weights = [p for p in net.trainable_params() if not p.name.endswith("bias")]
+        >>> groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases}]
+        >>> optimizer = AdamW(groups, learning_rate=1e-3)
+        >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
+    """
+
+    decays_every_name = True
+
+    def __init__(
+        self,
+        params,
+        learning_rate=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        amsgrad: bool = False,
+        maximize: bool = False,
+        use_fused: bool = True,
+        bias_correction: bool = True,
+        **shared: Unpack[Shared],
+    ):
+        name = type(self).__name__
+        if not isinstance(betas, (list, tuple)) or len(betas) != 2:
+            fail(TypeError, name, "betas", "a list or tuple of two floats", betas)
+        check_type(name, "amsgrad", amsgrad, bool)
+        check_type(name, "maximize", maximize, bool)
+        check_type(name, "use_fused", use_fused, bool)
+        if not use_fused:
+            shared = {"backend": "composite", **shared}
+        rule = Rule("adamw", ("adam_m", "adam_v"), flags=2 * maximize + 4 * bool(bias_correction))
+        if amsgrad:
+            rule = rule._replace(name="adamw_amsgrad", states=(*rule.states, "adam_vhat"), flags=rule.flags + 1)
+        named_betas = {"betas[0]": betas[0], "betas[1]": betas[1]}
+        super().__init__(
+            params, learning_rate, weight_decay, rule, named_betas, eps, bias_correction=bias_correction, **shared
+        )
+        self.amsgrad, self.maximize = amsgrad, maximize
+
+    def directions(self, scalars, weight, gradient, weight_decay, states):
+        """State the update: one direction, decay included."""
+        m, v = self.moments(-gradient if self.maximize else gradient, states)
+        new_states = (m, v)
+        if self.amsgrad:
+            v = ops.maximum(states[2], v)
+            new_states += (v,)
+        return (self.adam_direction(scalars, m, v) + weight_decay * weight,), new_states

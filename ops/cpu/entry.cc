@@ -1,0 +1,83 @@
+// The operators that MindSpore calls, and what a caller may ask about them.
+#include <omp.h>
+
+#include <cstdlib>
+#include <exception>
+
+#include "kernels.h"
+
+namespace ms_optim {
+namespace {
+
+const Kernels *const kAvailable[] = {
+#if defined(__x86_64__)
+    &avx512::kernels,
+    &avx2::kernels,
+#endif
+    &baseline::kernels,
+};
+
+bool Supported(const Kernels *kernels) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (kernels == &avx512::kernels) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+  if (kernels == &avx2::kernels) return __builtin_cpu_supports("avx2");
+#endif
+  return kernels == &baseline::kernels;
+}
+
+// The kernels of that name, or the best there are for a null name; null where the processor has not got them.
+const Kernels *Find(const char *name) {
+  for (const Kernels *kernels : kAvailable) {
+    if (Supported(kernels) && (name == nullptr || strcmp(name, kernels->instruction_set) == 0)) return kernels;
+  }
+  return nullptr;
+}
+
+const Kernels *&Chosen() {
+  static const Kernels *chosen = [] {
+    const Kernels *forced = Find(std::getenv("MS_OPTIM_INSTRUCTION_SET"));
+    return forced != nullptr ? forced : Find(nullptr);
+  }();
+  return chosen;
+}
+
+int Launch(const ArgumentReader &arguments, int states, int rule_constants, Status (*Kernels::*rule)(const Step &)) {
+  try {
+    Step step;
+    std::vector<Tensor> tensors;
+    const Status status = ParseStep(arguments, states, rule_constants, &step, &tensors);
+    return status != kOk ? status : (Chosen()->*rule)(step);
+  } catch (const std::exception &) {
+    return kNoMemory;
+  }
+}
+
+}  // namespace
+}  // namespace ms_optim
+
+#define MS_OPTIM_API extern "C" __attribute__((visibility("default")))
+#define MS_OPTIM_OPERATOR(name) \
+  MS_OPTIM_API int name(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes, void *, void *)
+#define MS_OPTIM_ARGUMENTS ms_optim::ArgumentReader(count, data, ndims, shapes, dtypes)
+
+using ms_optim::Kernels;
+using ms_optim::Launch;
+
+MS_OPTIM_OPERATOR(ms_optim_adamw) { return Launch(MS_OPTIM_ARGUMENTS, 2, 3, &Kernels::adamw); }
+MS_OPTIM_OPERATOR(ms_optim_adamw_amsgrad) { return Launch(MS_OPTIM_ARGUMENTS, 3, 3, &Kernels::adamw_amsgrad); }
+MS_OPTIM_OPERATOR(ms_optim_lamb) { return Launch(MS_OPTIM_ARGUMENTS, 2, 7, &Kernels::lamb); }
+
+MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()->instruction_set; }
+
+// For tests and for the doctor. Null: the best. Returns 0, or 1 where the processor has not got that set.
+MS_OPTIM_API int ms_optim_force_instruction_set(const char *name) {
+  const Kernels *kernels = ms_optim::Find(name);
+  if (kernels != nullptr) ms_optim::Chosen() = kernels;
+  return kernels == nullptr;
+}
+
+MS_OPTIM_API int ms_optim_threads() { return omp_get_max_threads(); }

@@ -1,0 +1,20 @@
+// Compiled once per instruction set, with MS_OPTIM_ISA naming it.
+#include "kernels.h"
+
+#include "adamw.h"
+#include "engine.h"
+#include "lamb.h"
+
+#define MS_OPTIM_NAME(isa) #isa
+#define MS_OPTIM_QUOTE(isa) MS_OPTIM_NAME(isa)
+
+namespace ms_optim::MS_OPTIM_ISA {
+
+const Kernels kernels = {
+    MS_OPTIM_QUOTE(MS_OPTIM_ISA),
+    &Run<AdamW<false>>,
+    &Run<AdamW<true>>,
+    &Run<Lamb>,
+};
+
+}  // namespace ms_optim::MS_OPTIM_ISA

@@ -1,0 +1,90 @@
+// Sums that come out bitwise the same whatever the instruction set.
+//
+// Every sum runs over 16 lanes, element i in lane i mod 16, and the lanes are added in order: AVX-512 holds
+// them in one register, AVX2 in two, SSE and NEON in four. Products are not contracted into fused
+// multiply-adds (the build says -ffp-contract=off), so each lane rounds alike everywhere.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "numbers.h"
+
+namespace ms_optim {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+constexpr int kLanes = 16;
+
+struct Lanes {
+  typedef float Vector __attribute__((vector_size(kVectorBytes)));
+  static constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(float));
+  static constexpr int kParts = kLanes / kWidth;
+  Vector part[kParts] = {};
+
+  MS_OPTIM_FN static Vector Load(const float *x) {
+    Vector v;
+    memcpy(&v, x, sizeof(v));
+    return v;
+  }
+  MS_OPTIM_FN double Total() const {
+    float lane[kLanes];
+    memcpy(lane, part, sizeof(lane));
+    double total = 0.0;
+    for (int i = 0; i < kLanes; ++i) total += static_cast<double>(lane[i]);
+    return total;
+  }
+};
+
+MS_OPTIM_FN double Sum(const float *x, int n) {
+  Lanes sum;
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    for (int k = 0; k < Lanes::kParts; ++k) sum.part[k] += Lanes::Load(x + i + k * Lanes::kWidth);
+  }
+  double total = sum.Total();
+  for (int i = whole; i < n; ++i) total += static_cast<double>(x[i]);
+  return total;
+}
+
+MS_OPTIM_FN double Dot(const float *x, const float *y, int n) {
+  Lanes sum;
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    for (int k = 0; k < Lanes::kParts; ++k) {
+      sum.part[k] += Lanes::Load(x + i + k * Lanes::kWidth) * Lanes::Load(y + i + k * Lanes::kWidth);
+    }
+  }
+  double total = sum.Total();
+  for (int i = whole; i < n; ++i) total += static_cast<double>(x[i]) * static_cast<double>(y[i]);
+  return total;
+}
+
+// In float64, where the squares of float32 numbers always fit.
+double ExactSumSquares(const float *x, int n) {
+  uint32_t any = 0;
+  for (int i = 0; i < n; ++i) any |= BitsOf(x[i]) << 1;
+  if (any == 0) return 0.0;
+  double lane[kLanes] = {};
+  for (int i = 0; i < n; ++i) lane[i % kLanes] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  double total = 0.0;
+  for (int i = 0; i < kLanes; ++i) total += lane[i];
+  return total;
+}
+
+// In float32, squares overflow from 1.8e19 and vanish below 1e-23: a sum that may have lost something to either is
+// taken again. The result is not finite exactly where an element is not.
+MS_OPTIM_FN double SumSquares(const float *x, int n) {
+  const double total = Dot(x, x, n);
+  return total > 1e-30 && total < 1e38 ? total : ExactSumSquares(x, n);
+}
+
+}  // namespace
+}  // namespace ms_optim

@@ -1,0 +1,36 @@
+// AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), Algorithm 2.
+#pragma once
+
+#include "rule.h"
+
+namespace ms_optim {
+
+template <bool kAmsgrad>
+struct AdamW : ElementwiseRule {
+  static constexpr int kStates = kAmsgrad ? 3 : 2;  // m, v and, for AMSGrad, the maximum of v
+  enum Flags : unsigned { kAmsgradFlag = 1, kMaximize = 2, kBiasCorrection = 4 };
+
+  AdamMoments moments;
+  float eps, sign;
+
+  // constants: beta1, beta2, eps.
+  MS_OPTIM_FN AdamW(const double *constants, int64_t t, unsigned flags)
+      : moments(constants[0], constants[1], t, (flags & kBiasCorrection) != 0),
+        eps(static_cast<float>(constants[2])),
+        sign((flags & kMaximize) != 0 ? -1.0f : 1.0f) {}
+
+  MS_OPTIM_FN float Gradient(float, float g, float) const { return sign * g; }
+
+  MS_OPTIM_FN void Moments(float g, float *s) const {
+    moments.Update(g, s);  // lines 7 and 8
+    if (kAmsgrad) s[kStates - 1] = s[kStates - 1] > s[1] ? s[kStates - 1] : s[1];
+  }
+
+  // Line 12 as one difference, w - lr * (m_hat / (sqrt(v_hat) + eps) + lambda * w): the paper's
+  // w * (1 - lr * lambda) would round a small lr * lambda away.
+  MS_OPTIM_FN void Directions(float w, float, float lambda, const float *s, float *d) const {
+    d[0] = moments.Corrected(s[0]) / (moments.Denominator(s[kStates - 1]) + eps) + lambda * w;
+  }
+};
+
+}  // namespace ms_optim

@@ -1,0 +1,211 @@
+// The arguments of one launch, unpacked from what MindSpore hands an AOT operator.
+//
+// A launch takes n tensors. Its inputs, in order:
+//
+//   flags         int8, content unused: its shape is (1 + stages, 1 + shared flags, 1 + rule flags). A shape is
+//                 the one thing about an input that a GPU's host code can read without waiting for the device.
+//   layout        int32 [n, 4]: for each tensor its learning rate's and its weight decay's place in rates
+//                 (-1: no decay), whether its gradient is centralized, and its row in statistics
+//   constants     float64: 1 / loss_scale, grad_clip_norm (0: none), seed of the stochastic rounding, the rule's own
+//   rates         float32: learning rates and weight decays of this step
+//   sums          float64 [N, kSums]: the sums of all N tensors when stages run in launches of their own, else unread
+//   global_step   int32 [1], written
+//   skipped_steps int32 [1], written
+//   statistics    float32 [N, kStatistics], written
+//   n weights, written; n gradients; n of each state, written; a float32 master, written, for each weight of
+//   lower precision if kMasters; a float32 array of scales, written, for each state held in 8-bit codes
+//
+// and one output: float64 [n, kSums], the sums of this launch's tensors.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "numbers.h"
+#include "rule.h"
+
+namespace ms_optim {
+
+enum Stage : unsigned {
+  kGradientStage = 1,  // sums of squares of the gradients, before anything is decided
+  kMomentsStage = 2,   // new states, and the sums of squares of weights and directions
+  kApplyStage = 4,     // new weights
+  kCommitStage = 8,    // count the step, or count it as skipped
+};
+
+enum SharedFlag : unsigned {
+  kSkipNonfinite = 1,
+  kMasters = 2,
+  kStochasticRounding = 4,
+  kCentralizes = 8,  // some tensor's gradient is centralized
+};
+
+enum Sum { kGradientSum, kWeightSum, kDirectionSum, kDirection2Sum, kDirectionsDot, kSums };
+enum Statistic { kGradientNorm, kWeightNorm, kUpdateNorm, kTrustRatio, kFinite, kStatistics };
+enum Constant { kUnscale, kClipNorm, kSeed, kRuleConstants };
+enum Layout { kRateIndex, kDecayIndex, kCentralized, kRow, kLayoutColumns };
+
+// What a launch returns to the framework: 0, or the first thing found wrong.
+enum Status {
+  kOk = 0,
+  kWrongCount = 1,
+  kWrongDType = 2,
+  kWrongSize = 3,
+  kWrongFlags = 4,
+  kNoMemory = 5,
+};
+
+struct Tensor {
+  void *weight;
+  const void *gradient;
+  void *state[kMaxStates];
+  float *scale[kMaxStates];  // of an 8-bit state, else null
+  float *master;             // null: the weight is its own master
+  DType weight_type, gradient_type, state_type[kMaxStates];
+  int64_t size;
+  int64_t rows;  // extent of the first dimension; 0 where there are fewer than two
+};
+
+struct Step {
+  unsigned stages, flags, rule_flags;
+  const int32_t *layout;
+  const double *constants;
+  const float *rates;
+  const double *sums_in;
+  int64_t rows;  // of sums_in and statistics: N
+  int32_t *global_step, *skipped_steps;
+  float *statistics;
+  double *sums;
+  const Tensor *tensors;
+  int count;  // of tensors: n
+};
+
+inline DType ParseDType(const char *name) {
+  if (strcmp(name, "float32") == 0) return DType::kFloat32;
+  if (strcmp(name, "float16") == 0) return DType::kFloat16;
+  if (strcmp(name, "bfloat16") == 0) return DType::kBFloat16;
+  if (strcmp(name, "int8") == 0) return DType::kInt8;
+  if (strcmp(name, "uint8") == 0) return DType::kUInt8;
+  return DType::kOther;
+}
+
+inline bool IsFloat(DType type) {
+  return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
+}
+
+// Hands out the arguments one after the other; ok turns false for good at the first misfit.
+class ArgumentReader {
+ public:
+  ArgumentReader(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes)
+      : count_(count), data_(data), ndims_(ndims), shapes_(shapes), dtypes_(dtypes) {}
+
+  int next() const { return next_; }
+  int64_t Size(int i) const {
+    int64_t size = 1;
+    for (int k = 0; k < ndims_[i]; ++k) size *= shapes_[i][k];
+    return size;
+  }
+  int Rank(int i) const { return ndims_[i]; }
+  int64_t Dimension(int i, int k) const { return k < ndims_[i] ? shapes_[i][k] : 1; }
+  DType Type(int i) const { return ParseDType(dtypes_[i]); }
+
+  template <class T>
+  T *Take(const char *dtype, int64_t size) {
+    const int i = Next();
+    if (i < 0) return nullptr;
+    if (strcmp(dtypes_[i], dtype) != 0) return Fail<T>(kWrongDType);
+    if (size >= 0 && Size(i) != size) return Fail<T>(kWrongSize);
+    return static_cast<T *>(data_[i]);
+  }
+  // A tensor of floating-point numbers, or of codes where those are allowed.
+  void *TakeTensor(int64_t size, bool codes, DType *type) {
+    const int i = Next();
+    if (i < 0) return nullptr;
+    *type = Type(i);
+    if (!IsFloat(*type) && !(codes && *type != DType::kOther)) return Fail<void>(kWrongDType);
+    if (size >= 0 && Size(i) != size) return Fail<void>(kWrongSize);
+    return data_[i];
+  }
+  void Require(bool condition, Status otherwise) {
+    if (status_ == kOk && !condition) status_ = otherwise;
+  }
+  bool ok() const { return status_ == kOk; }
+  Status Finish() {
+    Require(next_ == count_, kWrongCount);
+    return status_;
+  }
+
+ private:
+  int Next() {
+    Require(next_ < count_, kWrongCount);
+    return ok() ? next_++ : -1;
+  }
+  template <class T>
+  T *Fail(Status status) {
+    status_ = status;
+    return nullptr;
+  }
+
+  int count_, next_ = 0;
+  void **data_;
+  int *ndims_;
+  int64_t **shapes_;
+  const char **dtypes_;
+  Status status_ = kOk;
+};
+
+constexpr int64_t kCodeBlock = 256;  // codes that share one scale
+
+inline Status ParseStep(ArgumentReader in, int states, int rule_constants, Step *step, std::vector<Tensor> *tensors) {
+  const int flags = in.next();
+  in.Take<void>("int8", -1);
+  const int layout = in.next();
+  step->layout = in.Take<int32_t>("int32", -1);
+  if (!in.ok()) return in.Finish();
+  step->stages = static_cast<unsigned>(in.Dimension(flags, 0) - 1);
+  step->flags = static_cast<unsigned>(in.Dimension(flags, 1) - 1);
+  step->rule_flags = static_cast<unsigned>(in.Dimension(flags, 2) - 1);
+  const int64_t n = in.Dimension(layout, 0);
+  in.Require(step->stages != 0 && step->stages < 16 && in.Size(layout) == n * kLayoutColumns, kWrongFlags);
+
+  step->constants = in.Take<double>("float64", kRuleConstants + rule_constants);
+  step->rates = in.Take<float>("float32", -1);
+  step->sums_in = in.Take<double>("float64", -1);
+  step->global_step = in.Take<int32_t>("int32", 1);
+  step->skipped_steps = in.Take<int32_t>("int32", 1);
+  const int statistics = in.next();
+  step->statistics = in.Take<float>("float32", -1);
+  if (!in.ok()) return in.Finish();
+  step->rows = in.Dimension(statistics, 0);
+
+  tensors->assign(static_cast<size_t>(n), Tensor{});
+  for (Tensor &t : *tensors) {
+    const int i = in.next();
+    t.weight = in.TakeTensor(-1, false, &t.weight_type);
+    if (!in.ok()) return in.Finish();
+    t.size = in.Size(i);
+    t.rows = in.Rank(i) < 2 ? 0 : in.Dimension(i, 0);
+  }
+  for (Tensor &t : *tensors) t.gradient = in.TakeTensor(t.size, false, &t.gradient_type);
+  for (int k = 0; k < states; ++k) {
+    for (Tensor &t : *tensors) t.state[k] = in.TakeTensor(t.size, true, &t.state_type[k]);
+  }
+  if ((step->flags & kMasters) != 0) {
+    for (Tensor &t : *tensors) {
+      if (t.weight_type != DType::kFloat32) t.master = in.Take<float>("float32", t.size);
+    }
+  }
+  for (int k = 0; k < states; ++k) {
+    for (Tensor &t : *tensors) {
+      if (IsFloat(t.state_type[k])) continue;
+      t.scale[k] = in.Take<float>("float32", (t.size + kCodeBlock - 1) / kCodeBlock);
+    }
+  }
+  step->tensors = tensors->data();
+  step->count = static_cast<int>(n);
+  step->sums = in.Take<double>("float64", n * kSums);
+  return in.Finish();
+}
+
+}  // namespace ms_optim

@@ -1,0 +1,149 @@
+"""The optimizers under test and the situations each is put into: one table drives every conformance test."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import reference
+from mindspore import nn, ops
+
+import ms_optim
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An optimizer, its float64 reference, and the arguments that make variants of its rule."""
+
+    optimizer: type
+    reference: type
+    variants: dict[str, dict[str, Any]]
+    learning_rate: float = 0.01
+
+    @property
+    def name(self):
+        return self.optimizer.__name__
+
+
+CASES = [
+    Case(
+        ms_optim.AdamW,
+        reference.AdamW,
+        {
+            "default": {},
+            "amsgrad": {"amsgrad": True},
+            "maximize": {"maximize": True},
+            "no_bias_correction": {"bias_correction": False},
+            "betas": {"betas": [0.8, 0.95], "eps": 1e-4},
+        },
+    ),
+    Case(
+        ms_optim.Lamb,
+        reference.Lamb,
+        {
+            "default": {},
+            "no_bias_correction": {"bias_correction": False},
+            "not_always": {"always_adapt": False},
+            "bounds": {"weight_norm_bounds": (0.5, 10.0), "trust_ratio_bounds": (0.01, 2.0)},
+            "betas": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
+        },
+    ),
+]
+
+
+class HalvingDecay(nn.Cell):
+    """A weight decay that is a Cell: it halves every 10 steps."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = first
+
+    def construct(self, step):
+        return self.first * ops.pow(0.5, ops.cast(step, ops.dtype(ops.ones((), step.dtype) * 0.5)) / 10)
+
+    def at(self, step):
+        return self.first * 0.5 ** (step / 10)
+
+
+# 16 elements fill the lanes of a sum; 1024 a tile; 32768 a chunk.
+SHAPES = {
+    "scalar": (),
+    "one": (1,),
+    "seven": (7,),
+    "lanes-1": (15,),
+    "lanes+1": (17,),
+    "tiles+1": (4097,),
+    "matrix": (13, 11),
+    "convolution": (6, 4, 3, 3),
+    "zero": (9, 5),
+    "million": (1000, 1000),
+}
+SMALL = [name for name in SHAPES if name != "million"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """How parameters are grouped and what is asked besides the rule."""
+
+    dtype: str = "float32"
+    gradient_dtype: str | None = None
+    shapes: tuple[str, ...] = tuple(SMALL)
+    shared: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # From the parameters to what the optimizer gets as params, learning_rate and weight_decay, and for each parameter
+    # the learning rate and decay (functions of the step) and whether its gradient is centralized.
+    groups: Callable | None = None
+
+
+def constant(value):
+    return lambda step: value
+
+
+def plain(params, rate):
+    n = len(params)
+    return params, rate, 0.02, [constant(rate)] * n, [constant(0.02)] * n, [False] * n
+
+
+def integer_decay(params, rate):
+    n = len(params)
+    return params, rate, 1, [constant(rate)] * n, [constant(1.0)] * n, [False] * n
+
+
+def grouped(params, rate):
+    """Groups with their own rate and decay, a dynamic rate, a decay that is a Cell, centralization, an order."""
+    cell = HalvingDecay(0.1)
+    schedule = nn.ExponentialDecayLR(rate, 0.9, 10)
+    kinds = [
+        ({"lr": 2 * rate, "weight_decay": 0.3}, constant(2 * rate), constant(0.3), False),
+        ({"lr": schedule, "weight_decay": 0}, lambda k: rate * 0.9 ** (k / 10), constant(0.0), False),
+        ({"weight_decay": cell, "grad_centralization": True}, constant(rate), cell.at, True),
+        ({"grad_centralization": True}, constant(rate), constant(0.02), True),
+    ]
+    which = [i % len(kinds) for i in range(len(params))]
+    groups = [{"params": [p for p, w in zip(params, which) if w == k], **kind[0]} for k, kind in enumerate(kinds)]
+    groups = [group for group in groups if group["params"]]
+    groups.append({"order_params": params})
+    rates, decays, centralized = zip(*((kinds[w][1], kinds[w][2], kinds[w][3]) for w in which))
+    return groups, rate, 0.02, list(rates), list(decays), list(centralized)
+
+
+def dynamic(params, rate):
+    """One iterable learning rate and one decay that is a Cell, for all."""
+    n = len(params)
+    rates = [rate * (1 + math.sin(k)) for k in range(100)]
+    cell = HalvingDecay(0.05)
+    return params, rates, cell, [lambda k: rates[k]] * n, [cell.at] * n, [False] * n
+
+
+SCENARIOS = {
+    "plain": Scenario(shapes=tuple(SHAPES), groups=plain),
+    "integer_decay": Scenario(shapes=("seven", "matrix"), groups=integer_decay),
+    "grouped": Scenario(groups=grouped),
+    "dynamic": Scenario(groups=dynamic),
+    "loss_scale": Scenario(shared={"loss_scale": 1024.0}, groups=grouped),
+    "clip": Scenario(shared={"grad_clip_norm": 3.0, "loss_scale": 8.0}, groups=grouped),
+    "float16": Scenario("float16", groups=grouped),
+    "bfloat16": Scenario("bfloat16", groups=grouped),
+    "float32_gradients": Scenario("bfloat16", "float32", groups=plain),
+    "float16_no_masters": Scenario("float16", shared={"master_weights": False}, groups=plain),
+    "bfloat16_no_masters": Scenario("bfloat16", shared={"master_weights": False}, groups=plain),
+}

@@ -1,0 +1,22 @@
+"""Fixtures, and the order of running: both modes and both paths of everything."""
+
+import pathlib
+import sys
+
+import mindspore as ms
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+
+@pytest.fixture(params=["graph", "pynative"])
+def mode(request):
+    """Run the test in Graph mode and in PyNative mode."""
+    ms.set_context(mode=ms.GRAPH_MODE if request.param == "graph" else ms.PYNATIVE_MODE)
+    return request.param
+
+
+@pytest.fixture(params=["aot", "composite"])
+def backend(request):
+    """Run the test on the fused kernel and on MindSpore's operators."""
+    return request.param

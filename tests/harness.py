@@ -1,0 +1,124 @@
+"""Builds an optimizer and its reference side by side, and compares them."""
+
+import ml_dtypes
+import numpy as np
+from cases import SHAPES
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+from tolerances import TOLERANCE, UNIT, UNITS_WITHOUT_MASTERS
+
+NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+class Step(nn.Cell):
+    """Calls the optimizer from inside a network's graph, as a training step does."""
+
+    def __init__(self, optimizer):
+        super().__init__(auto_prefix=False)
+        self.optimizer = optimizer
+
+    def construct(self, *gradients):
+        return self.optimizer(gradients)
+
+
+def tensor(array, dtype):
+    """Make a Tensor of a storage dtype from numbers that it holds exactly."""
+    return Tensor(np.asarray(array, np.float32), getattr(mstype, dtype))
+
+
+def numbers(parameter):
+    """Read a Parameter or Tensor of any dtype as float64."""
+    return ops.cast(parameter, mstype.float32).asnumpy().astype(np.float64)
+
+
+class Pair:
+    """An optimizer of the package and its reference, from the same start and fed the same gradients."""
+
+    def __init__(self, case, scenario, variant=None, seed=0, steps=60, **shared):
+        self.case, self.scenario = case, scenario
+        self.rng = np.random.default_rng(seed)
+        self.shared = {**scenario.shared, **shared}
+        variant = variant or {}
+        starts = [self.start(name, scenario.dtype) for name in scenario.shapes]
+        self.params = [
+            Parameter(tensor(w, scenario.dtype), name=f"{name}.w") for w, name in zip(starts, scenario.shapes)
+        ]
+        params, rate, decay, rates, decays, centralized = scenario.groups(self.params, case.learning_rate)
+        self.optimizer = case.optimizer(params, rate, weight_decay=decay, **variant, **self.shared)
+        known = {k: v for k, v in self.shared.items() if k not in ("master_weights", "backend")}
+        self.reference = case.reference(
+            starts,
+            rates,
+            decays,
+            centralized,
+            [scenario.dtype] * len(starts),
+            masters=self.shared.get("master_weights", True),
+            **known,
+            **variant,
+        )
+
+    def start(self, name, dtype):
+        shape = SHAPES[name]
+        w = np.zeros(shape) if name == "zero" else self.rng.standard_normal(shape)
+        return w.astype(NUMPY[dtype]).astype(np.float64)
+
+    def gradients(self):
+        """Draw gradients; they are what a gradient of the storage dtype holds after loss scaling."""
+        scale = self.shared.get("loss_scale", 1.0)
+        dtype = self.scenario.gradient_dtype or self.scenario.dtype
+        drawn = [np.asarray(self.rng.standard_normal(SHAPES[name]) * scale) for name in self.scenario.shapes]
+        return [g.astype(NUMPY[dtype]).astype(np.float64) for g in drawn], dtype
+
+    def run(self, mode, steps):
+        call = Step(self.optimizer) if mode == "graph" else None
+        for _ in range(steps):
+            gradients, dtype = self.gradients()
+            tensors = tuple(tensor(g, dtype) for g in gradients)
+            if call is None:
+                self.optimizer(tensors)
+            else:
+                call(*tensors)
+            self.reference.step(gradients)
+
+    def check(self):
+        n = len(self.params)
+        for k, prefix in enumerate(self.reference.states):
+            for i in range(n):
+                state = self.optimizer.states[k * n + i]
+                assert state.name == f"{prefix}.{self.params[i].name}"
+                self.check_close(state, self.reference.state[prefix][i], "state", self.reference.peak[prefix][i])
+        masters = self.scenario.dtype == "float32" or self.reference.keeps_masters
+        for p, w, peak in zip(self.params, self.reference.weights, self.reference.peak["weight"]):
+            if self.scenario.dtype == "float32":
+                self.check_close(p, w, "weight", peak)
+            else:
+                check_units(numbers(p), w, self.scenario.dtype, 1 if masters else UNITS_WITHOUT_MASTERS, peak, p.name)
+        for master in self.optimizer.masters:
+            i = [p.name for p in self.params].index(master.name.removeprefix("master."))
+            self.check_close(master, self.reference.masters[i], "weight", self.reference.peak["weight"][i])
+        assert int(self.optimizer.global_step.asnumpy()[0]) == self.reference.step_count
+        assert int(self.optimizer.skipped_steps.asnumpy()[0]) == self.reference.skipped
+        if masters:
+            peak = self.reference.peak["statistics"]
+            self.check_close(self.optimizer.statistics, self.reference.statistics, "statistics", peak)
+
+    @staticmethod
+    def check_close(parameter, expected, kind, peak):
+        check_close(numbers(parameter), expected, TOLERANCE[kind], peak, parameter.name)
+
+
+def check_close(actual, expected, tolerance, peak, what):
+    """Compare element by element, relative to the largest magnitude that the element has held."""
+    assert actual.shape == np.shape(expected), what
+    assert np.isfinite(actual).all(), what
+    error = np.abs(actual - expected)
+    ratio = float(np.max(np.where(error == 0, 0.0, error / np.maximum(tolerance * peak, 1e-300)), initial=0.0))
+    assert ratio <= 1.0, f"{what}: an element is off by {ratio:.3g} times the tolerance {tolerance:.3g}"
+
+
+def check_units(actual, expected, dtype, units, peak, what):
+    """Compare numbers of a storage dtype by units in the last place, those of the largest magnitude held."""
+    assert np.isfinite(actual).all(), what
+    unit = UNIT[dtype] * 2.0 ** np.floor(np.log2(np.maximum(peak, 2.0**-14)))
+    off = np.max(np.abs(actual - expected) / unit, initial=0.0)
+    assert off <= units, f"{what}: an element is off by {off:.3g} units in the last place"

@@ -1,0 +1,95 @@
+"""What comes before a rule: unscale, centralize, skip, clip; and how weights are stored."""
+
+import ml_dtypes
+import numpy as np
+
+
+def norm(x):
+    return float(np.sqrt(np.sum(np.square(x))))
+
+
+def round_to(x, dtype):
+    """Round float64 to a storage dtype and back; float32 stays float64, for it is what is under test."""
+    if dtype == "float32":
+        return x
+    return x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16).astype(np.float64)
+
+
+class Reference:
+    """Float64 weights and states of a list of tensors.
+
+    Args:
+        weights: Float64 arrays.
+        learning_rates: For each tensor a function from the step, counted from 0, to the learning rate.
+        weight_decays: Likewise for the weight decay.
+        centralized: For each tensor whether its gradient is centralized.
+        dtypes: For each tensor its storage dtype.
+        masters: Whether tensors of lower precision are rounded copies of exact ones.
+        loss_scale, grad_clip_norm, skip_nonfinite: As in the package.
+        hyper: The rule's own numbers.
+    """
+
+    states = ()
+
+    def __init__(
+        self,
+        weights,
+        learning_rates,
+        weight_decays,
+        centralized,
+        dtypes,
+        masters=True,
+        loss_scale=1.0,
+        grad_clip_norm=None,
+        skip_nonfinite=False,
+        **hyper,
+    ):
+        self.masters = [np.array(w, np.float64) for w in weights]
+        self.learning_rates, self.weight_decays = learning_rates, weight_decays
+        self.centralized, self.dtypes, self.keeps_masters = centralized, dtypes, masters
+        self.loss_scale, self.clip, self.skip = loss_scale, grad_clip_norm, skip_nonfinite
+        self.step_count = self.skipped = 0
+        self.state = {name: [np.zeros_like(w) for w in self.masters] for name in self.states}
+        self.statistics = np.zeros((len(weights), 5))
+        # The largest magnitude that each element has held: what roundings so far were relative to.
+        self.peak = {"weight": [np.abs(w) for w in self.masters], "statistics": np.zeros_like(self.statistics)}
+        self.peak |= {name: [np.zeros_like(w) for w in self.masters] for name in self.states}
+        for name, value in hyper.items():
+            setattr(self, name, value)
+
+    @property
+    def weights(self):
+        return [round_to(w, dtype) for w, dtype in zip(self.masters, self.dtypes)]
+
+    def step(self, gradients):
+        prepared = []
+        for g, centralize in zip(gradients, self.centralized):
+            g = np.array(g, np.float64) / self.loss_scale
+            if centralize and g.ndim >= 2:
+                g = g - g.mean(axis=tuple(range(1, g.ndim)), keepdims=True)
+            prepared.append(g)
+        finite = [bool(np.isfinite(g).all()) for g in prepared]
+        if self.skip and not all(finite):
+            self.skipped += 1
+            return
+        factor = 1.0
+        if self.clip is not None:
+            total = np.sqrt(sum(norm(g) ** 2 for g in prepared))
+            factor = min(1.0, self.clip / total) if total > 0 else 1.0
+        k = self.step_count
+        self.step_count += 1
+        for i, g in enumerate(prepared):
+            w = self.masters[i] if self.keeps_masters else self.weights[i]
+            update, ratio = self.update(i, w, g * factor, self.learning_rates[i](k), self.weight_decays[i](k))
+            self.statistics[i] = norm(g), norm(w), norm(update), ratio, 1.0
+            self.masters[i] = w - update
+            if not self.keeps_masters:
+                self.masters[i] = round_to(self.masters[i], self.dtypes[i])
+            self.peak["weight"][i] = np.maximum(self.peak["weight"][i], np.abs(self.masters[i]))
+            for name in self.states:
+                self.peak[name][i] = np.maximum(self.peak[name][i], np.abs(self.state[name][i]))
+        self.peak["statistics"] = np.maximum(self.peak["statistics"], np.abs(self.statistics))
+
+    def update(self, i, w, g, learning_rate, weight_decay):
+        """Return what is subtracted from w, and the trust ratio; advance the states."""
+        raise NotImplementedError

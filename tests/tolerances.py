@@ -1,0 +1,27 @@
+"""How far float32 may stray from float64, in one place, each number with its reason.
+
+u = 2^-24 is the most that one rounding to float32 is off, relative to the result. Errors are judged relative to the
+largest magnitude that the element itself has held so far: where terms of opposite sign cancel, what is left carries
+the rounding of the terms.
+"""
+
+STEPS = 50
+U = 2.0**-24
+
+TOLERANCE = {
+    # Each of the 50 steps rounds a moving average about 3 times and shrinks what earlier steps got wrong by beta.
+    # Roundings of either sign mostly cancel: the square root of 150 is 12, and of 1e6 elements the worst is off twice
+    # as far.
+    "state": 24 * U,
+    # A weight rounds once in each of the 50 steps, by at most u; the rest is for the directions, which carry the
+    # errors of the moments, a square root and a division into each step.
+    "weight": 64 * U,
+    # A norm of directions that nearly cancel (moments against decay) carries the errors of either term.
+    "statistics": 64 * U,
+}
+
+# Without masters a weight is rounded to storage each step. Where float32 and float64 fall on either side of a tie the
+# results differ by one unit in the last place, and stay that far apart; two such falls in 50 steps happen, three do not
+# in what is tested. One unit is 2^-10 of a float16, 2^-7 of a bfloat16, relative to its power of two.
+UNITS_WITHOUT_MASTERS = 2
+UNIT = {"float16": 2**-10, "bfloat16": 2**-7}

@@ -221,6 +221,8 @@ def _check_parameters(optimizer: str, params: list[Parameter]) -> None:
             raise TypeError(
                 f"For '{optimizer}', the parameter '{p.name}' must be float32, float16 or bfloat16, but is {p.dtype}."
             )
+        if p.size == 0:
+            raise ValueError(f"For '{optimizer}', the parameter '{p.name}' must not be empty, but has shape {p.shape}.")
         if p.name in seen:
             how = "stands twice in 'params'" if seen[p.name] is p else "shares its name with another parameter"
             raise ValueError(f"For '{optimizer}', each parameter must stand once in 'params', but '{p.name}' {how}.")
@@ -267,8 +269,8 @@ def _check_order(optimizer: str, members: list[Parameter], order: list[Parameter
         )
 
 
-def check_gradients(optimizer: str, names: tuple, shapes: tuple, given_shapes: tuple, given_dtypes: tuple) -> None:
-    """Check gradients against the parameters they belong to.
+def check_shapes(optimizer: str, names: tuple, shapes: tuple, given_shapes: tuple, given_dtypes: tuple) -> None:
+    """Check the shapes and dtypes of gradients against the parameters they belong to.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
@@ -296,3 +298,25 @@ def check_gradients(optimizer: str, names: tuple, shapes: tuple, given_shapes: t
             raise TypeError(
                 f"For '{optimizer}', the gradient of '{name}' must be float32, float16 or bfloat16, but got {dtype}."
             )
+
+
+def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any) -> Sequence[Tensor]:
+    """Check gradients that come from Python and return them, contiguous in memory.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        names: The parameters' names.
+        shapes: The parameters' shapes.
+        gradients: What the optimizer was called with.
+
+    Raises:
+        TypeError: If it is not a tuple or list of Tensors.
+        ValueError: As :func:`check_shapes`.
+    """
+    if not isinstance(gradients, (tuple, list)):
+        fail(TypeError, optimizer, "gradients", "a tuple of Tensors", gradients)
+    for i, g in enumerate(gradients):
+        if not isinstance(g, Tensor):
+            fail(TypeError, optimizer, f"gradients[{i}]", "a Tensor", g)
+    check_shapes(optimizer, names, shapes, tuple(g.shape for g in gradients), tuple(g.dtype for g in gradients))
+    return [g if g.is_contiguous() else g.contiguous() for g in gradients]

@@ -9,14 +9,22 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
+from mindspore.common.initializer import initializer
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
 from . import _kernels
-from ._arguments import Options, check_gradients, check_learning_rate, check_params, check_weight_decay
+from ._arguments import (
+    Options,
+    check_gradients,
+    check_learning_rate,
+    check_params,
+    check_shapes,
+    check_weight_decay,
+)
 from ._composite import CompositeStep
 
-_check_gradients = constexpr(check=False)(check_gradients)
+_check_shapes = constexpr(check=False)(check_shapes)
 _warned: set[str] = set()
 
 
@@ -139,7 +147,8 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
             for flag, decay in zip(self.decay_flags, weight_decays)
         ]
         self._decay_index = tuple(place(decay) if used else -1 for used, decay in zip(decayed, weight_decays))
-        self._rates = tuple(rates)
+        # Past Cell's own bookkeeping, which takes the same learning rate under its two attributes for a clash of names.
+        object.__setattr__(self, "_rates", tuple(rates))
         self._rate_is_cell = tuple(isinstance(rate, nn.Cell) for rate in rates)
 
     def _create_states(self, rule, options):
@@ -162,15 +171,23 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
 
     @staticmethod
     def _float32_like(prefix, parameters):
-        """Clone parameters as float32 zeros: the clone keeps what parallel training knows of a parameter."""
-        clones = []
+        """Make float32 zeros with what parallel training knows of each parameter.
+
+        ``Parameter.clone`` would keep the dtype, and spoil a parameter whose data is yet to be initialized.
+        """
+        made = []
         for p in parameters:
-            clone = p.clone("zeros")
-            if p.dtype != mstype.float32:
-                clone.set_dtype(mstype.float32)
-            clone.name = f"{prefix}.{p.name}"
-            clones.append(clone)
-        return clones
+            state = Parameter(initializer("zeros", p.shape, mstype.float32))
+            info = p.param_info.clone()
+            info.obj = state
+            if not hasattr(p.param_info, "cloned_obj"):
+                p.param_info.cloned_obj = []
+            p.param_info.cloned_obj.append(state)
+            state.param_info = info
+            state.is_init = False
+            state.name = f"{prefix}.{p.name}"
+            made.append(state)
+        return made
 
     def _prepare_step(self, rule, options):
         """Choose the path and lay out what it needs."""
@@ -187,6 +204,7 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
         self._zero = Tensor(0.0, mstype.float32)
         device = ms.get_context("device_target")
         self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
+        self._addresses = None
         self._fused = self._choose_backend(rule, options, device)
         if not self._fused:
             return
@@ -197,7 +215,11 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
         )
         layout = np.array([self._rate_index, self._decay_index, self._centralized, range(n)], np.int32).T
         constants = (self._unscale, self._clip_norm or 0.0, 0.0, *rule.constants)
-        self._flags = Tensor(np.zeros((1 + _kernels.ALL_STAGES, 1 + shared, 1 + rule.flags), np.int8))
+
+        def flags_tensor(shared):
+            return Tensor(np.zeros((1 + _kernels.ALL_STAGES, 1 + shared, 1 + rule.flags), np.int8))
+
+        self._flags = flags_tensor(shared)
         self._layout = Tensor(np.ascontiguousarray(layout))
         self._constants = Tensor(np.array(constants, np.float64))
         self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
@@ -205,6 +227,13 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
         written = (read,) * 5 + (write,) * 3 + (write,) * n + (read,) * n
         written += (write,) * (len(self.states) + len(self.masters))
         self._kernel = _kernels.operator(rule.name, device, written, n)
+        if device == "CPU":
+            self._flags_by_address = flags_tensor(shared + _kernels.BY_ADDRESS)
+            self._kernel_by_address = _kernels.operator(rule.name, device, (read,) * 6, n)
+            shared_parameters = (self.global_step, self.skipped_steps, self.statistics)
+            self._addresses = _kernels.AddressTable(
+                self._parameters, self.states, self.masters, self._master_index, shared_parameters
+            )
 
     def _choose_backend(self, rule, options, device):
         """Return whether the fused kernel runs; without one, say so once."""
@@ -226,13 +255,15 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
     # ---- The step -------------------------------------------------------------------------------------------------
 
     def __call__(self, gradients):
-        """Run one step; called from Python, in either mode, the compiled ``construct`` runs.
+        """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
+        if self._addresses is None:
+            return super().__call__(gradients)
+        gradients = check_gradients(self.cls_name, self._names, self._shapes, gradients)
+        done = self._launch_by_address(self.global_step, self._addresses.fill(gradients))
+        # The operator may run later, unless waited for, and the gradients may be gone by then.
+        done.data_ptr()
+        return self._succeeded
 
-        A Cell called in Graph mode would hand over a tuple in time that grows with the square of its length.
-        """
-        return self.construct(gradients)
-
-    @ms.jit(backend="ms_backend")
     def construct(self, gradients):
         """Update the parameters."""
         shapes = ()
@@ -240,13 +271,25 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
         for g in gradients:
             shapes += (F.shape(g),)
             dtypes += (F.dtype(g),)
-        _check_gradients(self.cls_name, self._names, self._shapes, shapes, dtypes)
-        rates = ()
-        for rate, is_cell in zip(self._rates, self._rate_is_cell):
-            value = rate(self.global_step) if is_cell else rate
-            rates += (F.cast(value, mstype.float32).reshape(()),)
+        _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes)
+        rates = self._current_rates(self.global_step)
         done = self._fused_step(rates, gradients) if self._fused else self._composite_step(rates, gradients)
         return F.depend(self._succeeded, done)
+
+    def _current_rates(self, step):
+        """Return this step's learning rates and weight decays, float32 of no dimensions."""
+        rates = ()
+        for rate, is_cell in zip(self._rates, self._rate_is_cell):
+            value = rate(step) if is_cell else rate
+            rates += (F.cast(value, mstype.float32).reshape(()),)
+        return rates
+
+    @ms.jit(backend="ms_backend")
+    def _launch_by_address(self, step, addresses):
+        rates = ops.stack(self._current_rates(step))
+        return self._kernel_by_address(
+            self._flags_by_address, self._layout, self._constants, rates, self._no_sums, addresses
+        )
 
     def _fused_step(self, rates, gradients):
         return self._kernel(

@@ -12,7 +12,8 @@ import os
 import pathlib
 
 import mindspore as ms
-from mindspore import ops
+import numpy as np
+from mindspore import Parameter, Tensor, ops
 from mindspore.ops.signature import make_sig, sig_rw
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -54,7 +55,9 @@ SUMS = ("gradient", "weight", "direction", "direction2", "directions_dot")
 STATISTICS = ("gradient_norm", "weight_norm", "update_norm", "trust_ratio", "finite")
 GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = 1, 2, 4, 8
 ALL_STAGES = 15
-SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES = 1, 2, 4, 8
+SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES, BY_ADDRESS = 1, 2, 4, 8, 16
+MAX_STATES = 3
+DTYPES = {ms.float32: 0, ms.float16: 1, ms.bfloat16: 2, ms.int8: 3, ms.uint8: 4}
 
 
 def why_not(rule: str, device: str) -> str | None:
@@ -117,3 +120,53 @@ def operator(rule: str, device: str, written: tuple[bool, ...], tensors: int) ->
         tuple(make_sig(f"x{i}", sig_rw.RW_WRITE if w else sig_rw.RW_READ) for i, w in enumerate(written))
     )
     return primitive
+
+
+def _address(tensor) -> int:
+    """Return where a tensor's data is; asking waits for its value to be computed."""
+    address = tensor.data_ptr()
+    if address == 0 and isinstance(tensor, Parameter) and tensor.has_init:
+        # Made under no_init_parameters() and not loaded since.
+        tensor.init_data()
+        address = tensor.data_ptr()
+    if address == 0:
+        raise RuntimeError(f"ms_optim: a tensor of shape {tensor.shape} has no data in host memory.")
+    return address
+
+
+class AddressTable:
+    """Where everything that a step writes is in memory, as a CPU kernel takes it when a step is called from Python.
+
+    Handing 1,600 tensors to MindSpore takes 10 ms, a table of their addresses 1. It is made anew for each step: a
+    parameter that was loaded or set since then lives elsewhere (and a graph would go on writing to where it was).
+    """
+
+    def __init__(self, parameters, states, masters, master_index, shared):
+        n = len(parameters)
+        self._parameters = parameters
+        self._states = [states[k : k + n] for k in range(0, len(states), n)]
+        self._masters = [(i, masters[place]) for i, place in enumerate(master_index) if place >= 0]
+        self._shared = shared
+        # Columns: weight, gradient, master, states, scales, size, first dimension, dtypes; see ops/include/step.h.
+        sizes = 3 + 2 * MAX_STATES
+        self._types = sizes + 2
+        self._table = np.zeros((n + 1, self._types + 2 + MAX_STATES), np.int64)
+        self._table[:n, sizes] = [p.size for p in parameters]
+        self._table[:n, sizes + 1] = [p.shape[0] if p.ndim > 1 else 0 for p in parameters]
+        self._table[:n, self._types] = [DTYPES[p.dtype] for p in parameters]
+        for k, group in enumerate(self._states):
+            self._table[:n, self._types + 2 + k] = [DTYPES[s.dtype] for s in group]
+        self._table[n, len(shared)] = n
+
+    def fill(self, gradients) -> Tensor:
+        """Return the table for a step with these gradients."""
+        table, n = self._table, len(self._parameters)
+        table[:n, 0] = [_address(p) for p in self._parameters]
+        table[:n, 1] = [_address(g) for g in gradients]
+        for i, master in self._masters:
+            table[i, 2] = _address(master)
+        for k, group in enumerate(self._states):
+            table[:n, 3 + k] = [_address(s) for s in group]
+        table[:n, self._types + 1] = [DTYPES[g.dtype] for g in gradients]
+        table[n, : len(self._shared)] = [_address(p) for p in self._shared]
+        return Tensor(table)

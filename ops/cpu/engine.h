@@ -41,7 +41,7 @@ struct alignas(64) Buffers {
   float gradient[kTile];
   float state[kMaxStates][kTile];
   float direction[kMaxDirections][kTile];
-  float row_mean[kTile];
+  float row_mean[kTile], row_mean_rest[kTile];  // the mean is their sum
 };
 
 // ---- Tiles: from storage to float32 and back -------------------------------------------------------------------
@@ -111,7 +111,10 @@ void RowMeans(const Tensor &t, const Plan &plan, const Chunk &chunk, Buffers &b)
       const int n = static_cast<int>(Min(kTile, row + plan.row - begin));
       sum += Sum(LoadTile(t.gradient, t.gradient_type, begin, n, b.gradient), n);
     }
-    b.row_mean[(row - chunk.begin) / plan.row] = static_cast<float>(sum / static_cast<double>(plan.row));
+    const double mean = sum / static_cast<double>(plan.row);
+    const int64_t k = (row - chunk.begin) / plan.row;
+    b.row_mean[k] = static_cast<float>(mean);
+    b.row_mean_rest[k] = static_cast<float>(mean - b.row_mean[k]);
   }
 }
 
@@ -121,8 +124,8 @@ const float *LoadGradient(const Tensor &t, const Plan &plan, const Chunk &chunk,
   for (int i = 0; i < n;) {
     const int64_t row = (begin + i - chunk.begin) / plan.row;
     const int end = static_cast<int>(Min(n, chunk.begin + (row + 1) * plan.row - begin));
-    const float mean = b.row_mean[row];
-    for (; i < end; ++i) b.gradient[i] = g[i] - mean;
+    const float mean = b.row_mean[row], rest = b.row_mean_rest[row];
+    for (; i < end; ++i) b.gradient[i] = (g[i] - mean) - rest;
   }
   return b.gradient;
 }

@@ -15,6 +15,10 @@
 //   n weights, written; n gradients; n of each state, written; a float32 master, written, for each weight of
 //   lower precision if kMasters; a float32 array of scales, written, for each state held in 8-bit codes
 //
+// If kByAddress, all from global_step on comes as one table of where it is in memory instead:
+//
+//   addresses     int64 [n + 1, kAddressColumns]: a row for each tensor, then one for what the tensors share
+//
 // and one output: float64 [n, kSums], the sums of this launch's tensors.
 #pragma once
 
@@ -39,11 +43,26 @@ enum SharedFlag : unsigned {
   kMasters = 2,
   kStochasticRounding = 4,
   kCentralizes = 8,  // some tensor's gradient is centralized
+  kByAddress = 16,   // what is written comes as a table of addresses
 };
 
 enum Sum { kGradientSum, kWeightSum, kDirectionSum, kDirection2Sum, kDirectionsDot, kSums };
 enum Statistic { kGradientNorm, kWeightNorm, kUpdateNorm, kTrustRatio, kFinite, kStatistics };
 enum Constant { kUnscale, kClipNorm, kSeed, kRuleConstants };
+enum AddressColumn {
+  kWeightAddress,
+  kGradientAddress,
+  kMasterAddress,  // 0: none
+  kStateAddress,
+  kScaleAddress = kStateAddress + kMaxStates,
+  kElements = kScaleAddress + kMaxStates,
+  kFirstDimension,  // 0: fewer than two dimensions
+  kWeightType,
+  kGradientType,
+  kStateType,
+  kAddressColumns = kStateType + kMaxStates,
+};
+enum SharedAddressColumn { kGlobalStepAddress, kSkippedStepsAddress, kStatisticsAddress, kStatisticsRows };
 enum Layout { kRateIndex, kDecayIndex, kCentralized, kRow, kLayoutColumns };
 
 // What a launch returns to the framework: 0, or the first thing found wrong.
@@ -157,6 +176,53 @@ class ArgumentReader {
 
 constexpr int64_t kCodeBlock = 256;  // codes that share one scale
 
+inline void TakeTensors(ArgumentReader *in, int states, bool masters, std::vector<Tensor> *tensors) {
+  for (Tensor &t : *tensors) {
+    const int i = in->next();
+    t.weight = in->TakeTensor(-1, false, &t.weight_type);
+    if (!in->ok()) return;
+    t.size = in->Size(i);
+    t.rows = in->Rank(i) < 2 ? 0 : in->Dimension(i, 0);
+  }
+  for (Tensor &t : *tensors) t.gradient = in->TakeTensor(t.size, false, &t.gradient_type);
+  for (int k = 0; k < states; ++k) {
+    for (Tensor &t : *tensors) t.state[k] = in->TakeTensor(t.size, true, &t.state_type[k]);
+  }
+  if (masters) {
+    for (Tensor &t : *tensors) {
+      if (t.weight_type != DType::kFloat32) t.master = in->Take<float>("float32", t.size);
+    }
+  }
+  for (int k = 0; k < states; ++k) {
+    for (Tensor &t : *tensors) {
+      if (IsFloat(t.state_type[k])) continue;
+      t.scale[k] = in->Take<float>("float32", (t.size + kCodeBlock - 1) / kCodeBlock);
+    }
+  }
+}
+
+inline void ReadAddresses(const int64_t *row, Step *step, std::vector<Tensor> *tensors) {
+  for (Tensor &t : *tensors) {
+    t.weight = reinterpret_cast<void *>(row[kWeightAddress]);
+    t.gradient = reinterpret_cast<void *>(row[kGradientAddress]);
+    t.master = reinterpret_cast<float *>(row[kMasterAddress]);
+    t.size = row[kElements];
+    t.rows = row[kFirstDimension];
+    t.weight_type = static_cast<DType>(row[kWeightType]);
+    t.gradient_type = static_cast<DType>(row[kGradientType]);
+    for (int k = 0; k < kMaxStates; ++k) {
+      t.state[k] = reinterpret_cast<void *>(row[kStateAddress + k]);
+      t.scale[k] = reinterpret_cast<float *>(row[kScaleAddress + k]);
+      t.state_type[k] = static_cast<DType>(row[kStateType + k]);
+    }
+    row += kAddressColumns;
+  }
+  step->global_step = reinterpret_cast<int32_t *>(row[kGlobalStepAddress]);
+  step->skipped_steps = reinterpret_cast<int32_t *>(row[kSkippedStepsAddress]);
+  step->statistics = reinterpret_cast<float *>(row[kStatisticsAddress]);
+  step->rows = row[kStatisticsRows];
+}
+
 inline Status ParseStep(ArgumentReader in, int states, int rule_constants, Step *step, std::vector<Tensor> *tensors) {
   const int flags = in.next();
   in.Take<void>("int8", -1);
@@ -172,35 +238,20 @@ inline Status ParseStep(ArgumentReader in, int states, int rule_constants, Step 
   step->constants = in.Take<double>("float64", kRuleConstants + rule_constants);
   step->rates = in.Take<float>("float32", -1);
   step->sums_in = in.Take<double>("float64", -1);
-  step->global_step = in.Take<int32_t>("int32", 1);
-  step->skipped_steps = in.Take<int32_t>("int32", 1);
-  const int statistics = in.next();
-  step->statistics = in.Take<float>("float32", -1);
   if (!in.ok()) return in.Finish();
-  step->rows = in.Dimension(statistics, 0);
 
   tensors->assign(static_cast<size_t>(n), Tensor{});
-  for (Tensor &t : *tensors) {
-    const int i = in.next();
-    t.weight = in.TakeTensor(-1, false, &t.weight_type);
+  if ((step->flags & kByAddress) != 0) {
+    const int64_t *table = in.Take<int64_t>("int64", (n + 1) * kAddressColumns);
+    if (in.ok()) ReadAddresses(table, step, tensors);
+  } else {
+    step->global_step = in.Take<int32_t>("int32", 1);
+    step->skipped_steps = in.Take<int32_t>("int32", 1);
+    const int statistics = in.next();
+    step->statistics = in.Take<float>("float32", -1);
     if (!in.ok()) return in.Finish();
-    t.size = in.Size(i);
-    t.rows = in.Rank(i) < 2 ? 0 : in.Dimension(i, 0);
-  }
-  for (Tensor &t : *tensors) t.gradient = in.TakeTensor(t.size, false, &t.gradient_type);
-  for (int k = 0; k < states; ++k) {
-    for (Tensor &t : *tensors) t.state[k] = in.TakeTensor(t.size, true, &t.state_type[k]);
-  }
-  if ((step->flags & kMasters) != 0) {
-    for (Tensor &t : *tensors) {
-      if (t.weight_type != DType::kFloat32) t.master = in.Take<float>("float32", t.size);
-    }
-  }
-  for (int k = 0; k < states; ++k) {
-    for (Tensor &t : *tensors) {
-      if (IsFloat(t.state_type[k])) continue;
-      t.scale[k] = in.Take<float>("float32", (t.size + kCodeBlock - 1) / kCodeBlock);
-    }
+    step->rows = in.Dimension(statistics, 0);
+    TakeTensors(&in, states, (step->flags & kMasters) != 0, tensors);
   }
   step->tensors = tensors->data();
   step->count = static_cast<int>(n);

@@ -1,0 +1,207 @@
+"""The operators through their C interface: any shape, any instruction set, and arguments that do not fit."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import reference
+from harness import NUMPY, check_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native import Launch
+from tolerances import TOLERANCE
+
+from ms_optim import _kernels
+
+pytestmark = pytest.mark.skipif(
+    _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
+)
+
+ADAMW = ("ms_optim_adamw", reference.AdamW, (0.9, 0.999, 1e-8), 4)
+LAMB = ("ms_optim_lamb", reference.Lamb, (0.9, 0.999, 1e-6, 0.0, np.inf, 0.0, np.inf), 3)
+shapes = st.lists(st.integers(1, 40), max_size=4).map(tuple)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rule=st.sampled_from([ADAMW, LAMB]),
+    shapes=st.lists(shapes, min_size=1, max_size=5),
+    weight_dtype=st.sampled_from(list(NUMPY)),
+    gradient_dtype=st.sampled_from(list(NUMPY)),
+    scale=st.sampled_from([1.0, 2.0**10]),
+    clip=st.sampled_from([0.0, 0.5]),
+    centralize=st.booleans(),
+    decay=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_shape_follows_the_reference(
+    rule, shapes, weight_dtype, gradient_dtype, scale, clip, centralize, decay, seed
+):
+    function, formula, constants, flags = rule
+    rng = np.random.default_rng(seed)
+    n = len(shapes)
+    weights = [np.asarray(rng.standard_normal(s)).astype(NUMPY[weight_dtype]) for s in shapes]
+    low = weight_dtype != "float32"
+    masters = [np.zeros(s, np.float32) for s in shapes] if low else []
+    states = [[np.zeros(s, np.float32) for s in shapes] for _ in range(2)]
+    expected = formula(
+        [w.astype(np.float64) for w in weights],
+        [lambda k: 0.01] * n,
+        [lambda k: decay] * n,
+        [centralize] * n,
+        [weight_dtype] * n,
+        loss_scale=scale,
+        grad_clip_norm=clip or None,
+    )
+    gradients = [np.zeros(s, NUMPY[gradient_dtype]) for s in shapes]
+    launch = Launch(
+        function,
+        weights,
+        gradients,
+        states,
+        constants,
+        flags,
+        rates=(0.01, decay),
+        layout=[[0, 1 if decay else -1, int(centralize and len(s) > 1), i] for i, s in enumerate(shapes)],
+        masters=masters,
+        loss_scale=scale,
+        clip=clip,
+        shared=_kernels.MASTERS * low,
+    )
+    for _ in range(3):
+        for g in gradients:
+            g[...] = np.asarray(rng.standard_normal(g.shape) * scale).astype(g.dtype)
+        expected.step([g.astype(np.float64) for g in gradients])
+        before = [g.copy() for g in gradients]
+        assert launch.run() == 0
+        for g, b in zip(gradients, before):
+            assert g.tobytes() == b.tobytes()
+    for i in range(n):
+        held = masters[i] if low else weights[i]
+        check_close(held.astype(np.float64), expected.masters[i], TOLERANCE["weight"], expected.peak["weight"][i], "w")
+        for k, name in enumerate(expected.states):
+            peak = expected.peak[name][i]
+            check_close(states[k][i].astype(np.float64), expected.state[name][i], TOLERANCE["state"], peak, name)
+    check_close(
+        launch.statistics.astype(np.float64),
+        expected.statistics,
+        TOLERANCE["statistics"],
+        expected.peak["statistics"],
+        "statistics",
+    )
+
+
+def instruction_sets():
+    library = _kernels.library("libms_optim_cpu.so")
+    best = library.ms_optim_instruction_set()
+    names = [name for name in (b"avx512", b"avx2", b"baseline") if not library.ms_optim_force_instruction_set(name)]
+    library.ms_optim_force_instruction_set(best)
+    return names
+
+
+@pytest.mark.parametrize("rule", [ADAMW, LAMB], ids=["adamw", "lamb"])
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_instruction_sets_give_the_same_bits(rule, dtype):
+    function, _, constants, flags = rule
+    sizes = [(), (1,), (17,), (5, 7, 3), (4097,), (300, 301)]
+    library = _kernels.library("libms_optim_cpu.so")
+    best = library.ms_optim_instruction_set()
+    results = {}
+    try:
+        for name in instruction_sets():
+            assert library.ms_optim_force_instruction_set(name) == 0
+            assert library.ms_optim_instruction_set() == name
+            rng = np.random.default_rng(1)
+            weights = [np.asarray(rng.standard_normal(s)).astype(NUMPY[dtype]) for s in sizes]
+            masters = [np.zeros(s, np.float32) for s in sizes] if dtype != "float32" else []
+            states = [[np.zeros(s, np.float32) for s in sizes] for _ in range(2)]
+            gradients = [np.asarray(rng.standard_normal(s)).astype(NUMPY[dtype]) for s in sizes]
+            layout = [[0, 1, int(len(s) > 1), i] for i, s in enumerate(sizes)]
+            shared = _kernels.MASTERS * bool(masters)
+            launch = Launch(
+                function, weights, gradients, states, constants, flags, (0.01, 0.1), layout, masters, clip=1.0,
+                shared=shared,
+            )  # fmt: skip
+            for _ in range(5):
+                assert launch.run() == 0
+            written = [*weights, *masters, *states[0], *states[1], launch.statistics]
+            results[name] = b"".join(a.tobytes() for a in written)
+    finally:
+        library.ms_optim_force_instruction_set(best)
+    assert len(set(results.values())) == 1
+
+
+def test_an_instruction_set_the_processor_lacks_is_refused():
+    assert _kernels.library("libms_optim_cpu.so").ms_optim_force_instruction_set(b"none such") == 1
+
+
+@pytest.mark.parametrize("magnitude", [1e30, 1e25, 1e-25, 1e-30])
+def test_norms_survive_squares_that_float32_cannot_hold(magnitude):
+    g = np.full(5000, magnitude, np.float32)
+    w = np.full(5000, magnitude, np.float32)
+    states = [[np.zeros(5000, np.float32)] for _ in range(2)]
+    launch = Launch("ms_optim_adamw", [w], [g], states, (0.9, 0.999, 1e-8), 4, shared=_kernels.SKIP_NONFINITE)
+    assert launch.run() == 0
+    expected = np.float64(np.float32(magnitude)) * np.sqrt(5000)
+    assert launch.statistics[0, :2] == pytest.approx([expected, expected], rel=1e-6)
+    assert launch.skipped[0] == 0
+
+
+def test_conversions_round_as_numpy_does():
+    """All float16 and bfloat16 numbers and many float32 between them, by a step that moves nothing."""
+    for dtype, bits in ((np.float16, np.uint16), (ml_dtypes.bfloat16, np.uint16)):
+        every = np.arange(2**16, dtype=bits).view(dtype)
+        every = every[np.isfinite(every.astype(np.float32))]
+        low = every.copy()
+        master = np.zeros(low.shape, np.float32)
+        states = [[np.zeros(low.shape, np.float32)] for _ in range(2)]
+        args = ("ms_optim_adamw", [low], [np.zeros(low.shape, np.float32)], states, (0.9, 0.999, 1e-8), 4)
+        launch = Launch(*args, masters=[master], shared=_kernels.MASTERS)
+        assert launch.run() == 0
+        np.testing.assert_array_equal(low.view(bits), every.view(bits))
+        np.testing.assert_array_equal(master, every.astype(np.float32))
+
+        rng = np.random.default_rng(0)
+        between = (every.astype(np.float64) * (1 + rng.uniform(-1, 1, every.shape) * 2.0**-7)).astype(np.float32)
+        ties = np.concatenate([between, ((every[1:].astype(np.float64) + every[:-1].astype(np.float64)) / 2)])
+        wanted = ties[np.abs(ties) < np.finfo(np.float32).max].astype(np.float32)
+        with np.errstate(over="ignore"):
+            wanted = wanted[np.isfinite(wanted.astype(dtype).astype(np.float32))]
+        low = np.zeros(wanted.shape, dtype)
+        states = [[np.zeros(low.shape, np.float32)] for _ in range(2)]
+        # With m = 0 after one step of gradient 0 the weight stays the master, which is taken for the weight's if it
+        # rounds to it: so start from the rounded value and look at what is stored.
+        low[...] = wanted.astype(dtype)
+        master = wanted.copy()
+        args = ("ms_optim_adamw", [low], [np.zeros(low.shape, np.float32)], states, (0.9, 0.999, 1e-8), 4)
+        launch = Launch(*args, masters=[master], shared=_kernels.MASTERS)
+        assert launch.run() == 0
+        np.testing.assert_array_equal(low.view(bits), wanted.astype(dtype).view(bits))
+        np.testing.assert_array_equal(master, wanted)
+
+
+def misfit(change):
+    w = np.ones(8, np.float32)
+    states = [[np.zeros(8, np.float32)] for _ in range(2)]
+    launch = Launch("ms_optim_adamw", [w], [np.ones(8, np.float32)], states, (0.9, 0.999, 1e-8), 4)
+    change(launch.arrays)
+    return launch.run(), w
+
+
+@pytest.mark.parametrize(
+    "what, change, status",
+    [
+        ("an input too few", lambda a: a.pop(8), None),  # whichever misfit is found first
+        ("an input too many", lambda a: a.append(np.zeros(1)), 1),
+        ("a layout of the wrong dtype", lambda a: a.__setitem__(1, a[1].astype(np.int64)), 2),
+        ("a gradient of another size", lambda a: a.__setitem__(9, np.ones(7, np.float32)), 3),
+        ("a gradient of whole numbers", lambda a: a.__setitem__(9, np.ones(8, np.int32)), 2),
+        ("a float64 weight", lambda a: a.__setitem__(8, np.ones(8)), 2),
+        ("constants of another rule", lambda a: a.__setitem__(2, np.zeros(9)), 3),
+        ("no stage", lambda a: a.__setitem__(0, np.zeros((1, 1, 5), np.int8)), 4),
+        ("sums of another shape", lambda a: a.__setitem__(-1, np.zeros((2, 6))), 3),
+    ],
+)
+def test_arguments_that_do_not_fit_change_nothing(what, change, status):
+    returned, w = misfit(change)
+    assert returned != 0 if status is None else returned == status, what
+    np.testing.assert_array_equal(w, np.ones(8, np.float32))

@@ -1,0 +1,225 @@
+"""What a step does besides its rule: what it leaves alone, when it is skipped, and that it repeats to the bit."""
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+
+import mindspore as ms
+import numpy as np
+import pytest
+from cases import CASES, SCENARIOS, Scenario, grouped, plain
+from harness import Pair, Step, numbers, tensor
+from mindspore import Parameter, nn, ops
+
+from ms_optim import AdamW, Lamb
+
+TESTS = pathlib.Path(__file__).parent
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def snapshot(pair):
+    """Return the bytes of everything that a step may write."""
+    optimizer = pair.optimizer
+    held = [*pair.params, *optimizer.states, *optimizer.masters, optimizer.global_step]
+    return [numbers(p).tobytes() for p in held]
+
+
+@every_case
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_are_not_modified(case, dtype, backend, mode):
+    scenario = Scenario(dtype, groups=grouped, shared={"grad_clip_norm": 0.1, "loss_scale": 4.0})
+    pair = Pair(case, scenario, backend=backend)
+    gradients, _ = pair.gradients()
+    tensors = tuple(tensor(g, dtype) for g in gradients)
+    Step(pair.optimizer)(*tensors) if mode == "graph" else pair.optimizer(tensors)
+    for t, g in zip(tensors, gradients):
+        np.testing.assert_array_equal(numbers(t), g)
+
+
+@every_case
+@pytest.mark.parametrize("poison", [np.inf, -np.inf, np.nan])
+def test_a_step_with_a_nonfinite_gradient_changes_nothing(case, poison, backend, mode):
+    scenario = Scenario("bfloat16", shapes=("scalar", "matrix", "tiles+1"), groups=plain)
+    pair = Pair(case, scenario, backend=backend, skip_nonfinite=True)
+    pair.run(mode, 3)
+    call = Step(pair.optimizer) if mode == "graph" else lambda *g: pair.optimizer(g)
+    for place in range(3):
+        before = snapshot(pair)
+        gradients, _ = pair.gradients()
+        gradients[place].reshape(-1)[-1] = poison
+        call(*(tensor(g, "bfloat16") for g in gradients))
+        pair.reference.step(gradients)
+        assert snapshot(pair) == before
+        assert pair.optimizer.statistics.asnumpy()[:, 4].tolist() == [float(i != place) for i in range(3)]
+    pair.run(mode, 3)
+    pair.check()
+    assert pair.reference.skipped == 3
+
+
+def test_without_skip_nonfinite_a_nan_goes_through(backend):
+    w = Parameter(tensor([1.0, 2.0], "float32"), name="w")
+    optimizer = AdamW([w], backend=backend)
+    optimizer((tensor([np.nan, 1.0], "float32"),))
+    assert np.isnan(w.asnumpy()[0])
+    assert w.asnumpy()[1] == pytest.approx(1.999)
+    assert int(optimizer.global_step.asnumpy()[0]) == 1
+
+
+def test_a_zero_gradient_is_not_clipped_into_nan(backend):
+    w = Parameter(tensor([1.0, 2.0], "float32"), name="w")
+    optimizer = Lamb([w], 0.1, grad_clip_norm=1.0, backend=backend)
+    for _ in range(3):
+        optimizer((tensor([0.0, 0.0], "float32"),))
+    np.testing.assert_array_equal(w.asnumpy(), [1.0, 2.0])
+
+
+def test_output_is_true_for_each_parameter(backend, mode):
+    params = [Parameter(tensor(np.ones(n), "float32"), name=f"w{n}") for n in (2, 3)]
+    optimizer = AdamW(params, backend=backend)
+    out = optimizer(tuple(tensor(np.ones(n), "float32") for n in (2, 3)))
+    assert isinstance(out, tuple)
+    assert len(out) == 2
+    assert all(bool(x) for x in out)
+
+
+def test_a_learning_rate_set_by_hand_counts(backend, mode):
+    w = Parameter(tensor([1.0], "float32"), name="w")
+    optimizer = AdamW([w], learning_rate=0.1, backend=backend)
+    call = Step(optimizer)
+    call(tensor([1.0], "float32"))
+    moved = 1.0 - w.asnumpy()[0]
+    assert moved == pytest.approx(0.1, rel=1e-5)
+    ops.assign(optimizer.learning_rate, ms.Tensor(0.0, ms.float32))
+    call(tensor([1.0], "float32"))
+    assert 1.0 - w.asnumpy()[0] == moved
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_weight_set_by_hand_wins_over_its_master(dtype, backend, mode):
+    w = Parameter(tensor([1.0, 2.0, 3.0], dtype), name="w")
+    optimizer = AdamW([w], learning_rate=1e-4, backend=backend)
+    call = Step(optimizer)
+    gradient = tensor([1.0, 1.0, 1.0], dtype)
+    call(gradient)
+    np.testing.assert_allclose(optimizer.masters[0].asnumpy(), [0.9999, 1.9999, 2.9999], rtol=1e-6)
+    w.set_data(tensor([5.0, 2.0, 3.0], dtype))
+    call(gradient)
+    np.testing.assert_allclose(optimizer.masters[0].asnumpy(), [4.9999, 1.9998, 2.9998], rtol=1e-6)
+
+
+@every_case
+def test_small_steps_add_up_in_the_master(case, backend):
+    """A step below the weight's precision is lost without a master, and not with one."""
+    moved = {}
+    for masters in (True, False):
+        w = Parameter(tensor(np.full(8, 1.0), "bfloat16"), name="w")
+        optimizer = case.optimizer([w], 1e-4, backend=backend, master_weights=masters)
+        for _ in range(100):
+            optimizer((tensor(np.ones(8), "bfloat16"),))
+        moved[masters] = 1.0 - numbers(w)[0]
+    assert moved[False] == 0.0
+    assert moved[True] == pytest.approx(0.01, rel=0.25)
+
+
+DIGEST = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+from cases import CASES, SCENARIOS, SHAPES, Scenario, grouped
+from harness import Pair, numbers
+digest = hashlib.sha256()
+for case in CASES:
+    for variant in case.variants.values():
+        scenario = Scenario(shapes=tuple(SHAPES), shared={"grad_clip_norm": 5.0}, groups=grouped)
+        pair = Pair(case, scenario, variant, backend="aot")
+        pair.run("pynative", 5)
+        for p in [*pair.params, *pair.optimizer.states, pair.optimizer.statistics]:
+            digest.update(numbers(p).tobytes())
+print("digest", digest.hexdigest())
+"""
+
+
+def test_the_same_bits_for_any_number_of_threads_and_every_run():
+    digests = []
+    for threads in ("1", "2", "2", "3"):
+        run = subprocess.run(
+            [sys.executable, "-c", DIGEST, str(TESTS)],
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        digests += [line for line in run.stdout.splitlines() if line.startswith("digest")]
+    assert len(digests) == 4
+    assert len(set(digests)) == 1
+
+
+ONE_LAUNCH = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import mindspore as ms
+from cases import CASES, SCENARIOS
+from harness import Pair
+ms.set_context(mode=ms.GRAPH_MODE if sys.argv[2] == "graph" else ms.PYNATIVE_MODE)
+ms.set_context(save_graphs=2, save_graphs_path="graphs")
+case = next(case for case in CASES if case.name == sys.argv[3])
+Pair(case, SCENARIOS["grouped"], backend="aot").run(sys.argv[2], 1)
+"""
+
+
+@every_case
+def test_all_parameters_are_updated_by_one_operator(case, mode, tmp_path):
+    subprocess.run(
+        [sys.executable, "-c", ONE_LAUNCH, str(TESTS), mode, case.name], cwd=tmp_path, check=True, capture_output=True
+    )
+    graphs = sorted(tmp_path.glob("graphs/**/*execute*.ir")) or sorted(tmp_path.glob("graphs/**/*validate*.ir"))
+    assert graphs, "no graph was saved"
+    for graph in graphs:
+        assert graph.read_text().count("= Custom(") == 1, graph.name
+
+
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.relu, self.out = nn.Dense(8, 16), nn.ReLU(), nn.Dense(16, 3)
+
+    def construct(self, x):
+        return self.out(self.relu(self.hidden(x)))
+
+
+@every_case
+def test_a_model_learns(case, backend, mode):
+    ms.set_seed(0)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((96, 8)).astype(np.float32)
+    labels = x[:, :3].argmax(1).astype(np.int32)
+    data = ms.dataset.NumpySlicesDataset((x, labels), shuffle=False).batch(32)
+    net = Net()
+    model = ms.Model(net, nn.CrossEntropyLoss(), case.optimizer(net.trainable_params(), 0.02, backend=backend))
+    model.train(40, data, dataset_sink_mode=False)
+    accuracy = (net(ms.Tensor(x)).asnumpy().argmax(1) == labels).mean()
+    assert accuracy > 0.95
+
+
+def test_scenarios_differ():
+    """The situations above are not all one: their references end in different places."""
+    digests = set()
+    for scenario in ("grouped", "dynamic", "clip", "plain"):
+        pair = Pair(CASES[0], SCENARIOS[scenario])
+        gradients, _ = pair.gradients()
+        pair.reference.step(gradients)
+        digests.add(hashlib.sha256(pair.reference.masters[1].tobytes()).hexdigest())
+    assert len(digests) == 4
+
+
+def test_parameters_without_data_are_given_some(backend, mode):
+    with nn.utils.no_init_parameters():
+        net = nn.Dense(3, 2)
+    assert net.weight.has_init
+    optimizer = AdamW(net.trainable_params(), 0.1, backend=backend)
+    gradients = (tensor(np.ones((2, 3)), "float32"), tensor(np.ones(2), "float32"))
+    optimizer(gradients)
+    before = net.weight.asnumpy().copy()
+    optimizer(gradients)
+    np.testing.assert_allclose(before - net.weight.asnumpy(), 0.1, rtol=1e-4)

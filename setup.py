@@ -40,9 +40,11 @@ class BuildKernels(build_ext):
                 macros=[("MS_OPTIM_ISA", name)],
                 extra_postargs=flags + options,
             )
-        self.compiler.link_shared_object(
-            objects, self.get_ext_fullpath(ext.name), extra_postargs=["-fopenmp", "-s"], target_lang="c++"
-        )
+        library = self.get_ext_fullpath(ext.name)
+        self.compiler.link_shared_object(objects, library, extra_postargs=["-fopenmp", "-s"], target_lang="c++")
+        # Python started in a clone finds the package there before the installed one.
+        if not self.inplace:
+            self.copy_file(library, self.get_ext_filename(ext.name))
 
 
 sources = ["ops/cpu/entry.cc", "ops/cpu/kernels.cc"]

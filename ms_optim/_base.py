@@ -205,8 +205,8 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
         device = ms.get_context("device_target")
         self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
         self._addresses = None
-        self._fused = self._choose_backend(rule, options, device)
-        if not self._fused:
+        self.fused = self._choose_backend(rule, options, device)
+        if not self.fused:
             return
         shared = (
             _kernels.SKIP_NONFINITE * options.skip_nonfinite
@@ -249,7 +249,7 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
             raise RuntimeError(f"For '{type(self).__name__}', backend='aot' has no fused kernel: {reason}.")
         if reason not in _warned:
             _warned.add(reason)
-            warnings.warn(f"ms_optim runs on the slower composite path: {reason}.", stacklevel=4)
+            warnings.warn(f"ms_optim runs on the slower composite path: {reason}.", stacklevel=6)
         return False
 
     # ---- The step -------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
             dtypes += (F.dtype(g),)
         _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes)
         rates = self._current_rates(self.global_step)
-        done = self._fused_step(rates, gradients) if self._fused else self._composite_step(rates, gradients)
+        done = self._fused_step(rates, gradients) if self.fused else self._composite_step(rates, gradients)
         return F.depend(self._succeeded, done)
 
     def _current_rates(self, step):

@@ -20,3 +20,10 @@ def mode(request):
 def backend(request):
     """Run the test on the fused kernel and on MindSpore's operators."""
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def _pynative_unless_asked():
+    """Leave every test in the same mode, whatever the last one asked for."""
+    yield
+    ms.set_context(mode=ms.PYNATIVE_MODE)

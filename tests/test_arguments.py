@@ -115,7 +115,9 @@ def test_keyword_arguments(case, name, bad, error):
 @every_case
 def test_an_unknown_keyword_argument_lists_the_known(case):
     refused(
-        TypeError, "unknown keyword argument 'lose_scale'.*loss_scale", lambda: case.optimizer(params(), 0.1, lose_scale=2)
+        TypeError,
+        "unknown keyword argument 'lose_scale'.*loss_scale",
+        lambda: case.optimizer(params(), 0.1, lose_scale=2),
     )
 
 
@@ -125,7 +127,9 @@ def test_flags_of_adamw(name):
 
 
 @pytest.mark.parametrize("name", ["weight_norm_bounds", "trust_ratio_bounds"])
-@pytest.mark.parametrize("bad, error", [(1.0, TypeError), ((1.0,), TypeError), ((2.0, 1.0), ValueError), ((-1, 1), ValueError)])
+@pytest.mark.parametrize(
+    "bad, error", [(1.0, TypeError), ((1.0,), TypeError), ((2.0, 1.0), ValueError), ((-1, 1), ValueError)]
+)
 def test_bounds_of_lamb(name, bad, error):
     refused(error, f"'{name}' must be", lambda: Lamb(params(), 0.1, **{name: bad}))
 
@@ -153,7 +157,11 @@ def test_params(case):
 def test_groups(case):
     p, q = params()
     make = case.optimizer
-    refused(KeyError, r"'params\[0\]' must be among.*got 'learning_rate'", lambda: make([{"params": [p], "learning_rate": 1}], 0.1))
+    refused(
+        KeyError,
+        r"'params\[0\]' must be among.*got 'learning_rate'",
+        lambda: make([{"params": [p], "learning_rate": 1}], 0.1),
+    )
     refused(KeyError, r"'params\[0\]' must have the key 'params'", lambda: make([{"lr": 0.1}], 0.1))
     refused(TypeError, r"params\[0\]\['params'\]' must be a list of Parameters", lambda: make([{"params": p}], 0.1))
     refused(TypeError, r"\['params'\]\[1\]' must be a Parameter", lambda: make([{"params": [p, 2]}], 0.1))
@@ -190,7 +198,17 @@ def test_gradients(case, backend, mode):
 def test_the_base_accepts_what_it_should():
     p, q = params()
     schedule = nn.ExponentialDecayLR(0.1, 0.9, 10)
-    for rate in (0, 0.0, 1, np.float32(0.1), ms.Tensor(0.1), ms.Tensor([0.1, 0.2]), [0.1, 0.2], (x for x in (1, 2)), schedule):
+    for rate in (
+        0,
+        0.0,
+        1,
+        np.float32(0.1),
+        ms.Tensor(0.1),
+        ms.Tensor([0.1, 0.2]),
+        [0.1, 0.2],
+        (x for x in (1, 2)),
+        schedule,
+    ):
         Lamb([p, q], rate)
     AdamW(iter([p, q]))
     AdamW([{"params": iter([p, q])}, {"params": []}, {"order_params": iter([q, p])}])

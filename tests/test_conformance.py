@@ -1,15 +1,24 @@
 """Every optimizer, on both paths and in both modes, follows its float64 reference."""
 
+import dataclasses
+
 import pytest
 from cases import CASES, SCENARIOS
 from harness import Pair
 from tolerances import STEPS
 
 
+def fewer_shapes(scenario, backend, mode):
+    """Spare MindSpore's operators, called one by one at 0.3 ms each, the shapes that differ only to a kernel."""
+    if backend == "aot" or mode == "graph" or len(scenario.shapes) < 4:
+        return scenario
+    return dataclasses.replace(scenario, shapes=("scalar", "zero", "tiles+1", "convolution"))
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_scenario(case, scenario, backend, mode):
-    pair = Pair(case, SCENARIOS[scenario], backend=backend)
+    pair = Pair(case, fewer_shapes(SCENARIOS[scenario], backend, mode), backend=backend)
     pair.run(mode, STEPS)
     pair.check()
 
@@ -18,6 +27,7 @@ def test_scenario(case, scenario, backend, mode):
     "case, variant", [pytest.param(c, v, id=f"{c.name}-{v}") for c in CASES for v in c.variants if v != "default"]
 )
 def test_variant(case, variant, backend):
-    pair = Pair(case, SCENARIOS["grouped"], case.variants[variant], backend=backend)
+    scenario = fewer_shapes(SCENARIOS["grouped"], backend, "pynative")
+    pair = Pair(case, scenario, case.variants[variant], backend=backend)
     pair.run("pynative", STEPS)
     pair.check()

@@ -22,7 +22,9 @@ def documented_arguments(cls):
     for entry in re.split(r"\n(?=    \w)", "\n" + args):
         name = re.match(r"\s*(\w+) \(", entry)
         if name:
-            default = re.findall(r"Default:\s+``(.*?)`` \.", re.sub(r"\n\s*- .*?(?=\n\s{0,8}\S|\Z)", "", entry, flags=re.S))
+            default = re.findall(
+                r"Default:\s+``(.*?)`` \.", re.sub(r"\n\s*- .*?(?=\n\s{0,8}\S|\Z)", "", entry, flags=re.S)
+            )
             found[name.group(1)] = default[-1] if default else None
     return found
 

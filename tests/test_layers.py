@@ -1,9 +1,9 @@
 """Each thing stands in the one place that the design gives it."""
 
-import pathlib
 import re
 
-ROOT = pathlib.Path(__file__).parent.parent
+from sources import ROOT, TESTS
+
 PACKAGE = sorted((ROOT / "ms_optim").rglob("*.py"))
 NATIVE = [p for p in sorted((ROOT / "ops").rglob("*")) if p.suffix in {".h", ".cc", ".cu", ".cpp"}]
 
@@ -40,7 +40,7 @@ def test_optimizers_are_short():
 
 
 def test_references_import_neither_the_package_nor_mindspore():
-    for path in (ROOT / "tests" / "reference").glob("*.py"):
+    for path in (TESTS / "reference").glob("*.py"):
         assert not re.search(r"^\s*(import|from) (ms_optim|mindspore)", path.read_text(), re.M), path.name
 
 

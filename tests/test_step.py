@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -12,10 +11,10 @@ import pytest
 from cases import CASES, SCENARIOS, Scenario, grouped, plain
 from harness import Pair, Step, numbers, tensor
 from mindspore import Parameter, nn, ops
+from sources import TESTS
 
 from ms_optim import AdamW, Lamb
 
-TESTS = pathlib.Path(__file__).parent
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 

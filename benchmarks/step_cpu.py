@@ -1,0 +1,355 @@
+"""Times one optimizer step on GPT-2 small's 148 tensors (124.4M float32 parameters), beside the peers installed here.
+
+Each row runs in a process of its own, which first compares two steps with float64 arithmetic, then times more of them;
+the memory bandwidth is measured between rows. Rounds repeat all rows, and a ratio is taken within its round, so that a
+machine whose speed drifts does not favour anyone.
+
+    python benchmarks/step_cpu.py                      all rows that can run here
+    python benchmarks/step_cpu.py --rows adamw torch   only those whose name starts so
+"""
+
+# Peers are measured where they are installed.
+# pyright: reportMissingImports=false
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+
+LAYER = [
+    (768,),
+    (768,),
+    (2304, 768),
+    (2304,),
+    (768, 768),
+    (768,),
+    (768,),
+    (768,),
+    (3072, 768),
+    (3072,),
+    (768, 3072),
+    (768,),
+]
+GPT2_SMALL = [(50257, 768), (1024, 768), *LAYER * 12, (768,), (768,)]
+PARAMETERS = sum(int(np.prod(shape)) for shape in GPT2_SMALL)
+assert (len(GPT2_SMALL), PARAMETERS) == (148, 124_439_808)
+
+RATE, DECAY, BETA1, BETA2, EPS = 1e-3, 0.01, 0.9, 0.999, 1e-8
+CHECKED = [1, 2, 6, 11]  # tensors compared with float64; they hold all shapes but the largest
+CHECK_STEPS = 2
+# Of the largest move: weights are some 1e-1 and Lamb moves them by 1e-5, so rounding alone is worth 1e-4 of a move.
+ALLOWED = 1e-3
+
+
+# ---- What the rows should compute, in float64 --------------------------------------------------------------------
+
+
+def adam(w, g, t, m, v, bias_correction=True):
+    """Advance moments and return Adam's direction."""
+    m[...] = BETA1 * m + (1 - BETA1) * g
+    v[...] = BETA2 * v + (1 - BETA2) * g * g
+    if not bias_correction:
+        return m / (np.sqrt(v) + EPS)
+    return m / (1 - BETA1**t) / (np.sqrt(v / (1 - BETA2**t)) + EPS)
+
+
+def expect_adamw(w, g, t, m, v):
+    """AdamW."""
+    return w - RATE * (adam(w, g, t, m, v) + DECAY * w)
+
+
+def expect_adam(w, g, t, m, v):
+    """Adam with the corrections folded into the rate, and no decay; eps is as good as 0 at this size of gradients."""
+    m[...] = BETA1 * m + (1 - BETA1) * g
+    v[...] = BETA2 * v + (1 - BETA2) * g * g
+    return w - RATE * np.sqrt(1 - BETA2**t) / (1 - BETA1**t) * m / (np.sqrt(v) + EPS)
+
+
+def expect_uncorrected(w, g, t, m, v):
+    """What nn.AdamWeightDecay computes: AdamW without bias correction."""
+    return w - RATE * (adam(w, g, t, m, v, bias_correction=False) + DECAY * w)
+
+
+def expect_lamb(w, g, t, m, v):
+    """Lamb."""
+    u = adam(w, g, t, m, v) + DECAY * w
+    return w - RATE * np.linalg.norm(w) / np.linalg.norm(u) * u
+
+
+def expect_lamb_of_pytorch_optimizer(w, g, t, m, v):
+    """Lamb as it has it: no bias correction but in the rate, and the weight's norm held below 10."""
+    u = adam(w, g, t, m, v, bias_correction=False) + DECAY * w
+    return w - RATE / (1 - BETA1**t) * min(np.linalg.norm(w), 10.0) / np.linalg.norm(u) * u
+
+
+# ---- Rows ---------------------------------------------------------------------------------------------------------
+
+
+def tensors(seed=0):
+    """Return weights and gradients; gradients are some 1e-2, as eps should not matter."""
+    rng = np.random.default_rng(seed)
+    weights = [rng.standard_normal(s, np.float32) * np.float32(0.02) for s in GPT2_SMALL]
+    return weights, [rng.standard_normal(s, np.float32) * np.float32(0.01) for s in GPT2_SMALL]
+
+
+def mindspore_row(make, expect, mode="graph"):
+    """Return a function that builds a MindSpore optimizer's step."""
+
+    def build():
+        import mindspore as ms
+
+        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+        before = peak_bytes()
+        weights, gradients = tensors()
+        starts = {i: weights[i].copy() for i in CHECKED}
+        named_gradients = {i: gradients[i].copy() for i in CHECKED}
+        params = [ms.Parameter(ms.Tensor(w), name=f"w{i}") for i, w in enumerate(weights)]
+        given = tuple(ms.Tensor(g) for g in gradients)
+        del weights, gradients
+        optimizer = make(params)
+
+        def step():
+            optimizer(given)
+            params[0][0, 0].asnumpy()
+
+        return step, lambda i: params[i].asnumpy(), starts, named_gradients, before
+
+    return build, expect
+
+
+def torch_row(make, expect, clip=None):
+    """Return a function that builds a torch optimizer's step."""
+
+    def build():
+        import torch
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        before = peak_bytes()
+        weights, gradients = tensors()
+        starts = {i: weights[i].copy() for i in CHECKED}
+        named_gradients = {i: gradients[i].copy() for i in CHECKED}
+        params = [torch.nn.Parameter(torch.from_numpy(w)) for w in weights]
+        for p, g in zip(params, gradients):
+            p.grad = torch.from_numpy(g)
+        optimizer = make(params)
+
+        def step():
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(params, clip)
+            optimizer.step()
+
+        return step, lambda i: params[i].detach().numpy(), starts, named_gradients, before
+
+    return build, expect
+
+
+def ours(name, **options):
+    """Make one of the package's optimizers."""
+
+    def make(params):
+        import ms_optim
+
+        return getattr(ms_optim, name)(params, RATE, weight_decay=DECAY, eps=EPS, backend="aot", **options)
+
+    return make
+
+
+def upstream(name, **options):
+    """Make one of MindSpore's optimizers."""
+
+    def make(params):
+        from mindspore import nn
+
+        return getattr(nn, name)(params, RATE, **options)
+
+    return make
+
+
+def mindformers(params):
+    """Make MindFormers' AdamW."""
+    from mindformers.core.optim import AdamW
+
+    return AdamW.get_actual_adamw_cls(False)(params, RATE, (BETA1, BETA2), EPS, DECAY)
+
+
+def torch_adamw(params):
+    """Make torch's fused AdamW."""
+    import torch
+
+    return torch.optim.AdamW(params, RATE, (BETA1, BETA2), EPS, DECAY, fused=True)
+
+
+def deepspeed(params):
+    """Make DeepSpeed's CPUAdam; it compiles itself on first use."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    return DeepSpeedCPUAdam(params, RATE, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY, adamw_mode=True)
+
+
+def pytorch_lamb(params):
+    """Make pytorch_optimizer's Lamb."""
+    from pytorch_optimizer import Lamb
+
+    return Lamb(params, RATE, (BETA1, BETA2), DECAY, weight_decouple=False, eps=EPS)
+
+
+# Name: what it needs, its row, the bytes that a parameter's update moves at least.
+ROWS = {
+    "adamw graph": ("mindspore", mindspore_row(ours("AdamW", loss_scale=1.0), expect_adamw), 28),
+    "adamw pynative": ("mindspore", mindspore_row(ours("AdamW"), expect_adamw, "pynative"), 28),
+    "lamb graph": ("mindspore", mindspore_row(ours("Lamb"), expect_lamb), 40),
+    "lamb pynative": ("mindspore", mindspore_row(ours("Lamb"), expect_lamb, "pynative"), 40),
+    "nn.Adam": ("mindspore", mindspore_row(upstream("Adam", eps=EPS), expect_adam), 28),
+    "nn.AdamOffload": ("mindspore", mindspore_row(upstream("AdamOffload", eps=EPS), expect_adam), 28),
+    "nn.AdamWeightDecay": (
+        "mindspore",
+        mindspore_row(upstream("AdamWeightDecay", eps=EPS, weight_decay=DECAY), expect_uncorrected),
+        28,
+    ),
+    "mindformers graph": ("mindformers", mindspore_row(mindformers, expect_adamw), 28),
+    "mindformers pynative": ("mindformers", mindspore_row(mindformers, expect_adamw, "pynative"), 28),
+    "torch fused AdamW": ("torch", torch_row(torch_adamw, expect_adamw), 28),
+    "deepspeed CPUAdam": ("deepspeed", torch_row(deepspeed, expect_adamw), 28),
+    "pytorch_optimizer Lamb": ("pytorch_optimizer", torch_row(pytorch_lamb, expect_lamb_of_pytorch_optimizer), 40),
+}
+
+
+# ---- Measuring ----------------------------------------------------------------------------------------------------
+
+
+def peak_bytes():
+    """Return the process's peak resident memory."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def bandwidth(threads, size=32_000_000, repeats=5):
+    """Return bytes a second of a += b: the pattern of an update, which reads what it writes."""
+    pairs = [(np.ones(size, np.float32), np.ones(size, np.float32)) for _ in range(threads)]
+
+    def add(a, b):
+        for _ in range(repeats):
+            np.add(a, b, out=a)
+
+    for a, b in pairs:
+        np.add(a, b, out=a)
+    workers = [threading.Thread(target=add, args=pair) for pair in pairs]
+    start = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return 12 * size * repeats * threads / (time.perf_counter() - start)
+
+
+def work(name, steps):
+    """Check and time one row; print the result as JSON."""
+    build, expect = ROWS[name][1]
+    step, read, starts, gradients, before = build()
+    first = time.perf_counter()
+    step()
+    first = time.perf_counter() - first
+    for _ in range(CHECK_STEPS - 1):
+        step()
+    worst = 0.0
+    for i in CHECKED:
+        w, g = starts[i].astype(np.float64), gradients[i].astype(np.float64)
+        m, v = np.zeros_like(w), np.zeros_like(w)
+        for t in range(1, CHECK_STEPS + 1):
+            w = expect(w, g, t, m, v)
+        worst = max(worst, float(np.max(np.abs(read(i) - w)) / np.max(np.abs(w - starts[i]))))
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    result = {"seconds": statistics.median(times), "first": first, "error": worst, "peak": peak_bytes() - before}
+    print("RESULT", json.dumps(result))
+
+
+def run(name, steps, threads):
+    """Run a row in a process of its own; return its result, or the last line of what went wrong."""
+    process = subprocess.run(
+        [sys.executable, __file__, "--work", name, "--steps", str(steps)],
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        capture_output=True,
+        text=True,
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
+    if lines:
+        return json.loads(lines[0][7:])
+    return (process.stderr.strip().splitlines() or ["no output"])[-1]
+
+
+def main():
+    """Run the rows in rounds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", help="only rows whose name starts with one of these")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=9, help="timed steps of a row in a round")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(arguments.work, arguments.steps)
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=max(110, Console().width))
+    chosen = {n: row for n, row in ROWS.items() if not arguments.rows or n.lower().startswith(tuple(arguments.rows))}
+    results, speeds, failed = {}, [], {}
+    for number in range(arguments.rounds):
+        for name, (needs, _, _) in chosen.items():
+            if name in failed or importlib.util.find_spec(needs) is None:
+                failed.setdefault(name, f"{needs} is not installed")
+                continue
+            speeds.append(bandwidth(arguments.threads))
+            result = run(name, arguments.steps, arguments.threads)
+            if isinstance(result, dict) and not result["error"] <= ALLOWED:
+                result = f"wrong: off by {result['error']:.1e} of the largest move, {ALLOWED} allowed"
+            if isinstance(result, str):
+                failed[name] = result
+                continue
+            results.setdefault(name, []).append(result)
+            nanoseconds = result["seconds"] / PARAMETERS * 1e9
+            console.print(f"round {number + 1}: {name}: {nanoseconds:.3f} ns a parameter", highlight=False)
+
+    speed = statistics.median(speeds)
+    title = (
+        f"GPT-2 small, {len(GPT2_SMALL)} tensors, {PARAMETERS / 1e6:.1f}M float32 parameters, {arguments.threads} "
+        f"threads; a += b moves {speed / 1e9:.1f} GB/s ({min(speeds) / 1e9:.1f} to {max(speeds) / 1e9:.1f})"
+    )
+    table = Table(title=title, title_justify="left")
+    for heading in ("step", "ns/param", "÷ first", "B/param", "of a += b", "first step", "memory", "error"):
+        table.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
+    base = next(iter(results.values()), [])
+    for name, rounds in results.items():
+        seconds = statistics.median(r["seconds"] for r in rounds)
+        ratio = statistics.median(r["seconds"] / b["seconds"] for r, b in zip(rounds, base))
+        moved = chosen[name][2]
+        table.add_row(
+            name,
+            f"{seconds / PARAMETERS * 1e9:.3f}",
+            f"{ratio:.2f}",
+            str(moved),
+            f"{moved * PARAMETERS / seconds / speed:.0%}",
+            f"{statistics.median(r['first'] for r in rounds):.2f} s",
+            f"{max(r['peak'] for r in rounds) / 1e9:.2f} GB",
+            f"{max(r['error'] for r in rounds):.0e}",
+        )
+    console.print(table)
+    for name, reason in failed.items():
+        console.print(f"not run: {name}: {reason}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Train a small convolutional network on handwritten digits, once per optimizer, and compare them in one picture.
+
+Uses what the package is for: a group of convolutions with gradient centralization, a group without decay for biases and
+normalization, a weight decay that changes over time, and a learning rate that warms up and then decays.
+"""
+
+import argparse
+import math
+import time
+
+import matplotlib as mpl
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+from rich.console import Console
+from rich.table import Table
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from tqdm import tqdm
+
+import ms_optim
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+
+# The learning rate that each optimizer likes; Lamb scales its steps to the weights.
+LEARNING_RATES = {"AdamW": 4e-3, "Lamb": 2e-2}
+BATCH = 64
+
+
+class Net(nn.Cell):
+    """Two convolutions and a classifier for 8 x 8 images."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.SequentialCell(
+            nn.Conv2d(1, 12, 3),
+            nn.BatchNorm2d(12),
+            nn.ReLU(),
+            nn.Conv2d(12, 24, 3, stride=2),
+            nn.BatchNorm2d(24),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dense(24 * 4 * 4, 10),
+        )
+
+    def construct(self, x):
+        """Return logits of shape (batch, 10) for images of shape (batch, 1, 8, 8)."""
+        return self.layers(x)
+
+
+class WarmupCosine(nn.learning_rate_schedule.LearningRateSchedule):
+    """A learning rate that rises linearly to its peak and falls to 0 as a half cosine."""
+
+    def __init__(self, peak, warmup, total):
+        super().__init__()
+        self.peak, self.warmup, self.total = peak, warmup, total
+
+    def construct(self, global_step):
+        """Return the learning rate of a step, counted from 0."""
+        step = ops.cast(global_step, ms.float32)
+        rising = (step + 1) / self.warmup
+        falling = 0.5 * (1 + ops.cos(math.pi * (step - self.warmup) / (self.total - self.warmup)))
+        return self.peak * ops.minimum(rising, falling)
+
+
+class LinearDecay(nn.Cell):
+    """A weight decay that falls linearly to 0."""
+
+    def __init__(self, first, total):
+        super().__init__()
+        self.first, self.total = first, total
+
+    def construct(self, global_step):
+        """Return the weight decay of a step, counted from 0."""
+        return self.first * (1 - ops.cast(global_step, ms.float32) / self.total)
+
+
+class Recorder(ms.Callback):
+    """Records loss and test accuracy, and moves the progress bar."""
+
+    def __init__(self, net, test, bar):
+        super().__init__()
+        self.net, self.test, self.bar = net, test, bar
+        self.losses, self.accuracies = [], []
+
+    def on_train_step_end(self, run_context):
+        """Note the loss of the batch."""
+        self.losses.append(float(run_context.original_args().net_outputs.asnumpy()))
+        self.bar.set_postfix(loss=f"{self.losses[-1]:.3f}", refresh=False)
+        self.bar.update()
+
+    def on_train_epoch_end(self, run_context):
+        """Measure the accuracy on the test images."""
+        images, labels = self.test
+        self.net.set_train(False)
+        predicted = self.net(ms.Tensor(images)).asnumpy().argmax(1)
+        self.net.set_train(True)
+        self.accuracies.append(float((predicted == labels).mean()))
+
+
+def digits():
+    """Return training and test images of shape (n, 1, 8, 8) with their labels."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    split = train_test_split(images, labels.astype(np.int32), test_size=0.25, random_state=0, stratify=labels)
+    return (split[0], split[2]), (split[1], split[3])
+
+
+def param_groups(net):
+    """Centralize the gradients of convolutions; spare biases and normalization from decay."""
+    params = net.trainable_params()
+    convolutions = [p for p in params if p.ndim == 4]
+    spared = [p for p in params if p.ndim == 1]
+    others = [p for p in params if p.ndim not in (1, 4)]
+    return [
+        {"params": convolutions, "grad_centralization": True},
+        {"params": spared, "weight_decay": 0.0},
+        {"params": others},
+        {"order_params": params},
+    ]
+
+
+def train(name, epochs, seed):
+    """Train one network; return losses, accuracies and seconds."""
+    ms.set_seed(seed)
+    ms.dataset.config.set_seed(seed)
+    train_set, test_set = digits()
+    data = ms.dataset.NumpySlicesDataset(train_set, shuffle=True).batch(BATCH, drop_remainder=True)
+    steps = epochs * data.get_dataset_size()
+    net = Net()
+    optimizer = getattr(ms_optim, name)(
+        param_groups(net),
+        learning_rate=WarmupCosine(LEARNING_RATES[name], warmup=steps // 10, total=steps),
+        weight_decay=LinearDecay(0.05, steps),
+    )
+    model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
+    with tqdm(total=steps, desc=f"{name:12}", unit="step") as bar:
+        recorder = Recorder(net, test_set, bar)
+        start = time.perf_counter()
+        model.train(epochs, data, callbacks=[recorder], dataset_sink_mode=False)
+        seconds = time.perf_counter() - start
+    return recorder.losses, recorder.accuracies, seconds
+
+
+def draw(results, path):
+    """Draw loss and accuracy of all optimizers side by side."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for name, (losses, accuracies, _) in results.items():
+        steps = np.arange(1, len(losses) + 1) * len(accuracies) / len(losses)
+        smooth = np.convolve(losses, np.ones(10) / 10, mode="valid")
+        left.plot(steps[len(losses) - len(smooth) :], smooth, label=name)
+        right.plot(np.arange(1, len(accuracies) + 1), 100 * np.array(accuracies), label=name)
+    left.set(title="Training loss, mean of 10 steps", xlabel="epoch", ylabel="cross entropy", yscale="log")
+    right.set(title="Test accuracy", xlabel="epoch", ylabel="%", ylim=(90, 100))
+    right.axhline(97, color="grey", linewidth=0.8, linestyle=":")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main():
+    """Train, print the table, save the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--optimizer", nargs="+", choices=list(LEARNING_RATES), default=list(LEARNING_RATES))
+    parser.add_argument("--mode", choices=["graph", "pynative"], default="graph")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", default="train.png", help="where the picture goes")
+    arguments = parser.parse_args()
+    ms.set_context(mode=ms.GRAPH_MODE if arguments.mode == "graph" else ms.PYNATIVE_MODE)
+
+    results = {name: train(name, arguments.epochs, arguments.seed) for name in arguments.optimizer}
+    table = Table("Optimizer", "Test accuracy", "Seconds")
+    for name, (_, accuracies, seconds) in results.items():
+        table.add_row(name, f"{accuracies[-1]:.2%}", f"{seconds:.1f}")
+    console = Console()
+    console.print(table)
+    draw(results, arguments.output)
+    console.print(f"Curves in {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

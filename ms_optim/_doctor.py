@@ -1,0 +1,92 @@
+"""What runs on this machine, and whether each kernel agrees with MindSpore's own operators."""
+
+from __future__ import annotations
+
+import platform
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor
+from rich.console import Console
+from rich.table import Table
+
+import ms_optim
+
+from . import _kernels
+from ._base import FusedOptimizer
+
+SHAPES = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
+STEPS = 10
+# Choices that take a kernel of their own.
+VARIANTS = {"AdamW": [{}, {"amsgrad": True}]}
+# Two float32 paths: both round some 10 times a step.
+TOLERANCE = 100 * 2.0**-24
+
+
+def main() -> int:
+    """Print the report; return 0 if every kernel that runs is right, else 1."""
+    console = Console()
+    device = ms.get_context("device_target")
+    console.print(f"ms_optim {ms_optim.__version__}, MindSpore {ms.__version__}, Python {platform.python_version()}")
+    console.print(f"Device target {device}, processor {platform.machine()}")
+    reason = _kernels.why_not("adamw", "CPU")
+    if reason is None:
+        library = _kernels.library("libms_optim_cpu.so")
+        name = library.ms_optim_instruction_set().decode()
+        console.print(f"CPU kernels: instruction set {name}, {library.ms_optim_threads()} threads")
+    else:
+        console.print(f"CPU kernels: none; {reason}", soft_wrap=True)
+
+    table = Table()
+    for heading in ("Optimizer", "Path", "Why", "Check against MindSpore's operators"):
+        table.add_column(heading, overflow="fold")
+    sound = True
+    for optimizer in optimizers():
+        for choice in VARIANTS.get(optimizer.__name__, [{}]):
+            path, why, check, right = examine(optimizer, choice)
+            sound &= right
+            chosen = ", ".join(f"{name}={value}" for name, value in choice.items())
+            table.add_row(f"{optimizer.__name__}({chosen})", path, why, check)
+    console.print(table)
+    return 0 if sound else 1
+
+
+def optimizers() -> list[type[FusedOptimizer]]:
+    """Return the public optimizers."""
+    public = [getattr(ms_optim, name) for name in ms_optim.__all__]
+    return [x for x in public if isinstance(x, type) and issubclass(x, FusedOptimizer)]
+
+
+def examine(optimizer: type[FusedOptimizer], choice: dict) -> tuple[str, str, str, bool]:
+    """Return an optimizer's path, the reason for it, the result of the check, and whether that is right."""
+    auto = build(optimizer, choice, "auto")
+    if not auto.fused:
+        return "composite", auto.backend_reason, "nothing to check", True
+    worst = disagreement(auto, build(optimizer, choice, "composite"))
+    right = worst <= TOLERANCE
+    verdict = f"{'agrees' if right else 'WRONG'}: {worst:.1e} off at most, {TOLERANCE:.1e} allowed"
+    return "fused", f"{auto.rule.name} in {_kernels.KERNELS[auto.rule.name, 'CPU'].library}", verdict, right
+
+
+def build(optimizer, choice, backend):
+    """Make an optimizer of fixed weights."""
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+    params = [Parameter(Tensor(np.asarray(w)), name=f"w{i}") for i, w in enumerate(weights)]
+    groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "grad_centralization": True}]
+    return optimizer(groups, 0.01, weight_decay=0.01, loss_scale=8.0, grad_clip_norm=5.0, backend=backend, **choice)
+
+
+def disagreement(one, other) -> float:
+    """Return the largest difference of weights and states, relative to the largest number in each tensor."""
+    rng = np.random.default_rng(1)
+    for _ in range(STEPS):
+        gradients = [np.asarray(rng.standard_normal(shape), np.float32) for shape in SHAPES]
+        for optimizer in (one, other):
+            optimizer(tuple(Tensor(g) for g in gradients))
+    worst = 0.0
+    for a, b in zip([*one.parameters, *one.states], [*other.parameters, *other.states]):
+        x, y = a.asnumpy().astype(np.float64), b.asnumpy().astype(np.float64)
+        difference = np.max(np.abs(x - y)) / np.max(np.abs(y))
+        worst = max(worst, float(difference) if np.isfinite(difference) else np.inf)
+    return worst

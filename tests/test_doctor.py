@@ -1,0 +1,98 @@
+"""The doctor says what runs and why, and finds a kernel that is wrong; installing works without a compiler."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from sources import ROOT
+
+from ms_optim import AdamW, _doctor, _kernels
+
+
+def run(*command, **options):
+    options = {"capture_output": True, "text": True, **options}
+    return subprocess.run([sys.executable, *command], **options)
+
+
+def test_doctor_reports_paths_and_checks_kernels(tmp_path):
+    report = run("-m", "ms_optim", "doctor", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "instruction set" in report.stdout
+    assert "threads" in report.stdout
+    for optimizer in _doctor.optimizers():
+        assert optimizer.__name__ in report.stdout
+    if _kernels.why_not("adamw", "CPU") is None:
+        rows = sum(len(_doctor.VARIANTS.get(cls.__name__, [{}])) for cls in _doctor.optimizers())
+        assert report.stdout.count("agrees") == rows
+
+
+def test_doctor_checks_every_kernel_of_the_cpu():
+    rules = {
+        _doctor.build(cls, choice, "composite").rule.name
+        for cls in _doctor.optimizers()
+        for choice in _doctor.VARIANTS.get(cls.__name__, [{}])
+    }
+    assert rules == {rule for rule, device in _kernels.KERNELS if device == "CPU"}
+
+
+def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path):
+    environment = {**os.environ, _kernels.WHITE_LIST: str(tmp_path), "COLUMNS": "300"}
+    report = run("-m", "ms_optim", "doctor", env=environment, cwd=tmp_path)
+    assert report.returncode == 0
+    assert f"set {_kernels.WHITE_LIST}={_kernels.FOLDER}" in report.stdout
+    assert "composite" in report.stdout
+    assert report.stderr.count("ms_optim runs on the slower composite path") == 1
+
+
+@pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there is no kernel to be wrong")
+def test_doctor_finds_a_wrong_kernel(monkeypatch):
+    """A rule whose MindSpore form says something else than its kernel is called wrong."""
+    path, _, verdict, right = _doctor.examine(AdamW, {})
+    assert (path, right) == ("fused", True)
+
+    def wrong(self, scalars, m, v):
+        return m / scalars[0] * 1.001
+
+    monkeypatch.setattr(AdamW, "adam_direction", wrong)
+    _, _, verdict, right = _doctor.examine(AdamW, {})
+    assert not right
+    assert "WRONG" in verdict
+
+
+WITHOUT_COMPILER = """
+import warnings
+warnings.simplefilter("always")
+import numpy as np
+from mindspore import Parameter, Tensor
+import ms_optim
+w = Parameter(Tensor(np.ones(3, np.float32)), name="w")
+for _ in range(2):
+    optimizer = ms_optim.AdamW([w], 0.1)
+    optimizer((Tensor(np.ones(3, np.float32)),))
+assert abs(w.asnumpy()[0] - 0.8) < 1e-5, w.asnumpy()
+try:
+    ms_optim.AdamW([w], backend="aot")
+except RuntimeError as error:
+    print("refused:", error)
+print(ms_optim.__file__)
+"""
+
+
+def test_without_a_compiler_it_installs_and_runs_with_one_warning(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", "*.so", "build", "*.egg-info", ".venv"))
+    target = tmp_path / "target"
+    installed = run(
+        *("-m", "pip", "install", "--no-build-isolation", "--no-deps", "--target", str(target), str(source)),
+        env={**os.environ, "CC": "/bin/false", "CXX": "/bin/false"},
+    )
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    assert not list(target.rglob("*.so"))
+    ran = run("-c", WITHOUT_COMPILER, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(target)})
+    assert ran.returncode == 0, ran.stderr
+    assert str(target) in ran.stdout
+    assert ran.stderr.count("ms_optim runs on the slower composite path") == 1
+    assert "a C++17 compiler with OpenMP" in ran.stderr
+    assert "refused: For 'AdamW', backend='aot' has no fused kernel" in ran.stdout

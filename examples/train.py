@@ -1,17 +1,17 @@
 """Train a small convolutional network on handwritten digits, once per optimizer, and compare them in one picture.
 
 Uses what the package is for: a group of convolutions with gradient centralization, a group without decay for biases and
-normalization, a weight decay that changes over time, and a learning rate that warms up and then decays.
+normalization, a weight decay that changes over time, and a learning rate that warms up, holds and decays.
 """
 
 import argparse
-import math
 import time
+from collections import OrderedDict
 
 import matplotlib as mpl
 import mindspore as ms
 import numpy as np
-from mindspore import nn, ops
+from mindspore import nn
 from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
@@ -23,8 +23,23 @@ import ms_optim
 mpl.use("agg")
 import matplotlib.pyplot as plt
 
-# The learning rate that each optimizer likes; Lamb scales its steps to the weights.
-LEARNING_RATES = {"AdamW": 4e-3, "Lamb": 2e-2}
+# What each optimizer likes: Lamb and LANS scale their steps to the weights, DGCMomentum's are those of momentum SGD.
+# Its decay and AdamOffload's enter the gradient, where a tenth does what it does outside.
+SETTINGS = {
+    "AdamW": {"learning_rate": 4e-3},
+    "Lamb": {"learning_rate": 2e-2},
+    "LANS": {"learning_rate": 2e-2},
+    "AdamOffload": {"learning_rate": 4e-3, "weight_decay": 5e-4},
+    "DGCMomentum": {
+        "learning_rate": 0.05,
+        "weight_decay": 5e-4,
+        "momentum": 0.9,
+        "rampup_begin_step": 20,
+        "rampup_step": 60,
+        "sparsity": (0.75, 0.9375, 0.984375),
+        "min_compress_numel": 256,
+    },
+}
 BATCH = 64
 
 
@@ -34,46 +49,21 @@ class Net(nn.Cell):
     def __init__(self):
         super().__init__()
         self.layers = nn.SequentialCell(
-            nn.Conv2d(1, 12, 3),
-            nn.BatchNorm2d(12),
-            nn.ReLU(),
-            nn.Conv2d(12, 24, 3, stride=2),
-            nn.BatchNorm2d(24),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Dense(24 * 4 * 4, 10),
+            OrderedDict(
+                conv1=nn.Conv2d(1, 12, 3),
+                norm1=nn.BatchNorm2d(12),
+                relu1=nn.ReLU(),
+                conv2=nn.Conv2d(12, 24, 3, stride=2),
+                norm2=nn.BatchNorm2d(24),
+                relu2=nn.ReLU(),
+                flatten=nn.Flatten(),
+                head=nn.Dense(24 * 4 * 4, 10),
+            )
         )
 
     def construct(self, x):
         """Return logits of shape (batch, 10) for images of shape (batch, 1, 8, 8)."""
         return self.layers(x)
-
-
-class WarmupCosine(nn.learning_rate_schedule.LearningRateSchedule):
-    """A learning rate that rises linearly to its peak and falls to 0 as a half cosine."""
-
-    def __init__(self, peak, warmup, total):
-        super().__init__()
-        self.peak, self.warmup, self.total = peak, warmup, total
-
-    def construct(self, global_step):
-        """Return the learning rate of a step, counted from 0."""
-        step = ops.cast(global_step, ms.float32)
-        rising = (step + 1) / self.warmup
-        falling = 0.5 * (1 + ops.cos(math.pi * (step - self.warmup) / (self.total - self.warmup)))
-        return self.peak * ops.minimum(rising, falling)
-
-
-class LinearDecay(nn.Cell):
-    """A weight decay that falls linearly to 0."""
-
-    def __init__(self, first, total):
-        super().__init__()
-        self.first, self.total = first, total
-
-    def construct(self, global_step):
-        """Return the weight decay of a step, counted from 0."""
-        return self.first * (1 - ops.cast(global_step, ms.float32) / self.total)
 
 
 class Recorder(ms.Callback):
@@ -107,20 +97,6 @@ def digits():
     return (split[0], split[2]), (split[1], split[3])
 
 
-def param_groups(net):
-    """Centralize the gradients of convolutions; spare biases and normalization from decay."""
-    params = net.trainable_params()
-    convolutions = [p for p in params if p.ndim == 4]
-    spared = [p for p in params if p.ndim == 1]
-    others = [p for p in params if p.ndim not in (1, 4)]
-    return [
-        {"params": convolutions, "grad_centralization": True},
-        {"params": spared, "weight_decay": 0.0},
-        {"params": others},
-        {"order_params": params},
-    ]
-
-
 def train(name, epochs, seed):
     """Train one network; return losses, accuracies and seconds."""
     ms.set_seed(seed)
@@ -129,10 +105,12 @@ def train(name, epochs, seed):
     data = ms.dataset.NumpySlicesDataset(train_set, shuffle=True).batch(BATCH, drop_remainder=True)
     steps = epochs * data.get_dataset_size()
     net = Net()
+    settings = {"weight_decay": 0.05, **SETTINGS[name]}
     optimizer = getattr(ms_optim, name)(
-        param_groups(net),
-        learning_rate=WarmupCosine(LEARNING_RATES[name], warmup=steps // 10, total=steps),
-        weight_decay=LinearDecay(0.05, steps),
+        ms_optim.pattern_groups(net, {"*conv*": {"grad_centralization": True}}, filter_bias_and_norm=True),
+        learning_rate=ms_optim.WarmUpHoldDecayLR(settings.pop("learning_rate"), steps // 10, steps // 5, steps),
+        weight_decay=ms_optim.LinearWeightDecay(settings.pop("weight_decay"), 0.0, steps),
+        **settings,
     )
     model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     with tqdm(total=steps, desc=f"{name:12}", unit="step") as bar:
@@ -164,7 +142,7 @@ def draw(results, path):
 def main():
     """Train, print the table, save the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--optimizer", nargs="+", choices=list(LEARNING_RATES), default=list(LEARNING_RATES))
+    parser.add_argument("--optimizer", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--mode", choices=["graph", "pynative"], default="graph")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)

@@ -17,7 +17,7 @@ class AdamFamily(FusedOptimizer):
     Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), Algorithm 1.
     """
 
-    def __init__(self, params, learning_rate, weight_decay, rule: Rule, betas, eps, bias_correction=True, **shared):
+    def __init__(self, params, learning_rate, weight_decay, rule: Rule, betas, eps, shared, bias_correction=True):
         name = type(self).__name__
         for argument, beta in betas.items():
             check_open_unit(name, argument, beta)

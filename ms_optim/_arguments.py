@@ -17,16 +17,26 @@ WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
 GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "order_params")
 
 
-class Shared(TypedDict, total=False):
-    """Keyword arguments that every optimizer takes after its own."""
+class Unclipped(TypedDict, total=False):
+    """Keyword arguments that every optimizer takes after its own, but for those that some name themselves."""
 
-    loss_scale: float
-    grad_clip_norm: float | None
     state_dtype: str
     master_weights: bool
     stochastic_rounding: bool
     skip_nonfinite: bool
     backend: str
+
+
+class Unscaled(Unclipped, total=False):
+    """The same with global clipping."""
+
+    grad_clip_norm: float | None
+
+
+class Shared(Unscaled, total=False):
+    """Keyword arguments that every optimizer takes after its own."""
+
+    loss_scale: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +62,6 @@ class Options:
         Raises:
             TypeError: If a name is unknown or a value has the wrong type.
             ValueError: If a value is out of range.
-            NotImplementedError: If a value is one that this version does not support.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         unknown = [name for name in given if name not in known]
@@ -68,12 +77,14 @@ class Options:
             check_type(optimizer, name, getattr(options, name), bool)
         check_choice(optimizer, "state_dtype", options.state_dtype, STATE_DTYPES)
         check_choice(optimizer, "backend", options.backend, BACKENDS)
-        if options.state_dtype != "float32":
-            raise NotImplementedError(
-                f"For '{optimizer}', 'state_dtype' must be 'float32' in this version, but got {options.state_dtype!r}."
+        if options.stochastic_rounding and options.master_weights:
+            fail(
+                ValueError,
+                optimizer,
+                "master_weights",
+                "False with stochastic_rounding=True, or nothing is rounded",
+                True,
             )
-        if options.stochastic_rounding:
-            raise NotImplementedError(f"For '{optimizer}', 'stochastic_rounding' is not supported in this version.")
         return options
 
 
@@ -107,6 +118,22 @@ def check_positive(optimizer: str, name: str, value: Any) -> None:
         fail(ValueError, optimizer, name, "a number greater than 0", value)
 
 
+def check_not_negative(optimizer: str, name: str, value: Any) -> None:
+    """Check that a value is a finite number, 0 or greater."""
+    if not is_number(value):
+        fail(TypeError, optimizer, name, "a number, 0 or greater", value)
+    if not (value >= 0 and math.isfinite(value)):
+        fail(ValueError, optimizer, name, "a number, 0 or greater", value)
+
+
+def check_count(optimizer: str, name: str, value: Any, least: int = 0) -> None:
+    """Check that a value is an int that counts: at least so many, and no more than an int32 holds."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        fail(TypeError, optimizer, name, f"an int, {least} or greater", value)
+    if not least <= value < 2**31:
+        fail(ValueError, optimizer, name, f"an int, {least} or greater and less than 2**31", value)
+
+
 def check_open_unit(optimizer: str, name: str, value: Any) -> None:
     """Check that a value is a float strictly between 0 and 1."""
     check_type(optimizer, name, value, float)
@@ -120,17 +147,39 @@ def check_eps(optimizer: str, value: Any) -> None:
     check_positive(optimizer, "eps", value)
 
 
-def check_bounds(optimizer: str, name: str, value: Any) -> tuple[float, float]:
-    """Check a pair (low, high) of limits, either None, and return it as numbers."""
+def check_bounds(optimizer: str, names: str | tuple[str, str], value: Any) -> tuple[float, float]:
+    """Check limits (low, high), either None, and return them as numbers.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        names: Name of the argument that holds both, or of one argument for each.
+        value: None for no limits, or the pair.
+    """
     if value is None:
         return 0.0, math.inf
-    if not isinstance(value, (tuple, list)) or len(value) != 2 or not all(x is None or is_number(x) for x in value):
-        fail(TypeError, optimizer, name, "None or a pair (low, high) of numbers or None", value)
+    if isinstance(names, str) and (not isinstance(value, (tuple, list)) or len(value) != 2):
+        fail(TypeError, optimizer, names, "None or a pair (low, high) of numbers or None", value)
+    names = (f"{names}[0]", f"{names}[1]") if isinstance(names, str) else names
+    for name, bound in zip(names, value):
+        if bound is not None and not is_number(bound):
+            fail(TypeError, optimizer, name, "a number or None", bound)
+        if bound is not None and not bound >= 0:
+            fail(ValueError, optimizer, name, "0 or greater", bound)
     low = 0.0 if value[0] is None else float(value[0])
     high = math.inf if value[1] is None else float(value[1])
-    if not 0.0 <= low <= high:
-        fail(ValueError, optimizer, name, "a pair with 0 <= low <= high", value)
+    if low > high:
+        fail(ValueError, optimizer, names[0], f"no greater than '{names[1]}', which is {high}", low)
     return low, high
+
+
+def choose_backend(optimizer: str, name: str, fused: Any, shared: Shared) -> Shared:
+    """Translate an argument that chooses between fused kernel and MindSpore's operators into `backend`."""
+    check_type(optimizer, name, fused, bool)
+    if fused:
+        return shared
+    if shared.get("backend", "auto") not in ("auto", "composite"):
+        fail(ValueError, optimizer, "backend", f"'auto' or 'composite' where {name}=False", shared.get("backend"))
+    return {**shared, "backend": "composite"}
 
 
 def is_number(value: Any) -> bool:
@@ -197,14 +246,14 @@ def check_params(optimizer: str, params: Any) -> list[Any]:
             kind = "a dict, as its first element is" if grouped else "a Parameter or a dict"
             fail(TypeError, optimizer, f"params[{i}]", kind, element)
     if not grouped:
-        _check_parameters(optimizer, params)
+        check_parameters(optimizer, params)
         return params
 
     groups = [_check_group(optimizer, i, group) for i, group in enumerate(params)]
     members = [p for group in groups for p in group.get("params", ())]
     if not members:
         fail(ValueError, optimizer, "params", "groups with at least one Parameter", params)
-    _check_parameters(optimizer, members)
+    check_parameters(optimizer, members)
     orders = [group["order_params"] for group in groups if "order_params" in group]
     if len(orders) > 1:
         raise ValueError(f"For '{optimizer}', 'order_params' must stand in one group at most, but got {len(orders)}.")
@@ -213,7 +262,7 @@ def check_params(optimizer: str, params: Any) -> list[Any]:
     return groups
 
 
-def _check_parameters(optimizer: str, params: list[Parameter]) -> None:
+def check_parameters(optimizer: str, params: list[Parameter], argument: str = "params") -> None:
     """Check that each is of a dtype that can be trained, and that none stands twice."""
     seen: dict[str, Parameter] = {}
     for p in params:
@@ -224,8 +273,10 @@ def _check_parameters(optimizer: str, params: list[Parameter]) -> None:
         if p.size == 0:
             raise ValueError(f"For '{optimizer}', the parameter '{p.name}' must not be empty, but has shape {p.shape}.")
         if p.name in seen:
-            how = "stands twice in 'params'" if seen[p.name] is p else "shares its name with another parameter"
-            raise ValueError(f"For '{optimizer}', each parameter must stand once in 'params', but '{p.name}' {how}.")
+            how = f"stands twice in '{argument}'" if seen[p.name] is p else "shares its name with another parameter"
+            raise ValueError(
+                f"For '{optimizer}', each parameter must stand once in '{argument}', but '{p.name}' {how}."
+            )
         seen[p.name] = p
 
 
@@ -248,18 +299,23 @@ def _check_group(optimizer: str, index: int, group: dict[str, Any]) -> dict[str,
     for i, p in enumerate(members):
         if not isinstance(p, Parameter):
             fail(TypeError, optimizer, f"{name}[{key!r}][{i}]", "a Parameter", p)
-    checked = {**group, key: members}
-    if "lr" in group:
-        checked["lr"] = check_learning_rate(optimizer, f"{name}['lr']", group["lr"])
-    if "weight_decay" in group:
-        check_weight_decay(optimizer, group["weight_decay"])
-    if "grad_centralization" in group:
-        check_type(optimizer, f"{name}['grad_centralization']", group["grad_centralization"], bool)
+    return {**check_settings(optimizer, name, group), key: members}
+
+
+def check_settings(optimizer: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Check what a group states besides its parameters, and return it with an iterable learning rate as a list."""
+    checked = dict(settings)
+    if "lr" in settings:
+        checked["lr"] = check_learning_rate(optimizer, f"{name}['lr']", settings["lr"])
+    if "weight_decay" in settings:
+        check_weight_decay(optimizer, settings["weight_decay"])
+    if "grad_centralization" in settings:
+        check_type(optimizer, f"{name}['grad_centralization']", settings["grad_centralization"], bool)
     return checked
 
 
 def _check_order(optimizer: str, members: list[Parameter], order: list[Parameter]) -> None:
-    _check_parameters(optimizer, order)
+    check_parameters(optimizer, order)
     grouped, ordered = {p.name for p in members}, {p.name for p in order}
     missing, extra = sorted(grouped - ordered), sorted(ordered - grouped)
     if missing or extra:
@@ -269,19 +325,23 @@ def _check_order(optimizer: str, members: list[Parameter], order: list[Parameter
         )
 
 
-def check_shapes(optimizer: str, names: tuple, shapes: tuple, given_shapes: tuple, given_dtypes: tuple) -> None:
+def check_shapes(
+    optimizer: str, names: tuple, shapes: tuple, given_shapes: tuple, given_dtypes: tuple, takes_sparse: bool = True
+) -> None:
     """Check the shapes and dtypes of gradients against the parameters they belong to.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
         names: The parameters' names.
         shapes: The parameters' shapes.
-        given_shapes: The gradients' shapes.
+        given_shapes: The gradients' shapes; None where a graph does not know it yet, in a network with sparse
+            gradients.
         given_dtypes: The gradients' dtypes.
+        takes_sparse: Whether there may be sparse gradients.
 
     Raises:
         ValueError: If there are too few or too many gradients, or one has another shape than its parameter.
-        TypeError: If a gradient is not of floating-point dtype.
+        TypeError: If a gradient is not of floating-point dtype, or sparse where it must not be.
     """
     if len(given_shapes) != len(names):
         raise ValueError(
@@ -289,10 +349,21 @@ def check_shapes(optimizer: str, names: tuple, shapes: tuple, given_shapes: tupl
             f"but got {len(given_shapes)}."
         )
     for name, shape, given, dtype in zip(names, shapes, given_shapes, given_dtypes):
+        if given is None:
+            if not takes_sparse:
+                raise TypeError(
+                    f"For '{optimizer}', the gradient of '{name}' must be a Tensor, but is sparse (a RowTensor): only "
+                    "fused kernels take those. Build the embedding with sparse=False (and target='DEVICE')."
+                )
+            continue
         if tuple(given) != tuple(shape):
+            rows = len(given) == len(shape) > 1 and tuple(given[1:]) == tuple(shape[1:])
+            hint = (
+                " If it is the sparse gradient of an embedding: PyNative mode loses its indices, Graph mode does not."
+            )
             raise ValueError(
                 f"For '{optimizer}', the gradient of '{name}' must have the parameter's shape {tuple(shape)}, "
-                f"but got {tuple(given)}."
+                f"but got {tuple(given)}.{hint if rows else ''}"
             )
         if dtype not in WEIGHT_DTYPES:
             raise TypeError(

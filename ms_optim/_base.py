@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
@@ -21,8 +21,11 @@ from ._arguments import (
     check_params,
     check_shapes,
     check_weight_decay,
+    fail,
 )
-from ._composite import CompositeStep
+from ._composite import CompositeStep, dense
+from ._fused import FusedStep
+from ._state import StateDict
 
 _check_shapes = constexpr(check=False)(check_shapes)
 _warned: set[str] = set()
@@ -36,15 +39,57 @@ class Rule(NamedTuple):
         states: Prefixes of the states' names, in the kernel's order.
         constants: The rule's numbers, in the kernel's order.
         flags: The rule's choices, as bits.
+        shared_flags: What it asks of its launches besides, as bits.
+        at_most: How many tensors one launch may take; 0: all.
+        rescale: What gradients are multiplied by besides unscaling.
+        takes_low_states: Whether its states may be held in fewer bits: the first as a signed number, the others as
+            unsigned ones.
     """
 
     name: str
     states: tuple[str, ...]
     constants: tuple[float, ...] = ()
     flags: int = 0
+    shared_flags: int = 0
+    at_most: int = 0
+    rescale: float = 1.0
+    takes_low_states: bool = True
 
 
-class FusedOptimizer(nn.Optimizer, CompositeStep):
+def _state_dtype(state_dtype, k, size):
+    """Return the dtype of the k-th state of a tensor."""
+    if state_dtype == "bfloat16":
+        return mstype.bfloat16
+    if state_dtype == "8bit" and size >= _kernels.LEAST_CODED:
+        return mstype.int8 if k == 0 else mstype.uint8
+    return mstype.float32
+
+
+def _zeros_like(prefix, parameter, dtype):
+    """Make zeros with what parallel training knows of a parameter.
+
+    ``Parameter.clone`` would keep the dtype, and spoil a parameter whose data is yet to be initialized.
+    """
+    state = Parameter(initializer("zeros", parameter.shape, dtype), requires_grad=parameter.requires_grad)
+    info = parameter.param_info.clone()
+    info.obj = state
+    if not hasattr(parameter.param_info, "cloned_obj"):
+        parameter.param_info.cloned_obj = []
+    parameter.param_info.cloned_obj.append(state)
+    state.param_info = info
+    state.is_init = False
+    state.name = f"{prefix}.{parameter.name}"
+    return state
+
+
+def _scales_of(prefix, parameter):
+    """Make the scales of a state that is held in codes, one for each block."""
+    blocks = -(-parameter.size // _kernels.CODE_BLOCK)
+    zeros = initializer("zeros", (blocks,), mstype.float32)
+    return Parameter(zeros, name=f"{prefix}_scale.{parameter.name}", requires_grad=False)
+
+
+class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
     """Base of the optimizers: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -61,6 +106,10 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
     normalizes_gradient = False
     # Whether parameters that are not in groups are decayed whatever their names, as MindFormers does.
     decays_every_name = False
+    # Whether the rule's arithmetic runs on the host whatever the device.
+    runs_on_host = False
+    # Parameters that the step keeps at beta1^t and beta2^t for checkpoints.
+    beta_powers: tuple[Parameter, ...] = ()
 
     def __init__(self, params, learning_rate, weight_decay, rule: Rule, **shared):
         name = type(self).__name__
@@ -135,6 +184,9 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
         rates, index = [], {}
 
         def place(rate):
+            if type(rate).__name__ == "_ConvertToCell":
+                # MindSpore's way to make a schedule of a fixed rate: rate + 1 - 1, which rounds it to 1e-7.
+                rate = rate.learning_rate
             key = id(rate) if isinstance(rate, (nn.Cell, Parameter)) else float(rate.asnumpy())
             if key not in index:
                 index[key] = len(rates)
@@ -153,13 +205,23 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
 
     def _create_states(self, rule, options):
         """Create the optimizer's parameters: states, masters, counters and statistics."""
-        states = []
-        for prefix in rule.states:
-            states += self._float32_like(prefix, self._parameters)
-        self.states = ParameterTuple(states)
+        if options.state_dtype != "float32" and not rule.takes_low_states:
+            fail(ValueError, type(self).__name__, "state_dtype", "'float32'", options.state_dtype)
+        states, scales = [], []
+        self._scale_index = ()
+        for k, prefix in enumerate(rule.states):
+            for p in self._parameters:
+                dtype = _state_dtype(options.state_dtype, k, p.size)
+                states.append(_zeros_like(prefix, p, dtype))
+                coded = dtype in (mstype.int8, mstype.uint8)
+                self._scale_index += (len(scales) if coded else -1,)
+                if coded:
+                    scales.append(_scales_of(prefix, p))
+        self.states, self.scales = ParameterTuple(states), ParameterTuple(scales)
         self._state_count = len(rule.states)
-        low = [p for p in self._parameters if p.dtype != mstype.float32] if options.master_weights else []
-        self.masters = ParameterTuple(self._float32_like("master", low))
+        low = [p for p in self._parameters if p.dtype != mstype.float32]
+        low = low if options.master_weights else []
+        self.masters = ParameterTuple([_zeros_like("master", p, mstype.float32) for p in low])
         places = {p.name: i for i, p in enumerate(low)}
         self._master_index = tuple(places.get(p.name, -1) for p in self._parameters)
         self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
@@ -168,26 +230,6 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
             name="statistics",
             requires_grad=False,
         )
-
-    @staticmethod
-    def _float32_like(prefix, parameters):
-        """Make float32 zeros with what parallel training knows of each parameter.
-
-        ``Parameter.clone`` would keep the dtype, and spoil a parameter whose data is yet to be initialized.
-        """
-        made = []
-        for p in parameters:
-            state = Parameter(initializer("zeros", p.shape, mstype.float32))
-            info = p.param_info.clone()
-            info.obj = state
-            if not hasattr(p.param_info, "cloned_obj"):
-                p.param_info.cloned_obj = []
-            p.param_info.cloned_obj.append(state)
-            state.param_info = info
-            state.is_init = False
-            state.name = f"{prefix}.{p.name}"
-            made.append(state)
-        return made
 
     def _prepare_step(self, rule, options):
         """Choose the path and lay out what it needs."""
@@ -198,41 +240,21 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
         self._centralized = tuple(flag and len(shape) > 1 for flag, shape in zip(flags, self._shapes))
         self._succeeded = (True,) * n
 
-        self._unscale = 1.0 / options.loss_scale
+        self._unscale = rule.rescale / options.loss_scale
         self._clip_norm = options.grad_clip_norm
+        self._seed = float(ms.get_seed() or 0)
         self._never_skips = Tensor(not options.skip_nonfinite)
         self._zero = Tensor(0.0, mstype.float32)
-        device = ms.get_context("device_target")
+        device = _kernels.device_target()
         self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
         self._addresses = None
-        self.fused = self._choose_backend(rule, options, device)
-        if not self.fused:
-            return
-        shared = (
-            _kernels.SKIP_NONFINITE * options.skip_nonfinite
-            + _kernels.MASTERS * bool(len(self.masters))
-            + _kernels.CENTRALIZES * any(self._centralized)
-        )
-        layout = np.array([self._rate_index, self._decay_index, self._centralized, range(n)], np.int32).T
-        constants = (self._unscale, self._clip_norm or 0.0, 0.0, *rule.constants)
-
-        def flags_tensor(shared):
-            return Tensor(np.zeros((1 + _kernels.ALL_STAGES, 1 + shared, 1 + rule.flags), np.int8))
-
-        self._flags = flags_tensor(shared)
-        self._layout = Tensor(np.ascontiguousarray(layout))
-        self._constants = Tensor(np.array(constants, np.float64))
-        self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
-        read, write = False, True
-        written = (read,) * 5 + (write,) * 3 + (write,) * n + (read,) * n
-        written += (write,) * (len(self.states) + len(self.masters))
-        self._kernel = _kernels.operator(rule.name, device, written, n)
-        if device == "CPU":
-            self._flags_by_address = flags_tensor(shared + _kernels.BY_ADDRESS)
-            self._kernel_by_address = _kernels.operator(rule.name, device, (read,) * 6, n)
-            shared_parameters = (self.global_step, self.skipped_steps, self.statistics)
-            self._addresses = _kernels.AddressTable(
-                self._parameters, self.states, self.masters, self._master_index, shared_parameters
+        self.fused = self._choose_backend(rule, options, "CPU" if self.runs_on_host else device)
+        if self.fused:
+            self._prepare_launches(rule, options, device)
+        elif options.state_dtype != "float32" or options.stochastic_rounding:
+            argument = "stochastic_rounding" if options.stochastic_rounding else "state_dtype"
+            raise RuntimeError(
+                f"For '{type(self).__name__}', '{argument}' needs the fused kernel: {self.backend_reason}."
             )
 
     def _choose_backend(self, rule, options, device):
@@ -259,7 +281,7 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
         if self._addresses is None:
             return super().__call__(gradients)
         gradients = check_gradients(self.cls_name, self._names, self._shapes, gradients)
-        done = self._launch_by_address(self.global_step, self._addresses.fill(gradients))
+        done = self._step_by_address(self.global_step, self._addresses.fill(gradients))
         # The operator may run later, unless waited for, and the gradients may be gone by then.
         done.data_ptr()
         return self._succeeded
@@ -268,12 +290,18 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
         """Update the parameters."""
         shapes = ()
         dtypes = ()
+        kept = ()
         for g in gradients:
+            g = dense(g)
+            kept += (g,)
             shapes += (F.shape(g),)
             dtypes += (F.dtype(g),)
-        _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes)
+        gradients = kept
+        _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
         rates = self._current_rates(self.global_step)
         done = self._fused_step(rates, gradients) if self.fused else self._composite_step(rates, gradients)
+        if self.use_parallel:
+            done = F.depend(done, self.broadcast_params(done))
         return F.depend(self._succeeded, done)
 
     def _current_rates(self, step):
@@ -283,26 +311,3 @@ class FusedOptimizer(nn.Optimizer, CompositeStep):
             value = rate(step) if is_cell else rate
             rates += (F.cast(value, mstype.float32).reshape(()),)
         return rates
-
-    @ms.jit(backend="ms_backend")
-    def _launch_by_address(self, step, addresses):
-        rates = ops.stack(self._current_rates(step))
-        return self._kernel_by_address(
-            self._flags_by_address, self._layout, self._constants, rates, self._no_sums, addresses
-        )
-
-    def _fused_step(self, rates, gradients):
-        return self._kernel(
-            self._flags,
-            self._layout,
-            self._constants,
-            ops.stack(rates),
-            self._no_sums,
-            self.global_step,
-            self.skipped_steps,
-            self.statistics,
-            *self.parameters,
-            *gradients,
-            *self.states,
-            *self.masters,
-        )

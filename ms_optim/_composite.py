@@ -53,6 +53,21 @@ def rounded(x, dtype):
     return F.cast(F.cast(x, dtype), mstype.float32)
 
 
+dense = ops.MultitypeFuncGraph("dense")
+
+
+@dense.register("Tensor")
+def _dense_tensor(gradient):
+    return gradient
+
+
+@dense.register("RowTensor")
+def _dense_rows(gradient):
+    """Spread the sparse gradient of an embedding; rows that stand twice are added."""
+    zeros = ops.zeros(gradient.dense_shape, gradient.values.dtype)
+    return ops.tensor_scatter_add(zeros, gradient.indices.reshape((-1, 1)), gradient.values)
+
+
 def write(parameter, value):
     """Assign, also where the CPU has no such operator for bfloat16."""
     value = F.cast(value, parameter.dtype)
@@ -65,25 +80,44 @@ class CompositeStep:
     """The composite form of ``FusedOptimizer._step``; a mixin that reads the optimizer's attributes."""
 
     def _composite_step(self, rates, gradients):
+        gradients, norms, finite, applied, clip = self._surveyed(gradients)
+        scalars = self.scalars(F.cast(self.global_step, self._step_dtype).reshape(()) + 1.0)
+        reports = ()
+        for i in range(self.param_length):
+            if self.optim_filter[i]:
+                # Normalizing undoes clipping.
+                g = gradients[i] if self.normalizes_gradient else gradients[i] * clip
+                reports += (self._composite_update(i, scalars, rates, g, norms[i], finite[i], applied),)
+            else:
+                reports += (self.statistics[i],)
+        self._count(applied, ops.stack(reports))
+        return applied
+
+    def _surveyed(self, gradients):
+        """Return what is to be known of all gradients before anything moves.
+
+        Returns:
+            The gradients in float32, unscaled and centralized; the norm of each; whether each is finite; whether the
+            step is applied; and the factor that clipping scales all by.
+        """
         gradients = self._prepared(gradients)
         norms = ()
         finite = ()
         for g in gradients:
             norms += (norm(g),)
             finite += (ops.all(ops.isfinite(g)),)
-        all_finite = ops.all(ops.stack(finite))
-        applied = ops.logical_or(all_finite, self._never_skips)
-        clip = self._clip_factor(ops.stack(norms))
+        applied = ops.logical_or(ops.all(ops.stack(finite)), self._never_skips)
+        return gradients, norms, finite, applied, self._clip_factor(ops.stack(norms))
 
-        scalars = self.scalars(F.cast(self.global_step, self._step_dtype).reshape(()) + 1.0)
-        reports = ()
-        for i in range(self.param_length):
-            reports += (self._composite_update(i, scalars, rates, gradients[i] * clip, norms[i], finite[i], applied),)
-        write(self.statistics, ops.stack(reports))
+    def _count(self, applied, statistics):
+        """Count the step, or count it as skipped."""
+        write(self.statistics, statistics)
         counted = F.cast(applied, mstype.int32).reshape((1,))
         F.assign(self.skipped_steps, self.skipped_steps + 1 - counted)
         F.assign(self.global_step, self.global_step + counted)
-        return applied
+        for k in range(len(self.beta_powers)):
+            t = F.cast(self.global_step, self._step_dtype)
+            F.assign(self.beta_powers[k], F.cast(ops.exp(t * self.log_betas[k]), mstype.float32))
 
     def _prepared(self, gradients):
         """Return the gradients in float32, unscaled and centralized."""
@@ -102,16 +136,11 @@ class CompositeStep:
         return ops.where(total > self._clip_norm, self._clip_norm / total, ops.ones_like(total))
 
     def _composite_update(self, i, scalars, rates, gradient, gradient_norm, finite, applied):
-        parameter = self.parameters[i]
-        weight = F.cast(parameter, mstype.float32)
-        master = self._master_index[i]
-        if master >= 0:
-            kept = self.masters[master]
-            weight = ops.where(rounded(kept, parameter.dtype) == weight, kept, weight)
+        weight = self._weight(i)
         learning_rate = rates[self._rate_index[i]]
-        weight_decay = rates[self._decay_index[i]] if self._decay_index[i] >= 0 else self._zero
+        weight_decay = self._weight_decay(i, rates)
         if self.normalizes_gradient:
-            gradient = gradient / ops.where(gradient_norm > 0, gradient_norm, ops.ones_like(gradient_norm))
+            gradient = gradient / ops.where(gradient_norm == 0, ops.ones_like(gradient_norm), gradient_norm)
         states = ()
         for k in range(self._state_count):
             states += (self.states[k * self.param_length + i],)
@@ -126,12 +155,26 @@ class CompositeStep:
         for k in range(1, len(directions)):
             update = update + coefficients[k] * directions[k]
 
-        new_weight = ops.where(applied, weight - update, weight)
-        write(parameter, new_weight)
-        if master >= 0:
-            write(self.masters[master], new_weight)
+        self._write_weight(i, ops.where(applied, weight - update, weight))
         for k in range(self._state_count):
             write(states[k], ops.where(applied, new_states[k], states[k]))
         update_norm = ops.where(applied, norm(update), self._zero)
         ratio = ops.where(applied, ratio, self._zero)
         return ops.stack((gradient_norm, weight_norm, update_norm, ratio, F.cast(finite, mstype.float32)))
+
+    def _weight(self, i):
+        """Return a weight in float32: its master, unless the weight was loaded or set since then."""
+        parameter = self.parameters[i]
+        weight = F.cast(parameter, mstype.float32)
+        if self._master_index[i] < 0:
+            return weight
+        kept = self.masters[self._master_index[i]]
+        return ops.where(rounded(kept, parameter.dtype) == weight, kept, weight)
+
+    def _write_weight(self, i, weight):
+        write(self.parameters[i], weight)
+        if self._master_index[i] >= 0:
+            write(self.masters[self._master_index[i]], weight)
+
+    def _weight_decay(self, i, rates):
+        return rates[self._decay_index[i]] if self._decay_index[i] >= 0 else self._zero

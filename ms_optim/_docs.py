@@ -1,11 +1,12 @@
-"""Argument text that several optimizers share, and the decorator that puts it into their docstrings."""
+"""Argument text that several docstrings share, and the decorator that puts it into their docstrings."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from typing import TypeVar
 
-T = TypeVar("T", bound=type)
+T = TypeVar("T", bound=Callable)
 
 SECTIONS = {
     "params": """\
@@ -30,15 +31,22 @@ learning_rate (Union[float, int, Tensor, Iterable, LearningRateSchedule]): The l
 weight_decay (Union[float, int, Cell]): The weight decay, 0 or greater; a Cell is called with the step, counted
     from 0, and returns it. Default: ``0.0`` .
 """,
-    "shared": """\
+    "loss_scale": """\
 loss_scale (float): What the loss was multiplied by: gradients are divided by it first. Set it to the scale of a
     FixedLossScaleManager with drop_overflow_update=False. Default: ``1.0`` .
+""",
+    "grad_clip_norm": """\
 grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients, over all groups, after unscaling and
     centralization; larger gradients are scaled down to it. Default: ``None`` .
-state_dtype (str): How the states are held: "float32". Default: ``"float32"`` .
+""",
+    "unclipped": """\
+state_dtype (str): How the states are held: "float32"; "bfloat16"; or "8bit", as codes of 8 bits with one float32
+    scale for each block of 256, for parameters of at least 4,096 elements. Default: ``"float32"`` .
 master_weights (bool): Whether float16 and bfloat16 parameters keep float32 masters, whose rounding they are.
     Default: ``True`` .
-stochastic_rounding (bool): Not supported in this version. Default: ``False`` .
+stochastic_rounding (bool): Whether float16 and bfloat16 parameters without masters are rounded up or down at
+    random, so that on average nothing is lost; the random numbers follow from MindSpore's seed, the step and the
+    element. Default: ``False`` .
 skip_nonfinite (bool): Whether a step with an infinity or NaN anywhere in its gradients changes nothing, not even
     the step count, and is counted in `skipped_steps`. Default: ``False`` .
 backend (str): "auto" runs the fused kernel where there is one, else MindSpore's own operators; "aot" insists on
@@ -46,7 +54,8 @@ backend (str): "auto" runs the fused kernel where there is one, else MindSpore's
 """,
     "inputs": """\
 - **gradients** (tuple[Tensor]) - One gradient for each parameter, in the optimizer's order, of the parameter's
-  shape and of dtype float32, float16 or bfloat16. They are not modified.
+  shape and of dtype float32, float16 or bfloat16. They are not modified. In Graph mode the fused kernel takes
+  a RowTensor, the sparse gradient of an embedding, for the dense gradient that it stands for.
 """,
     "raises": """\
 TypeError: If `learning_rate` is not an int, float, Tensor, Iterable or LearningRateSchedule.
@@ -59,14 +68,49 @@ ValueError: If a parameter stands twice, or `order_params` does not hold exactly
 ValueError: If `gradients` does not match the parameters in number and shape.
 RuntimeError: If `backend` is "aot" and there is no kernel; the message says why.
 """,
+    "global_step": """\
+- **global_step** (Union[Tensor, int]) - The step, counted from 0: int32 of shape () or (1,).
+""",
+    "scheduled_decay": """\
+Tensor, float32 of shape (): the weight decay.
+""",
+    "first_weight_decay": """\
+weight_decay (Union[float, int]): The weight decay of step 0, 0 or greater.
+""",
+    "end_weight_decay": """\
+end_weight_decay (Union[float, int]): The weight decay from step `decay_steps` on, 0 or greater.
+""",
+    "decay_steps": """\
+decay_steps (int): The number of steps :math:`T` from the first value to the last, 1 or greater.
+""",
+    "decay_raises": """\
+TypeError: If a weight decay is not a number, or a number of steps is not an int.
+ValueError: If a weight decay is less than 0 or not finite, or a number of steps is less than 1.
+""",
+    "network": """\
+network (Union[Cell, list[Parameter]]): The network, whose trainable parameters are grouped, or parameters.
+""",
+    "no_decay": """\
+no_decay (Union[list[str], tuple[str]]): Patterns of further names that are not decayed, as in
+    :func:`pattern_groups`. Default: ``()`` .
+""",
+    "groups": """\
+ParamGroups, a list that the optimizers take as `params`; each parameter is in one group, and the optimizer keeps
+them in the order of the network. Printed, it is a table.
+""",
+    "network_raises": """\
+TypeError: If `network` is neither a Cell nor a list of Parameters, or a parameter is not of floating-point dtype.
+ValueError: If `network` has no trainable parameters, or one is empty, stands twice or shares its name.
+""",
     "platforms": "``Ascend`` ``GPU`` ``CPU``",
 }
+SECTIONS["shared"] = SECTIONS["loss_scale"] + SECTIONS["grad_clip_norm"] + SECTIONS["unclipped"]
 
 
-def documented(cls: T) -> T:
-    """Fill the places `{name}` in a class's docstring with the shared sections, indented alike."""
+def documented(public: T) -> T:
+    """Fill the places `{name}` in a docstring with the shared sections, indented alike."""
     lines = []
-    for line in (cls.__doc__ or "").splitlines():
+    for line in (public.__doc__ or "").splitlines():
         name = line.strip().strip("{}").split("|")
         if line.strip() == "{" + "|".join(name) + "}" and name[0] in SECTIONS:
             text = SECTIONS[name[0]]
@@ -75,5 +119,5 @@ def documented(cls: T) -> T:
             lines += textwrap.indent(text.rstrip("\n"), line[: len(line) - len(line.lstrip())]).splitlines()
         else:
             lines.append(line)
-    cls.__doc__ = "\n".join(lines)
-    return cls
+    public.__doc__ = "\n".join(lines)
+    return public

@@ -48,6 +48,9 @@ KERNELS = {
     ("adamw", "CPU"): _cpu("ms_optim_adamw"),
     ("adamw_amsgrad", "CPU"): _cpu("ms_optim_adamw_amsgrad"),
     ("lamb", "CPU"): _cpu("ms_optim_lamb"),
+    ("lans", "CPU"): _cpu("ms_optim_lans"),
+    ("adam_offload", "CPU"): _cpu("ms_optim_adam_offload"),
+    ("dgc_momentum", "CPU"): _cpu("ms_optim_dgc_momentum"),
 }
 
 # The order in which a launch reads and writes its numbers: see ops/include/step.h.
@@ -55,9 +58,17 @@ SUMS = ("gradient", "weight", "direction", "direction2", "directions_dot")
 STATISTICS = ("gradient_norm", "weight_norm", "update_norm", "trust_ratio", "finite")
 GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = 1, 2, 4, 8
 ALL_STAGES = 15
-SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES, BY_ADDRESS = 1, 2, 4, 8, 16
+SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES = 1, 2, 4, 8
+BY_ADDRESS, BETA_POWERS, LOCKS, RETURNED = 16, 32, 64, 128
 MAX_STATES = 3
+CODE_BLOCK = 256  # 8-bit codes that share one scale
+LEAST_CODED = 4096  # elements of the smallest tensor whose states are worth codes
 DTYPES = {ms.float32: 0, ms.float16: 1, ms.bfloat16: 2, ms.int8: 3, ms.uint8: 4}
+
+
+def device_target() -> str:
+    """Return the device that MindSpore runs on: "CPU", "GPU" or "Ascend"."""
+    return ms.get_context("device_target")
 
 
 def why_not(rule: str, device: str) -> str | None:
@@ -94,25 +105,29 @@ def library(name: str) -> ctypes.CDLL:
     return loaded
 
 
-def operator(rule: str, device: str, written: tuple[bool, ...], tensors: int) -> ops.Custom:
+def operator(
+    rule: str, device: str, written: tuple[bool, ...], outputs: list[tuple[tuple, ms.dtype.Type]]
+) -> ops.Custom:
     """Make the operator that runs one launch.
 
     Args:
         rule: Name of the rule.
-        device: Device target.
+        device: Device target whose kernel it is; the operator is placed there whatever the rest of a graph runs on.
         written: For each input in order, whether the kernel writes it.
-        tensors: How many tensors the launch takes.
+        outputs: Shape and dtype of each output; one at least.
 
     Returns:
-        A primitive that takes the inputs and returns the launch's sums, float64 of shape (tensors, len(SUMS)).
+        A primitive that takes the inputs and returns the output, or a tuple of them.
     """
     kernel = KERNELS[rule, device]
+    shapes, dtypes = [shape for shape, _ in outputs], [dtype for _, dtype in outputs]
     primitive = ops.Custom(
         f"{FOLDER / kernel.library}:{kernel.function}",
-        out_shape=(tensors, len(SUMS)),
-        out_dtype=ms.float64,
+        out_shape=tuple(shapes) if len(shapes) > 1 else shapes[0],
+        out_dtype=tuple(dtypes) if len(dtypes) > 1 else dtypes[0],
         func_type="aot",
     )
+    primitive.set_device(device)
     # Without this a graph drops the operator, whose output nobody needs, and the parameters never change.
     primitive.add_prim_attr("side_effect_mem", True)
     # Without this, reads of a parameter before and after the step may be taken for one.
@@ -120,6 +135,11 @@ def operator(rule: str, device: str, written: tuple[bool, ...], tensors: int) ->
         tuple(make_sig(f"x{i}", sig_rw.RW_WRITE if w else sig_rw.RW_READ) for i, w in enumerate(written))
     )
     return primitive
+
+
+def flags(stages: int, shared: int, rule: int) -> Tensor:
+    """Return what a launch shall do, as the shape of a tensor: see ops/include/step.h."""
+    return Tensor(np.zeros((1 + stages, 1 + shared, 1 + rule), np.int8))
 
 
 def _address(tensor) -> int:
@@ -141,11 +161,13 @@ class AddressTable:
     parameter that was loaded or set since then lives elsewhere (and a graph would go on writing to where it was).
     """
 
-    def __init__(self, parameters, states, masters, master_index, shared):
+    def __init__(self, parameters, states, masters, master_index, scales, scale_index, shared, launches):
         n = len(parameters)
+        self._launches = [[*tensors, n] for tensors in launches]
         self._parameters = parameters
         self._states = [states[k : k + n] for k in range(0, len(states), n)]
         self._masters = [(i, masters[place]) for i, place in enumerate(master_index) if place >= 0]
+        self._scales = [(k % n, k // n, scales[place]) for k, place in enumerate(scale_index) if place >= 0]
         self._shared = shared
         # Columns: weight, gradient, master, states, scales, size, first dimension, dtypes; see ops/include/step.h.
         sizes = 3 + 2 * MAX_STATES
@@ -156,10 +178,10 @@ class AddressTable:
         self._table[:n, self._types] = [DTYPES[p.dtype] for p in parameters]
         for k, group in enumerate(self._states):
             self._table[:n, self._types + 2 + k] = [DTYPES[s.dtype] for s in group]
-        self._table[n, len(shared)] = n
+        self._table[n, 3] = n
 
-    def fill(self, gradients) -> Tensor:
-        """Return the table for a step with these gradients."""
+    def fill(self, gradients) -> tuple[Tensor, ...]:
+        """Return a table for each launch of a step with these gradients."""
         table, n = self._table, len(self._parameters)
         table[:n, 0] = [_address(p) for p in self._parameters]
         table[:n, 1] = [_address(g) for g in gradients]
@@ -167,6 +189,11 @@ class AddressTable:
             table[i, 2] = _address(master)
         for k, group in enumerate(self._states):
             table[:n, 3 + k] = [_address(s) for s in group]
+        for i, k, scale in self._scales:
+            table[i, 3 + MAX_STATES + k] = _address(scale)
         table[:n, self._types + 1] = [DTYPES[g.dtype] for g in gradients]
-        table[n, : len(self._shared)] = [_address(p) for p in self._shared]
-        return Tensor(table)
+        shared = [_address(p) for p in self._shared]
+        table[n, :3], table[n, 4 : 1 + len(shared)] = shared[:3], shared[3:]
+        if len(self._launches) == 1:
+            return (Tensor(table),)
+        return tuple(Tensor(table[rows]) for rows in self._launches)

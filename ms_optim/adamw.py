@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mindspore import ops
 
 from ._adam import AdamFamily
-from ._arguments import check_type, fail
+from ._arguments import check_type, choose_backend, fail
 from ._base import Rule
 from ._docs import documented
 
@@ -97,16 +97,12 @@ class AdamW(AdamFamily):
             fail(TypeError, name, "betas", "a list or tuple of two floats", betas)
         check_type(name, "amsgrad", amsgrad, bool)
         check_type(name, "maximize", maximize, bool)
-        check_type(name, "use_fused", use_fused, bool)
-        if not use_fused:
-            shared = {"backend": "composite", **shared}
+        shared = choose_backend(name, "use_fused", use_fused, shared)
         rule = Rule("adamw", ("adam_m", "adam_v"), flags=2 * maximize + 4 * bool(bias_correction))
         if amsgrad:
             rule = rule._replace(name="adamw_amsgrad", states=(*rule.states, "adam_vhat"), flags=rule.flags + 1)
         named_betas = {"betas[0]": betas[0], "betas[1]": betas[1]}
-        super().__init__(
-            params, learning_rate, weight_decay, rule, named_betas, eps, bias_correction=bias_correction, **shared
-        )
+        super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)
         self.amsgrad, self.maximize = amsgrad, maximize
 
     def directions(self, scalars, weight, gradient, weight_decay, states):

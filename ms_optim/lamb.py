@@ -103,9 +103,7 @@ class Lamb(AdamFamily):
         flags = bool(bias_correction) + 2 * always_adapt
         rule = Rule("lamb", ("lamb_m", "lamb_v"), (*phi, *ratio), flags)
         betas = {"beta1": beta1, "beta2": beta2}
-        super().__init__(
-            params, learning_rate, weight_decay, rule, betas, eps, bias_correction=bias_correction, **shared
-        )
+        super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared, bias_correction)
         self.always_adapt = always_adapt
         self.weight_norm_bounds, self.trust_ratio_bounds = phi, ratio
 

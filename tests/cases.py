@@ -1,6 +1,7 @@
 """The optimizers under test and the situations each is put into: one table drives every conformance test."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +16,25 @@ import ms_optim
 class Case:
     """An optimizer, its float64 reference, and the arguments that make variants of its rule."""
 
-    optimizer: type
-    reference: type
+    optimizer: Callable
+    reference: Callable
     variants: dict[str, dict[str, Any]]
     learning_rate: float = 0.01
+    # What it likes in training, and how far 100 steps of 1e-4 along a gradient of ones take a weight.
+    training_rate: float = 0.02
+    small_steps: float = 0.01
+
+    @property
+    def cls(self):
+        return getattr(self.optimizer, "func", self.optimizer)
 
     @property
     def name(self):
-        return self.optimizer.__name__
+        return self.cls.__name__
 
+
+# Of the 50 steps, 10 without compression and 20 on the way to the last sparsity; most shapes are compressed.
+RAMP = {"momentum": 0.9, "rampup_begin_step": 10, "rampup_step": 20, "sparsity": (0.5, 0.9), "min_compress_numel": 16}
 
 CASES = [
     Case(
@@ -47,6 +58,39 @@ CASES = [
             "bounds": {"weight_norm_bounds": (0.5, 10.0), "trust_ratio_bounds": (0.01, 2.0)},
             "betas": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
         },
+    ),
+    Case(
+        ms_optim.LANS,
+        reference.LANS,
+        {
+            "default": {},
+            "all_in_one": {"aggregate_num": 0},
+            "bounds": {"lower_bound": 0.5, "upper_bound": 10.0},
+            "clip_gradient": {"clip_gradient": 0.05},
+            "betas": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
+        },
+    ),
+    Case(
+        ms_optim.AdamOffload,
+        reference.AdamOffload,
+        {
+            "default": {},
+            "nesterov": {"use_nesterov": True},
+            "betas": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
+        },
+    ),
+    Case(
+        functools.partial(ms_optim.DGCMomentum, **RAMP),
+        functools.partial(reference.DGCMomentum, **RAMP),
+        {
+            "default": {},
+            "nesterov": {"use_nesterov": True},
+            "l1": {"decay_type": "l1"},
+            "at_once": {"rampup_begin_step": 0, "sparsity": (0.99,), "min_compress_numel": 1},
+            "many_stages": {"rampup_step": 3, "sparsity": (0.0, 0.3, 0.6, 0.8, 0.95), "momentum": 0.5},
+        },
+        training_rate=0.3,
+        small_steps=0.091,
     ),
 ]
 

@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 
 from ms_optim import _kernels
+from ms_optim.compression import wire_words
 
 LIBRARY = _kernels.FOLDER / "libms_optim_cpu.so"
 
@@ -35,6 +36,7 @@ class Launch:
         constants: The rule's constants; `rule_flags` its flags.
         rates: Learning rates and weight decays; `layout` as in ops/include/step.h, by default all tensors take the
             first rate and no decay.
+        scales: For each state in 8-bit codes its arrays of scales.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Launch:
         rates=(0.01,),
         layout=None,
         masters=(),
+        scales=(),
         loss_scale=1.0,
         clip=0.0,
+        seed=0,
         shared=0,
         stages=_kernels.ALL_STAGES,
     ):
@@ -63,7 +67,7 @@ class Launch:
         self.arrays = [
             np.zeros((1 + stages, 1 + shared, 1 + rule_flags), np.int8),
             np.array(layout, np.int32).reshape(n, 4),
-            np.array([1 / loss_scale, clip, 0.0, *constants]),
+            np.array([1 / loss_scale, clip, seed, *constants]),
             np.array(rates, np.float32),
             np.zeros((1, len(_kernels.SUMS))),
             self.global_step,
@@ -73,8 +77,72 @@ class Launch:
             *gradients,
             *[array for state in states for array in state],
             *masters,
+            *[array for state in scales for array in state],
             self.sums,
         ]
 
     def run(self):
         return call(self.function, self.arrays)
+
+
+class CompressedLaunch:
+    """The arguments of one launch of DGCMomentum's operator.
+
+    Args:
+        weights, gradients, u, r: Arrays of the tensors; all but the gradients are changed in place.
+        sent: For each tensor how many elements are sent, 0 where it is not compressed.
+        stages: What the launch does; a moments stage alone gives a wire, `self.wire`.
+        wires: What the workers sent, for an apply stage alone.
+    """
+
+    def __init__(
+        self,
+        weights,
+        gradients,
+        u,
+        r,
+        sent,
+        momentum=0.5,
+        workers=1,
+        rule_flags=0,
+        rates=(0.125,),
+        columns=None,
+        masters=(),
+        clip=0.0,
+        shared=0,
+        stages=_kernels.ALL_STAGES,
+        wires=None,
+        skipping=0.0,
+        sums=None,
+    ):
+        n = len(weights)
+        columns = columns or [[0, -1, 0]] * n
+        layout = [[*row, i, k] for i, (row, k) in enumerate(zip(columns, sent))]
+        self.global_step, self.skipped = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        self.statistics = np.zeros((n, len(_kernels.STATISTICS)), np.float32)
+        self.sums = np.zeros((n, len(_kernels.SUMS)))
+        words = wire_words([w.size for w in weights], sent)
+        self.wire = np.zeros(words, np.int32 if any(sent) else np.float32)
+        moments, apply = bool(stages & _kernels.MOMENTS_STAGE), bool(stages & _kernels.APPLY_STAGE)
+        self.arrays = [
+            np.zeros((1 + stages, 1 + shared, 1 + rule_flags), np.int8),
+            np.array(layout, np.int32).reshape(n, 5),
+            np.array([1.0, clip, 0.0, momentum, workers]),
+            np.array(rates, np.float32),
+            np.zeros((1, len(_kernels.SUMS))) if sums is None else sums,
+            np.array([skipping], np.float32),
+            np.zeros((1, 1), np.float32) if wires is None else wires,
+            self.global_step,
+            self.skipped,
+            self.statistics,
+            *weights,
+            *gradients,
+            *u,
+            *r,
+            *masters,
+            self.sums,
+            *([self.wire] if moments and not apply else []),
+        ]
+
+    def run(self):
+        return call("ms_optim_dgc_momentum", self.arrays)

@@ -3,22 +3,33 @@
 import dataclasses
 
 import pytest
-from cases import CASES, SCENARIOS
+from cases import CASES, SCENARIOS, SMALL
 from harness import Pair
 from tolerances import STEPS
 
 
-def fewer_shapes(scenario, backend, mode):
+def fewer_shapes(case, scenario, backend, mode):
     """Spare MindSpore's operators, called one by one at 0.3 ms each, the shapes that differ only to a kernel."""
-    if backend == "aot" or mode == "graph" or len(scenario.shapes) < 4:
+    if backend == "aot" or len(scenario.shapes) < 4:
+        return scenario
+    if case.name == "DGCMomentum":
+        # Sorting a million elements for each step, or 100 operators for each tensor.
+        shapes = tuple(SMALL) if mode == "graph" else ("tiles+1", "seven", "convolution")
+        return dataclasses.replace(scenario, shapes=shapes)
+    if mode == "graph":
         return scenario
     return dataclasses.replace(scenario, shapes=("scalar", "zero", "tiles+1", "convolution"))
+
+
+def steps(backend, mode):
+    """Likewise most of the steps; in Graph mode the same operators take them all."""
+    return 12 if backend == "composite" and mode == "pynative" else STEPS
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_scenario(case, scenario, backend, mode):
-    pair = Pair(case, fewer_shapes(SCENARIOS[scenario], backend, mode), backend=backend)
+    pair = Pair(case, fewer_shapes(case, SCENARIOS[scenario], backend, mode), backend=backend)
     pair.run(mode, STEPS)
     pair.check()
 
@@ -27,7 +38,7 @@ def test_scenario(case, scenario, backend, mode):
     "case, variant", [pytest.param(c, v, id=f"{c.name}-{v}") for c in CASES for v in c.variants if v != "default"]
 )
 def test_variant(case, variant, backend):
-    scenario = fewer_shapes(SCENARIOS["grouped"], backend, "pynative")
+    scenario = fewer_shapes(case, SCENARIOS["grouped"], backend, "pynative")
     pair = Pair(case, scenario, case.variants[variant], backend=backend)
-    pair.run("pynative", STEPS)
+    pair.run("pynative", steps(backend, "pynative"))
     pair.check()

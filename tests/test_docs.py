@@ -2,21 +2,32 @@
 
 import ast
 import dataclasses
+import doctest
 import inspect
+import io
 import re
 
 import pytest
+from mindspore import nn
 
 import ms_optim
-from ms_optim import _arguments
+from ms_optim import _arguments, _doctor
 
-CLASSES = [getattr(ms_optim, name) for name in ms_optim.__all__ if inspect.isclass(getattr(ms_optim, name))]
-every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+PUBLIC = [getattr(ms_optim, name) for name in ms_optim.__all__]
+OPTIMIZERS = _doctor.optimizers()
+SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) and x not in OPTIMIZERS]
+FUNCTIONS = [x for x in PUBLIC if inspect.isfunction(x)]
+
+DOCUMENTED = [*OPTIMIZERS, *SCHEDULES, *FUNCTIONS]
+every_name = pytest.mark.parametrize("public", DOCUMENTED, ids=lambda public: public.__name__)
 
 
-def documented_arguments(cls):
+def documented_arguments(public):
     """Return the documented arguments and their default, None where none is given."""
-    args = inspect.getdoc(cls).split("Args:\n", 1)[1]
+    doc = inspect.getdoc(public)
+    if "Args:\n" not in doc:
+        return {}
+    args = doc.split("Args:\n", 1)[1]
     args = re.split(r"\n\S", args, maxsplit=1)[0]
     found = {}
     for entry in re.split(r"\n(?=    \w)", "\n" + args):
@@ -29,10 +40,14 @@ def documented_arguments(cls):
     return found
 
 
-def signature_defaults(cls):
-    """Return the arguments of the constructor with their defaults, the shared ones included."""
+def signature_defaults(public):
+    """Return the arguments of the constructor or function with their defaults, the shared ones included."""
     defaults = {}
-    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+    if public is ms_optim.WeightDecaySchedule:
+        # Its constructor is that of MindSpore's Cell.
+        return defaults
+    signature = inspect.signature(public.__init__ if inspect.isclass(public) else public)
+    for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             defaults |= {field.name: field.default for field in dataclasses.fields(_arguments.Options)}
         elif name != "self":
@@ -40,15 +55,15 @@ def signature_defaults(cls):
     return defaults
 
 
-@every_class
-def test_every_argument_is_documented_in_order(cls):
-    assert list(documented_arguments(cls)) == list(signature_defaults(cls))
+@every_name
+def test_every_argument_is_documented_in_order(public):
+    assert list(documented_arguments(public)) == list(signature_defaults(public))
 
 
-@every_class
-def test_documented_defaults_are_those_of_the_signature(cls):
-    documented = documented_arguments(cls)
-    for name, default in signature_defaults(cls).items():
+@every_name
+def test_documented_defaults_are_those_of_the_signature(public):
+    documented = documented_arguments(public)
+    for name, default in signature_defaults(public).items():
         if default is inspect.Parameter.empty:
             assert documented[name] is None, f"{name} has no default"
         else:
@@ -56,24 +71,38 @@ def test_documented_defaults_are_those_of_the_signature(cls):
             assert ast.literal_eval(documented[name]) == default, name
 
 
-@every_class
-def test_docstrings_have_every_section(cls):
-    doc = inspect.getdoc(cls)
-    for section in ("Args", "Inputs", "Outputs", "Raises", "Supported Platforms", "Examples"):
-        assert f"\n{section}:\n" in doc, section
-    assert "arxiv.org" in doc, "the source of the rule"
+def test_every_public_name_is_looked_at():
+    assert set(PUBLIC) == {*DOCUMENTED, ms_optim.ParamGroups}
+    assert min(len(OPTIMIZERS), len(SCHEDULES), len(FUNCTIONS)) > 1
+
+
+@every_name
+def test_docstrings_have_every_section(public):
+    doc = inspect.getdoc(public)
+    cell = ("Inputs", "Outputs", "Raises", "Supported Platforms", "Examples")
+    sections = ("Returns", "Raises", "Examples") if public in FUNCTIONS else cell
+    if signature_defaults(public):
+        sections = ("Args", *sections)
+    assert [line[:-1] for line in doc.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)] == list(sections)
+    if public in OPTIMIZERS:
+        assert "arxiv.org" in doc, "the source of the rule"
     assert not re.search(r"^\s*\{\w+(\|.*)?\}$", doc, re.M), "a place for shared text was not filled"
 
 
-@every_class
-def test_examples_run(cls):
-    code = "\n".join(line[4:] for line in inspect.getdoc(cls).splitlines() if line.strip().startswith((">>> ", "... ")))
-    code = "\n".join(line.removeprefix(">>> ").removeprefix("... ") for line in code.splitlines())
-    assert cls.__name__ in code
-    exec(compile(code, cls.__name__, "exec"), {})
+@every_name
+def test_examples_run(public, monkeypatch):
+    """And print what the docstring says they print."""
+    monkeypatch.setenv("COLUMNS", "100")
+    doc = inspect.getdoc(public)
+    assert re.search(rf">>> from ms_optim import (.*, )?{public.__name__}\b", doc)
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    runner.run(doctest.DocTestParser().get_doctest(doc, {}, public.__name__, None, None), out=report.write)
+    assert runner.tries > 1
+    assert runner.failures == 0, report.getvalue()
 
 
 def test_shared_arguments_are_one_list():
     """The types for editors, the defaults and the documentation name the same arguments."""
     names = [field.name for field in dataclasses.fields(_arguments.Options)]
-    assert list(_arguments.Shared.__annotations__) == names
+    assert sorted(_arguments.Shared.__annotations__) == sorted(names)

@@ -16,14 +16,18 @@ pytestmark = pytest.mark.skipif(
     _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
 )
 
-ADAMW = ("ms_optim_adamw", reference.AdamW, (0.9, 0.999, 1e-8), 4)
-LAMB = ("ms_optim_lamb", reference.Lamb, (0.9, 0.999, 1e-6, 0.0, np.inf, 0.0, np.inf), 3)
+# The operator, its reference, the rule's constants and flags, and what the reference is told of them.
+ADAMW = ("ms_optim_adamw", reference.AdamW, (0.9, 0.999, 1e-8), 4, {})
+AMSGRAD = ("ms_optim_adamw_amsgrad", reference.AdamW, (0.9, 0.999, 1e-8), 7, {"amsgrad": True, "maximize": True})
+LAMB = ("ms_optim_lamb", reference.Lamb, (0.9, 0.999, 1e-6, 0.0, np.inf, 0.0, np.inf), 3, {})
+LANS = ("ms_optim_lans", reference.LANS, (0.9, 0.999, 1e-6, 0.1, 0.0, np.inf), 0, {"clip_gradient": 0.1})
+OFFLOAD = ("ms_optim_adam_offload", reference.AdamOffload, (0.9, 0.999, 1e-8), 1, {"use_nesterov": True})
 shapes = st.lists(st.integers(1, 40), max_size=4).map(tuple)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 @given(
-    rule=st.sampled_from([ADAMW, LAMB]),
+    rule=st.sampled_from([ADAMW, AMSGRAD, LAMB, LANS, OFFLOAD]),
     shapes=st.lists(shapes, min_size=1, max_size=5),
     weight_dtype=st.sampled_from(list(NUMPY)),
     gradient_dtype=st.sampled_from(list(NUMPY)),
@@ -36,13 +40,14 @@ shapes = st.lists(st.integers(1, 40), max_size=4).map(tuple)
 def test_any_shape_follows_the_reference(
     rule, shapes, weight_dtype, gradient_dtype, scale, clip, centralize, decay, seed
 ):
-    function, formula, constants, flags = rule
+    function, formula, constants, flags, hyper = rule
+    # Where a decay enters the states it may cancel the gradient, and the sign of what is left is a whole step.
+    decay = 0.0 if formula.decay_in_states else decay
     rng = np.random.default_rng(seed)
     n = len(shapes)
     weights = [np.asarray(rng.standard_normal(s)).astype(NUMPY[weight_dtype]) for s in shapes]
     low = weight_dtype != "float32"
     masters = [np.zeros(s, np.float32) for s in shapes] if low else []
-    states = [[np.zeros(s, np.float32) for s in shapes] for _ in range(2)]
     expected = formula(
         [w.astype(np.float64) for w in weights],
         [lambda k: 0.01] * n,
@@ -51,7 +56,9 @@ def test_any_shape_follows_the_reference(
         [weight_dtype] * n,
         loss_scale=scale,
         grad_clip_norm=clip or None,
+        **hyper,
     )
+    states = [[np.zeros(s, np.float32) for s in shapes] for _ in expected.states]
     gradients = [np.zeros(s, NUMPY[gradient_dtype]) for s in shapes]
     launch = Launch(
         function,
@@ -101,7 +108,7 @@ def instruction_sets():
 @pytest.mark.parametrize("rule", [ADAMW, LAMB], ids=["adamw", "lamb"])
 @pytest.mark.parametrize("dtype", NUMPY)
 def test_instruction_sets_give_the_same_bits(rule, dtype):
-    function, _, constants, flags = rule
+    function, _, constants, flags, _ = rule
     sizes = [(), (1,), (17,), (5, 7, 3), (4097,), (300, 301)]
     library = _kernels.library("libms_optim_cpu.so")
     best = library.ms_optim_instruction_set()
@@ -196,6 +203,9 @@ def misfit(change):
         ("a gradient of another size", lambda a: a.__setitem__(9, np.ones(7, np.float32)), 3),
         ("a gradient of whole numbers", lambda a: a.__setitem__(9, np.ones(8, np.int32)), 2),
         ("a float64 weight", lambda a: a.__setitem__(8, np.ones(8)), 2),
+        ("a first state of float16", lambda a: a.__setitem__(10, np.zeros(8, np.float16)), 2),
+        ("a first state without signs", lambda a: a.__setitem__(10, np.zeros(8, np.uint8)), 2),
+        ("a second state with signs", lambda a: a.__setitem__(11, np.zeros(8, np.int8)), 2),
         ("constants of another rule", lambda a: a.__setitem__(2, np.zeros(9)), 3),
         ("no stage", lambda a: a.__setitem__(0, np.zeros((1, 1, 5), np.int8)), 4),
         ("sums of another shape", lambda a: a.__setitem__(-1, np.zeros((2, 6))), 3),

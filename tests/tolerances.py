@@ -16,6 +16,8 @@ TOLERANCE = {
     # A weight rounds once in each of the 50 steps, by at most u; the rest is for the directions, which carry the
     # errors of the moments, a square root and a division into each step.
     "weight": 64 * U,
+    # Where the weight enters the states, by an L2 decay, it brings its error along: into a second moment twice.
+    "state with decay": (24 + 2 * 64) * U,
     # A norm of directions that nearly cancel (moments against decay) carries the errors of either term.
     "statistics": 64 * U,
 }
@@ -25,3 +27,5 @@ TOLERANCE = {
 # in what is tested. One unit is 2^-10 of a float16, 2^-7 of a bfloat16, relative to its power of two.
 UNITS_WITHOUT_MASTERS = 2
 UNIT = {"float16": 2**-10, "bfloat16": 2**-7}
+# What that brings into a state that the weight enters; a second moment takes it twice.
+STATE_WITHOUT_MASTERS = {dtype: 2 * UNITS_WITHOUT_MASTERS * unit for dtype, unit in UNIT.items()}

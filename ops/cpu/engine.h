@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <numeric>
 
 #include "lanes.h"
 #include "step.h"
@@ -33,6 +34,8 @@ struct Plan {
   double learning_rate, trust_ratio;
   float coefficient[kMaxDirections];
   int64_t row;  // elements that centralization averages over; 0: none
+  Noise noise;
+  bool low_states, coded, noisy_weight;  // states in fewer bits; both in codes; weights rounded stochastically
   int first_chunk, last_chunk;
 };
 
@@ -41,6 +44,7 @@ struct alignas(64) Buffers {
   float gradient[kTile];
   float state[kMaxStates][kTile];
   float direction[kMaxDirections][kTile];
+  uint32_t noise[kTile];
   float row_mean[kTile], row_mean_rest[kTile];  // the mean is their sum
 };
 
@@ -49,7 +53,7 @@ struct alignas(64) Buffers {
 template <class T>
 void Convert(const void *from, int64_t begin, int n, float *to) {
   const T *source = static_cast<const T *>(from) + begin;
-#pragma GCC ivdep
+  MS_OPTIM_IVDEP
   for (int i = 0; i < n; ++i) to[i] = ToFloat(source[i]);
 }
 
@@ -63,7 +67,7 @@ const float *LoadTile(const void *from, DType type, int64_t begin, int n, float 
 template <class T>
 void StoreAs(const float *tile, int64_t begin, int n, void *to) {
   T *target = static_cast<T *>(to) + begin;
-#pragma GCC ivdep
+  MS_OPTIM_IVDEP
   for (int i = 0; i < n; ++i) Store(tile[i], &target[i]);
 }
 
@@ -77,7 +81,7 @@ template <class T>
 void MasterTile(const Tensor &t, int64_t begin, int n, float *tile) {
   const T *weight = static_cast<const T *>(t.weight) + begin;
   const float *master = t.master + begin;
-#pragma GCC ivdep
+  MS_OPTIM_IVDEP
   for (int i = 0; i < n; ++i) {
     T rounded;
     Store(master[i], &rounded);
@@ -85,10 +89,93 @@ void MasterTile(const Tensor &t, int64_t begin, int n, float *tile) {
   }
 }
 
+// States of lower precision: codes with a scale for each block, or bfloat16, both rounded stochastically.
+// Calls body(first, count) for each block of codes in a tile; for whole blocks count is a constant, and loops are
+// short.
+template <class Body>
+MS_OPTIM_FN void ForBlocks(int n, Body body) {
+  const int block = static_cast<int>(kCodeBlock), whole = n / block * block;
+  for (int first = 0; first < whole; first += block) body(first, block);
+  if (whole < n) body(whole, n - whole);
+}
+
+template <class Code>
+void DecodeTile(const Tensor &t, int k, int64_t begin, int n, float *tile) {
+  const auto *codes = static_cast<const typename Code::Type *>(t.state[k]) + begin;
+  ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
+    const float unit = t.scale[k][(begin + first) / kCodeBlock] / Code::Largest();
+    MS_OPTIM_IVDEP
+    for (int i = first; i < first + count; ++i) tile[i] = Code::Decode(codes[i]) * unit;
+  });
+}
+
+template <class Code>
+void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
+  auto *codes = static_cast<typename Code::Type *>(t.state[k]) + begin;
+  ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
+    uint32_t largest = 0;  // as bits, among which a NaN is the largest and not lost
+    MS_OPTIM_IVDEP
+    for (int i = first; i < first + count; ++i) largest = Max(largest, BitsOf(tile[i]) & 0x7fffffffu);
+    const float scale = FromBits(largest), factor = scale > 1e-37f ? Code::Largest() / scale : 0.0f;
+    t.scale[k][(begin + first) / kCodeBlock] = scale;
+    MS_OPTIM_IVDEP
+    for (int i = first; i < first + count; ++i)
+      codes[i] = Code::Encode(tile[i] * factor, NoiseFor(Code::kUse, noise[i]));
+  });
+}
+
+// Made by the compiler: code that ran at loading would be of an instruction set that the processor may not have.
+struct NoiseTable {
+  alignas(64) uint32_t bits[kNoises];
+  constexpr NoiseTable() : bits() {
+    for (uint32_t i = 0; i < kNoises; ++i) bits[i] = Hash(i);
+  }
+};
+constexpr NoiseTable noise_table;
+
+// What Noise::At gives for the elements of a tile.
+void FillNoise(Noise noise, int64_t begin, int n, uint32_t *bits) {
+  for (int first = 0; first < n;) {
+    const int place = static_cast<int>((begin + first) % kNoises), count = Min(n - first, int{kNoises} - place);
+    const uint32_t above = noise.Above(begin + first);
+    MS_OPTIM_IVDEP
+    for (int i = 0; i < count; ++i) bits[first + i] = noise_table.bits[place + i] ^ above;
+    first += count;
+  }
+}
+
+template <NoiseUse kUse, class T>
+void StoreTileWithNoise(const float *tile, int64_t begin, int n, const uint32_t *noise, void *to) {
+  T *target = static_cast<T *>(to) + begin;
+  MS_OPTIM_IVDEP
+  for (int i = 0; i < n; ++i) StoreWithNoise(tile[i], NoiseFor(kUse, noise[i]), &target[i]);
+}
+
+float *LoadState(const Tensor &t, int k, int64_t begin, int n, float *buffer) {
+  if (t.state_type[k] == DType::kFloat32) return static_cast<float *>(t.state[k]) + begin;
+  if (t.state_type[k] == DType::kBFloat16) LoadTile(t.state[k], t.state_type[k], begin, n, buffer);
+  if (t.state_type[k] == DType::kInt8) DecodeTile<SignedCode>(t, k, begin, n, buffer);
+  if (t.state_type[k] == DType::kUInt8 && k == 1) DecodeTile<UnsignedCode<kSecondState>>(t, k, begin, n, buffer);
+  if (t.state_type[k] == DType::kUInt8 && k == 2) DecodeTile<UnsignedCode<kThirdState>>(t, k, begin, n, buffer);
+  return buffer;
+}
+
+void StoreState(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
+  if (t.state_type[k] == DType::kInt8) EncodeTile<SignedCode>(t, k, begin, n, tile, noise);
+  if (t.state_type[k] == DType::kUInt8 && k == 1) EncodeTile<UnsignedCode<kSecondState>>(t, k, begin, n, tile, noise);
+  if (t.state_type[k] == DType::kUInt8 && k == 2) EncodeTile<UnsignedCode<kThirdState>>(t, k, begin, n, tile, noise);
+  if (t.state_type[k] != DType::kBFloat16) return;
+  if (k == 0) StoreTileWithNoise<kFirstState, bfloat16>(tile, begin, n, noise, t.state[k]);
+  if (k == 1) StoreTileWithNoise<kSecondState, bfloat16>(tile, begin, n, noise, t.state[k]);
+  if (k == 2) StoreTileWithNoise<kThirdState, bfloat16>(tile, begin, n, noise, t.state[k]);
+}
+
 float *LoadWeight(const Tensor &t, int64_t begin, int n, float *buffer) {
   if (t.weight_type == DType::kFloat32) return static_cast<float *>(t.weight) + begin;
   if (t.master == nullptr) {
     LoadTile(t.weight, t.weight_type, begin, n, buffer);
+  } else if (t.returned) {
+    memcpy(buffer, t.master + begin, static_cast<size_t>(n) * sizeof(float));
   } else if (t.weight_type == DType::kFloat16) {
     MasterTile<float16>(t, begin, n, buffer);
   } else {
@@ -97,9 +184,16 @@ float *LoadWeight(const Tensor &t, int64_t begin, int n, float *buffer) {
   return buffer;
 }
 
-void StoreWeight(const Tensor &t, int64_t begin, int n, const float *tile) {
+// Noise is null where weights are rounded to nearest.
+void StoreWeight(const Tensor &t, int64_t begin, int n, const float *tile, const uint32_t *noise) {
   if (t.master != nullptr) memcpy(t.master + begin, tile, static_cast<size_t>(n) * sizeof(float));
-  StoreTile(tile, t.weight_type, begin, n, t.weight);
+  if (noise == nullptr || t.master != nullptr) {
+    StoreTile(tile, t.weight_type, begin, n, t.weight);
+  } else if (t.weight_type == DType::kBFloat16) {
+    StoreTileWithNoise<kWeight, bfloat16>(tile, begin, n, noise, t.weight);
+  } else if (t.weight_type == DType::kFloat16) {
+    StoreTileWithNoise<kWeight, float16>(tile, begin, n, noise, t.weight);
+  }
 }
 
 // ---- Gradients -------------------------------------------------------------------------------------------------
@@ -162,7 +256,7 @@ void RuleTile(const Rule &rule, const Plan &plan, int n, const float *__restrict
   const Rule r = rule;
   const float factor = plan.factor, lambda = plan.lambda;
   float *__restrict s0 = s[0], *__restrict s1 = s[1], *__restrict s2 = s[Rule::kStates - 1];
-#pragma GCC ivdep
+  MS_OPTIM_IVDEP
   for (int i = 0; i < n; ++i) {
     float state[] = {s0[i], s1[i], s2[i]}, direction[kMaxDirections];
     RuleElement<Rule, kUpdateStates>(r, factor, lambda, w[i], g[i], state, direction);
@@ -176,39 +270,97 @@ void RuleTile(const Rule &rule, const Plan &plan, int n, const float *__restrict
   }
 }
 
+// The same for a block of a tensor whose two states are codes: decoding hides behind the rule's root and division.
+template <class Rule>
+void CodedBlock(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begin, const float *__restrict w,
+                const float *__restrict g, float *__restrict s0, float *__restrict s1, float *__restrict d,
+                const uint32_t *__restrict noise) {
+  typedef UnsignedCode<kSecondState> Second;
+  const Rule r = rule;
+  const float factor = plan.factor, lambda = plan.lambda;
+  const int64_t block = begin / kCodeBlock;
+  auto *__restrict c0 = static_cast<int8_t *>(t.state[0]) + begin;
+  auto *__restrict c1 = static_cast<uint8_t *>(t.state[1]) + begin;
+  const float unit0 = t.scale[0][block] / SignedCode::Largest(), unit1 = t.scale[1][block] / Second::Largest();
+  uint32_t largest0 = 0, largest1 = 0;
+  MS_OPTIM_IVDEP
+  for (int i = 0; i < kCodeBlock; ++i) {
+    float state[] = {SignedCode::Decode(c0[i]) * unit0, Second::Decode(c1[i]) * unit1, 0.0f};
+    float direction[kMaxDirections];
+    RuleElement<Rule, true>(r, factor, lambda, w[i], g[i], state, direction);
+    s0[i] = state[0];
+    s1[i] = state[1];
+    d[i] = direction[0];
+    largest0 = Max(largest0, BitsOf(state[0]) & 0x7fffffffu);
+    largest1 = Max(largest1, BitsOf(state[1]) & 0x7fffffffu);
+  }
+  const float scale0 = FromBits(largest0), factor0 = scale0 > 1e-37f ? SignedCode::Largest() / scale0 : 0.0f;
+  const float scale1 = FromBits(largest1), factor1 = scale1 > 1e-37f ? Second::Largest() / scale1 : 0.0f;
+  t.scale[0][block] = scale0;
+  t.scale[1][block] = scale1;
+  MS_OPTIM_IVDEP
+  for (int i = 0; i < kCodeBlock; ++i) {
+    c0[i] = SignedCode::Encode(s0[i] * factor0, NoiseFor(kFirstState, noise[i]));
+    c1[i] = Second::Encode(s1[i] * factor1, NoiseFor(kSecondState, noise[i]));
+  }
+}
+
 template <int kDirections>
 MS_OPTIM_FN void MoveTile(const Plan &plan, int n, float (*d)[kTile], float *w) {
   const float c0 = plan.coefficient[0], c1 = plan.coefficient[1];
-#pragma GCC ivdep
+  MS_OPTIM_IVDEP
   for (int i = 0; i < n; ++i) w[i] -= kDirections == 1 ? c0 * d[0][i] : c0 * d[0][i] + c1 * d[1][i];
+}
+
+// New states if kUpdateStates, and the directions. What a layer-wise rule moves by is to be what its norms were taken
+// of: states of lower precision are stored and read back first.
+template <class Rule, bool kUpdateStates>
+void StatesAndDirections(const Rule &rule, const Tensor &t, const Plan &plan, int64_t begin, int n, const float *w,
+                         const float *g, const uint32_t *noise, float (*d)[kTile], Buffers &b) {
+  float *s[Rule::kStates];
+  for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
+  RuleTile<Rule, kUpdateStates>(rule, plan, n, w, g, s, d);
+  if (!kUpdateStates || !plan.low_states) return;
+  for (int k = 0; k < Rule::kStates; ++k) StoreState(t, k, begin, n, s[k], noise);
+  if (!Rule::kLayerwise) return;
+  for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
+  RuleTile<Rule, false>(rule, plan, n, w, g, s, d);
 }
 
 // Stages of a chunk: new states and the sums of what they give (kUpdateStates), new weights (kMove), or both.
 template <class Rule, bool kUpdateStates, bool kMove>
 void RuleChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+  constexpr int kBlock = static_cast<int>(kCodeBlock);
   double sum[kSums] = {};
   ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
     float *w = LoadWeight(t, begin, n, b.weight);
-    float *s[Rule::kStates];
-    for (int k = 0; k < Rule::kStates; ++k) {
-      s[k] = const_cast<float *>(LoadTile(t.state[k], t.state_type[k], begin, n, b.state[k]));
-    }
+    if ((kUpdateStates && plan.low_states) || (kMove && plan.noisy_weight)) FillNoise(plan.noise, begin, n, b.noise);
     if (kUpdateStates) {
       sum[kGradientSum] += SumSquares(g, n);
       sum[kWeightSum] += SumSquares(w, n);
     }
-    RuleTile<Rule, kUpdateStates>(rule, plan, n, w, g, s, b.direction);
+    int first = 0;
+    if constexpr (kUpdateStates && kMove && Rule::kStates == 2 && Rule::kDirections == 1) {
+      for (; plan.coded && first + kBlock <= n; first += kBlock) {
+        CodedBlock(rule, plan, t, begin + first, w + first, g + first, b.state[0], b.state[1], b.direction[0] + first,
+                   b.noise + first);
+      }
+    }
+    if (first < n) {
+      auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
+      StatesAndDirections<Rule, kUpdateStates>(rule, t, plan, begin + first, n - first, w + first, g + first,
+                                               b.noise + first, d, b);
+    }
     if (kUpdateStates) {
       sum[kDirectionSum] += SumSquares(b.direction[0], n);
       if (Rule::kDirections == 2) {
         sum[kDirection2Sum] += SumSquares(b.direction[1], n);
         sum[kDirectionsDot] += Dot(b.direction[0], b.direction[1], n);
       }
-      for (int k = 0; k < Rule::kStates; ++k) StoreTile(s[k], t.state_type[k], begin, n, t.state[k]);
     }
     if (kMove) {
       MoveTile<Rule::kDirections>(plan, n, b.direction, w);
-      StoreWeight(t, begin, n, w);
+      StoreWeight(t, begin, n, w, plan.noisy_weight ? b.noise : nullptr);
     }
   });
   if (kUpdateStates) memcpy(chunk.sum, sum, sizeof(sum));
@@ -219,50 +371,15 @@ void RuleChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk
 // Data that two passes over a run of tensors share should still be in the cache the second time.
 constexpr int64_t kCachedElements = int64_t{1} << 19;
 
-template <class Rule>
-class Engine {
+// What an engine needs besides its rule: chunks, passes over them, sums and reports.
+class StepEngine {
  public:
-  explicit Engine(const Step &step)
-      : step_(step), rule_(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags) {}
+  explicit StepEngine(const Step &step) : step_(step) {}
 
-  Status Run() {
-    if (!CutChunks()) return kNoMemory;
-    const bool gradients = Has(kGradientStage), moments = Has(kMomentsStage), apply = Has(kApplyStage);
-    // A bound on the global norm, or a step that is skipped whole, wants all gradients read before anything moves.
-    const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
-    if (gradients && (global || !moments)) SumGradients(0, step_.count);
-    if (!gradients) CopySums();
-    if (!moments && !apply) return Commit(true);
-    const double total = gradients && !global ? 0.0 : TotalGradientSum();
-    if ((step_.flags & kSkipNonfinite) != 0 && !std::isfinite(total)) return Skip();
-    clip_ = ClipFactor(total);
-
-    for (int first = 0, last = 0; first < step_.count; first = last) {
-      last = Rule::kLayerwise ? LastOfRun(first) : step_.count;
-      if (Rule::kNormalizesGradient && gradients && !global) SumGradients(first, last);
-      for (int i = first; i < last; ++i) Decide(i);
-      if (moments && apply && !Rule::kLayerwise) {
-        Pass<true, true>(first, last);
-        AddSums(first, last);
-      } else {
-        if (moments) {
-          Pass<true, false>(first, last);
-          AddSums(first, last);
-        }
-        for (int i = first; i < last; ++i) Decide(i);
-        if (apply) Pass<false, true>(first, last);
-      }
-    }
-    if (apply) {
-      for (int i = 0; i < step_.count; ++i) Report(i, true);
-    }
-    return Commit(true);
-  }
-
- private:
+ protected:
   bool Has(Stage stage) const { return (step_.stages & stage) != 0; }
   double *SumsOf(int i) const { return step_.sums + int64_t{i} * kSums; }
-  int64_t LayoutOf(int i, Layout column) const { return step_.layout[int64_t{i} * kLayoutColumns + column]; }
+  int64_t LayoutOf(int i, Layout column) const { return step_.layout[int64_t{i} * step_.layout_columns + column]; }
 
   bool CutChunks() {
     plans_.reset(new (std::nothrow) Plan[static_cast<size_t>(step_.count)]);
@@ -275,8 +392,8 @@ class Engine {
         Plan &plan = plans_[i];
         plan = Plan{};
         plan.row = t.rows > 0 && LayoutOf(i, kCentralized) != 0 ? t.size / t.rows : 0;
-        // A chunk of a centralized tensor is made of whole rows, at most one mean for each place in a tile.
-        const int64_t length = plan.row == 0 ? kChunk : plan.row * Max(1, Min(kTile, kChunk / Max(1, plan.row)));
+        PrepareStorage(i);
+        const int64_t length = plan.row == 0 ? kChunk : plan.row * RowsInChunk(plan);
         plan.first_chunk = chunks;
         for (int64_t begin = 0; begin < t.size; begin += length, ++chunks) {
           if (pass == 1) chunks_[chunks] = Chunk{i, begin, Min(t.size, begin + length), {}};
@@ -290,10 +407,29 @@ class Engine {
     return true;
   }
 
-  int LastOfRun(int first) const {
+  // A chunk of a centralized tensor is made of whole rows, at most one mean for each place in a tile; and of whole
+  // blocks, if states are held in codes.
+  static int64_t RowsInChunk(const Plan &plan) {
+    const int64_t rows = Max(1, Min(kTile, kChunk / Max(1, plan.row)));
+    const int64_t whole = plan.low_states ? kCodeBlock / std::gcd(plan.row, kCodeBlock) : 1;
+    return Max(1, rows / whole) * whole;
+  }
+
+  void PrepareStorage(int i) {
+    const Tensor &t = step_.tensors[i];
+    Plan &plan = plans_[i];
+    const auto seed = static_cast<int64_t>(step_.constants[kSeed]);
+    const int64_t now = *step_.global_step, row = LayoutOf(i, kRow);
+    plan.noisy_weight = (step_.flags & kStochasticRounding) != 0;
+    plan.noise = Noise(seed, now, row);
+    for (int k = 0; k < kMaxStates; ++k) plan.low_states |= t.state_type[k] != DType::kFloat32;
+    plan.coded = t.state_type[0] == DType::kInt8 && t.state_type[1] == DType::kUInt8;
+  }
+
+  int LastOfRun(int first, int64_t most) const {
     int64_t elements = step_.tensors[first].size;
     int last = first + 1;
-    while (last < step_.count && elements + step_.tensors[last].size <= kCachedElements) {
+    while (last < step_.count && elements + step_.tensors[last].size <= most) {
       elements += step_.tensors[last++].size;
     }
     return last;
@@ -314,13 +450,6 @@ class Engine {
         body(chunk, step_.tensors[chunk.tensor], plans_[chunk.tensor], buffers);
       }
     }
-  }
-
-  template <bool kUpdateStates, bool kMove>
-  void Pass(int first, int last) {
-    ForChunks(first, last, !kUpdateStates, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
-      RuleChunk<Rule, kUpdateStates, kMove>(rule_, t, plan, chunk, b);
-    });
   }
 
   void SumGradients(int first, int last) {
@@ -355,28 +484,6 @@ class Engine {
     return total;
   }
 
-  double ClipFactor(double total) const {
-    const double norm = step_.constants[kUnscale] * std::sqrt(total), bound = step_.constants[kClipNorm];
-    return bound > 0.0 && norm > bound ? bound / norm : 1.0;
-  }
-
-  // From the sums known so far to the numbers that the next pass uses.
-  void Decide(int i) {
-    Plan &plan = plans_[i];
-    const double *sums = SumsOf(i);
-    const int64_t decay = LayoutOf(i, kDecayIndex);
-    double factor = step_.constants[kUnscale] * clip_;
-    if (Rule::kNormalizesGradient) factor = sums[kGradientSum] > 0.0 ? 1.0 / std::sqrt(sums[kGradientSum]) : 0.0;
-    plan.factor = static_cast<float>(factor);
-    plan.lambda = decay < 0 ? 0.0f : step_.rates[decay];
-    plan.learning_rate = step_.rates[LayoutOf(i, kRateIndex)];
-    const double norms[kMaxDirections] = {std::sqrt(sums[kDirectionSum]), std::sqrt(sums[kDirection2Sum])};
-    double coefficient[kMaxDirections] = {};
-    plan.trust_ratio =
-        rule_.Coefficients(plan.learning_rate, plan.lambda, std::sqrt(sums[kWeightSum]), norms, coefficient);
-    for (int k = 0; k < kMaxDirections; ++k) plan.coefficient[k] = static_cast<float>(coefficient[k]);
-  }
-
   void Report(int i, bool applied) const {
     const Plan &plan = plans_[i];
     const double *sums = SumsOf(i), c0 = plan.coefficient[0], c1 = plan.coefficient[1];
@@ -392,19 +499,110 @@ class Engine {
 
   Status Skip() {
     for (int i = 0; i < step_.count; ++i) Report(i, false);
+    if ((step_.flags & kReturned) != 0) ReturnMasters();
     return Commit(false);
   }
 
+  void ReturnMasters() {
+    ForChunks(0, step_.count, false, [](Chunk &chunk, const Tensor &t, const Plan &, Buffers &) {
+      if (t.master == nullptr) return;
+      StoreTile(t.master + chunk.begin, t.weight_type, chunk.begin, static_cast<int>(chunk.end - chunk.begin),
+                t.weight);
+    });
+  }
+
   Status Commit(bool applied) {
-    if (Has(kCommitStage)) ++*(applied ? step_.global_step : step_.skipped_steps);
+    if (!Has(kCommitStage)) return kOk;
+    ++*(applied ? step_.global_step : step_.skipped_steps);
+    for (int k = 0; k < 2; ++k) {
+      float *power = step_.beta_power[k];
+      if (power != nullptr)
+        *power = static_cast<float>(std::pow(step_.constants[kRuleConstants + k], *step_.global_step));
+    }
     return kOk;
   }
 
   const Step &step_;
-  const Rule rule_;
-  double clip_ = 1.0;
   std::unique_ptr<Plan[]> plans_;
   std::unique_ptr<Chunk[]> chunks_;
+};
+
+template <class Rule>
+class Engine : StepEngine {
+ public:
+  explicit Engine(const Step &step)
+      : StepEngine(step), rule_(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags) {}
+
+  Status Run() {
+    if (!CutChunks()) return kNoMemory;
+    const bool gradients = Has(kGradientStage), moments = Has(kMomentsStage), apply = Has(kApplyStage);
+    // A bound on the global norm, or a step that is skipped whole, wants all gradients read before anything moves.
+    const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
+    if (gradients && (global || !moments)) SumGradients(0, step_.count);
+    if (!gradients) CopySums();
+    if (!moments && !apply) return Commit(true);
+    const double total = gradients && !global ? 0.0 : TotalGradientSum();
+    // Whoever knows of more gradients than these may pass a scale that is not a number.
+    if ((step_.flags & kSkipNonfinite) != 0 && !std::isfinite(total * step_.constants[kUnscale])) return Skip();
+    clip_ = ClipFactor(total);
+
+    for (int first = 0, last = 0; first < step_.count; first = last) {
+      last = Rule::kLayerwise ? LastOfRun(first, kCachedElements) : step_.count;
+      if (Rule::kNormalizesGradient && gradients && !global) SumGradients(first, last);
+      for (int i = first; i < last; ++i) Decide(i);
+      if (moments && apply && !Rule::kLayerwise) {
+        Pass<true, true>(first, last);
+        AddSums(first, last);
+      } else {
+        if (moments) {
+          Pass<true, false>(first, last);
+          AddSums(first, last);
+        }
+        for (int i = first; i < last; ++i) Decide(i);
+        if (apply) Pass<false, true>(first, last);
+      }
+    }
+    if (apply) {
+      for (int i = 0; i < step_.count; ++i) Report(i, true);
+    }
+    return Commit(true);
+  }
+
+ private:
+  template <bool kUpdateStates, bool kMove>
+  void Pass(int first, int last) {
+    ForChunks(first, last, !kUpdateStates, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
+      RuleChunk<Rule, kUpdateStates, kMove>(rule_, t, plan, chunk, b);
+    });
+  }
+
+  double ClipFactor(double total) const {
+    const double norm = step_.constants[kUnscale] * std::sqrt(total), bound = step_.constants[kClipNorm];
+    return bound > 0.0 && norm > bound ? bound / norm : 1.0;
+  }
+
+  // From the sums known so far to the numbers that the next pass uses.
+  void Decide(int i) {
+    Plan &plan = plans_[i];
+    const double *sums = SumsOf(i);
+    const int64_t decay = LayoutOf(i, kDecayIndex);
+    double factor = step_.constants[kUnscale] * clip_;
+    // A norm below the smallest float32 gives a gradient of less than norm 1, but of numbers.
+    if (Rule::kNormalizesGradient) {
+      factor = sums[kGradientSum] == 0.0 ? 0.0 : Min(1.0 / std::sqrt(sums[kGradientSum]), 3e38);
+    }
+    plan.factor = static_cast<float>(factor);
+    plan.lambda = decay < 0 ? 0.0f : step_.rates[decay];
+    plan.learning_rate = step_.rates[LayoutOf(i, kRateIndex)];
+    const double norms[kMaxDirections] = {std::sqrt(sums[kDirectionSum]), std::sqrt(sums[kDirection2Sum])};
+    double coefficient[kMaxDirections] = {};
+    plan.trust_ratio =
+        rule_.Coefficients(plan.learning_rate, plan.lambda, std::sqrt(sums[kWeightSum]), norms, coefficient);
+    for (int k = 0; k < kMaxDirections; ++k) plan.coefficient[k] = static_cast<float>(coefficient[k]);
+  }
+
+  const Rule rule_;
+  double clip_ = 1.0;
 };
 
 template <class Rule>

@@ -3,6 +3,8 @@
 
 #include <cstdlib>
 #include <exception>
+#include <mutex>
+#include <set>
 
 #include "kernels.h"
 
@@ -45,12 +47,33 @@ const Kernels *&Chosen() {
   return chosen;
 }
 
-int Launch(const ArgumentReader &arguments, int states, int rule_constants, Status (*Kernels::*rule)(const Step &)) {
+// Locks on all weights of a step. Weights share a fixed number of locks, taken in one order, so that no two launches
+// wait for each other.
+class Locks {
+ public:
+  explicit Locks(const Step &step) {
+    if ((step.flags & kLocks) == 0) return;
+    std::set<size_t> places;
+    for (int i = 0; i < step.count; ++i) {
+      places.insert((reinterpret_cast<uintptr_t>(step.tensors[i].weight) >> 6) % kShared);
+    }
+    static std::mutex shared[kShared];
+    for (size_t place : places) held_.emplace_back(shared[place]);
+  }
+
+ private:
+  static constexpr size_t kShared = 61;
+  std::vector<std::unique_lock<std::mutex>> held_;
+};
+
+int Launch(const ArgumentReader &arguments, const Interface &interface, Status (*Kernels::*rule)(const Step &)) {
   try {
-    Step step;
+    Step step{};
     std::vector<Tensor> tensors;
-    const Status status = ParseStep(arguments, states, rule_constants, &step, &tensors);
-    return status != kOk ? status : (Chosen()->*rule)(step);
+    const Status status = ParseStep(arguments, interface, &step, &tensors);
+    if (status != kOk) return status;
+    const Locks locks(step);
+    return (Chosen()->*rule)(step);
   } catch (const std::exception &) {
     return kNoMemory;
   }
@@ -67,9 +90,12 @@ int Launch(const ArgumentReader &arguments, int states, int rule_constants, Stat
 using ms_optim::Kernels;
 using ms_optim::Launch;
 
-MS_OPTIM_OPERATOR(ms_optim_adamw) { return Launch(MS_OPTIM_ARGUMENTS, 2, 3, &Kernels::adamw); }
-MS_OPTIM_OPERATOR(ms_optim_adamw_amsgrad) { return Launch(MS_OPTIM_ARGUMENTS, 3, 3, &Kernels::adamw_amsgrad); }
-MS_OPTIM_OPERATOR(ms_optim_lamb) { return Launch(MS_OPTIM_ARGUMENTS, 2, 7, &Kernels::lamb); }
+MS_OPTIM_OPERATOR(ms_optim_adamw) { return Launch(MS_OPTIM_ARGUMENTS, {2, 3, false}, &Kernels::adamw); }
+MS_OPTIM_OPERATOR(ms_optim_adamw_amsgrad) { return Launch(MS_OPTIM_ARGUMENTS, {3, 3, false}, &Kernels::adamw_amsgrad); }
+MS_OPTIM_OPERATOR(ms_optim_lamb) { return Launch(MS_OPTIM_ARGUMENTS, {2, 7, false}, &Kernels::lamb); }
+MS_OPTIM_OPERATOR(ms_optim_lans) { return Launch(MS_OPTIM_ARGUMENTS, {2, 6, false}, &Kernels::lans); }
+MS_OPTIM_OPERATOR(ms_optim_adam_offload) { return Launch(MS_OPTIM_ARGUMENTS, {2, 3, false}, &Kernels::adam_offload); }
+MS_OPTIM_OPERATOR(ms_optim_dgc_momentum) { return Launch(MS_OPTIM_ARGUMENTS, {2, 2, true}, &Kernels::dgc_momentum); }
 
 MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()->instruction_set; }
 

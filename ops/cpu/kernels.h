@@ -10,6 +10,9 @@ struct Kernels {
   Status (*adamw)(const Step &);
   Status (*adamw_amsgrad)(const Step &);
   Status (*lamb)(const Step &);
+  Status (*lans)(const Step &);
+  Status (*adam_offload)(const Step &);
+  Status (*dgc_momentum)(const Step &);
 };
 
 namespace avx512 {

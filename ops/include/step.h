@@ -5,27 +5,40 @@
 //   flags         int8, content unused: its shape is (1 + stages, 1 + shared flags, 1 + rule flags). A shape is
 //                 the one thing about an input that a GPU's host code can read without waiting for the device.
 //   layout        int32 [n, 4]: for each tensor its learning rate's and its weight decay's place in rates
-//                 (-1: no decay), whether its gradient is centralized, and its row in statistics
+//                 (-1: no decay), whether its gradient is centralized, and its row in statistics; [n, 5] if the rule
+//                 exchanges, with how many of its elements a worker sends (0: all, uncompressed)
 //   constants     float64: 1 / loss_scale, grad_clip_norm (0: none), seed of the stochastic rounding, the rule's own
 //   rates         float32: learning rates and weight decays of this step
 //   sums          float64 [N, kSums]: the sums of all N tensors when stages run in launches of their own, else unread
+//   skipping      float32 [1], only if the rule exchanges: not 0 where some worker's gradient makes all skip the step
+//   wires         [wires, words], only if the rule exchanges: what workers sent, read by an apply stage of its own
 //   global_step   int32 [1], written
 //   skipped_steps int32 [1], written
 //   statistics    float32 [N, kStatistics], written
 //   n weights, written; n gradients; n of each state, written; a float32 master, written, for each weight of
-//   lower precision if kMasters; a float32 array of scales, written, for each state held in 8-bit codes
+//   lower precision if kMasters; a float32 array of scales, written, for each state held in 8-bit codes. A launch of
+//   the gradient stage alone takes the gradients and nothing else of these.
+//
+// If kBetaPowers, beta1_power and beta2_power, float32 [1], written, follow statistics.
+//
+// If kReturned, nothing but states and masters is written in place, and the step is not committed: there are no
+// statistics and no weights among the inputs, and the outputs are sums, statistics, and for each tensor the new weight
+// where it has a master, else what is to be added to the weight.
 //
 // If kByAddress, all from global_step on comes as one table of where it is in memory instead:
 //
 //   addresses     int64 [n + 1, kAddressColumns]: a row for each tensor, then one for what the tensors share
 //
-// and one output: float64 [n, kSums], the sums of this launch's tensors.
+// The output is float64 [n, kSums], the sums of this launch's tensors. A moments stage of a rule that exchanges, where
+// no apply stage follows in the same launch, has another: its wire, [words]. Wires are of dtype int32, or float32 where
+// no tensor is compressed, so that they can be added up.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
+#include "codes.h"
 #include "numbers.h"
 #include "rule.h"
 
@@ -44,6 +57,9 @@ enum SharedFlag : unsigned {
   kStochasticRounding = 4,
   kCentralizes = 8,  // some tensor's gradient is centralized
   kByAddress = 16,   // what is written comes as a table of addresses
+  kBetaPowers = 32,  // keep beta1^t and beta2^t, the rule's first two constants, for checkpoints
+  kLocks = 64,       // let no other launch with this flag touch the same weights meanwhile
+  kReturned = 128,   // weights are outputs: they live where the kernel cannot reach
 };
 
 enum Sum { kGradientSum, kWeightSum, kDirectionSum, kDirection2Sum, kDirectionsDot, kSums };
@@ -62,8 +78,14 @@ enum AddressColumn {
   kStateType,
   kAddressColumns = kStateType + kMaxStates,
 };
-enum SharedAddressColumn { kGlobalStepAddress, kSkippedStepsAddress, kStatisticsAddress, kStatisticsRows };
-enum Layout { kRateIndex, kDecayIndex, kCentralized, kRow, kLayoutColumns };
+enum SharedAddressColumn {
+  kGlobalStepAddress,
+  kSkippedStepsAddress,
+  kStatisticsAddress,
+  kStatisticsRows,
+  kBetaPowerAddress,
+};
+enum Layout { kRateIndex, kDecayIndex, kCentralized, kRow, kLayoutColumns, kSent = kLayoutColumns };
 
 // What a launch returns to the framework: 0, or the first thing found wrong.
 enum Status {
@@ -81,6 +103,7 @@ struct Tensor {
   void *state[kMaxStates];
   float *scale[kMaxStates];  // of an 8-bit state, else null
   float *master;             // null: the weight is its own master
+  bool returned;             // the weight holds nothing yet
   DType weight_type, gradient_type, state_type[kMaxStates];
   int64_t size;
   int64_t rows;  // extent of the first dimension; 0 where there are fewer than two
@@ -95,9 +118,21 @@ struct Step {
   int64_t rows;  // of sums_in and statistics: N
   int32_t *global_step, *skipped_steps;
   float *statistics;
+  float *beta_power[2];  // null: none
   double *sums;
   const Tensor *tensors;
   int count;  // of tensors: n
+  int layout_columns;
+  const float *skipping;
+  const void *wires;
+  int64_t wire_count, wire_words;  // of wires
+  void *wire;                      // what this worker sends
+};
+
+// What the operators of different rules take.
+struct Interface {
+  int states, rule_constants;
+  bool exchanges;
 };
 
 inline DType ParseDType(const char *name) {
@@ -113,6 +148,11 @@ inline bool IsFloat(DType type) {
   return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
 }
 
+// First moments take either sign, the others do not.
+inline bool HoldsState(DType type, int k) {
+  return type == DType::kFloat32 || type == DType::kBFloat16 || type == (k == 0 ? DType::kInt8 : DType::kUInt8);
+}
+
 // Hands out the arguments one after the other; ok turns false for good at the first misfit.
 class ArgumentReader {
  public:
@@ -120,6 +160,7 @@ class ArgumentReader {
       : count_(count), data_(data), ndims_(ndims), shapes_(shapes), dtypes_(dtypes) {}
 
   int next() const { return next_; }
+  int count() const { return count_; }
   int64_t Size(int i) const {
     int64_t size = 1;
     for (int k = 0; k < ndims_[i]; ++k) size *= shapes_[i][k];
@@ -174,24 +215,39 @@ class ArgumentReader {
   Status status_ = kOk;
 };
 
-constexpr int64_t kCodeBlock = 256;  // codes that share one scale
-
-inline void TakeTensors(ArgumentReader *in, int states, bool masters, std::vector<Tensor> *tensors) {
+inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::vector<Tensor> *tensors) {
+  const bool gradients_only = step.stages == kGradientStage, returned = (step.flags & kReturned) != 0;
+  const int n = static_cast<int>(tensors->size());
+  in->Require(!returned || in->count() - n >= in->next(), kWrongCount);
+  if (!in->ok()) return;
+  for (int i = 0; i < n; ++i) {
+    Tensor &t = (*tensors)[i];
+    t.size = -1;
+    t.returned = returned;
+    if (returned) t.weight_type = in->Type(in->count() - n + i);
+    if (returned || gradients_only) continue;
+    const int k = in->next();
+    t.weight = in->TakeTensor(-1, false, &t.weight_type);
+    if (!in->ok()) return;
+    t.size = in->Size(k);
+  }
   for (Tensor &t : *tensors) {
     const int i = in->next();
-    t.weight = in->TakeTensor(-1, false, &t.weight_type);
+    t.gradient = in->TakeTensor(t.size, false, &t.gradient_type);
     if (!in->ok()) return;
     t.size = in->Size(i);
     t.rows = in->Rank(i) < 2 ? 0 : in->Dimension(i, 0);
   }
-  for (Tensor &t : *tensors) t.gradient = in->TakeTensor(t.size, false, &t.gradient_type);
+  if (gradients_only) return;
   for (int k = 0; k < states; ++k) {
-    for (Tensor &t : *tensors) t.state[k] = in->TakeTensor(t.size, true, &t.state_type[k]);
-  }
-  if (masters) {
     for (Tensor &t : *tensors) {
-      if (t.weight_type != DType::kFloat32) t.master = in->Take<float>("float32", t.size);
+      t.state[k] = in->TakeTensor(t.size, true, &t.state_type[k]);
+      in->Require(HoldsState(t.state_type[k], k), kWrongDType);
     }
+  }
+  for (Tensor &t : *tensors) {
+    if ((step.flags & kMasters) == 0 || t.weight_type == DType::kFloat32) continue;
+    t.master = in->Take<float>("float32", t.size);
   }
   for (int k = 0; k < states; ++k) {
     for (Tensor &t : *tensors) {
@@ -221,9 +277,48 @@ inline void ReadAddresses(const int64_t *row, Step *step, std::vector<Tensor> *t
   step->skipped_steps = reinterpret_cast<int32_t *>(row[kSkippedStepsAddress]);
   step->statistics = reinterpret_cast<float *>(row[kStatisticsAddress]);
   step->rows = row[kStatisticsRows];
+  for (int k = 0; k < 2; ++k) step->beta_power[k] = reinterpret_cast<float *>(row[kBetaPowerAddress + k]);
 }
 
-inline Status ParseStep(ArgumentReader in, int states, int rule_constants, Step *step, std::vector<Tensor> *tensors) {
+// A weight without a master starts from 0.
+inline void TakeReturned(ArgumentReader *in, Step *step, std::vector<Tensor> *tensors) {
+  step->statistics = in->Take<float>("float32", step->rows * kStatistics);
+  for (Tensor &t : *tensors) {
+    t.weight = in->TakeTensor(t.size, false, &t.weight_type);
+    in->Require(t.master != nullptr || t.weight_type == DType::kFloat32, kWrongDType);
+    if (!in->ok()) return;
+    if (t.master == nullptr) memset(t.weight, 0, static_cast<size_t>(t.size) * sizeof(float));
+  }
+}
+
+inline const char *WireType(const Step &step, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (step.layout[i * step.layout_columns + kSent] > 0) return "int32";
+  }
+  return "float32";
+}
+
+inline void TakeWires(ArgumentReader *in, int64_t n, Step *step) {
+  step->skipping = in->Take<float>("float32", 1);
+  const int wires = in->next();
+  const bool read = (step->stages & (kMomentsStage | kApplyStage)) == kApplyStage;
+  step->wires = in->Take<void>(in->ok() && read ? WireType(*step, n) : "float32", -1);
+  if (!in->ok()) return;
+  step->wire_count = in->Dimension(wires, 0);
+  step->wire_words = in->Dimension(wires, 1);
+}
+
+inline void TakeOwnWire(ArgumentReader *in, int64_t n, Step *step) {
+  if (!in->ok() || (step->stages & (kMomentsStage | kApplyStage)) != kMomentsStage) return;
+  const int wire = in->next();
+  step->wire = in->Take<void>(WireType(*step, n), -1);
+  if (!in->ok()) return;
+  step->wire_count = 1;
+  step->wire_words = in->Size(wire);
+}
+
+inline Status ParseStep(ArgumentReader in, const Interface &rule, Step *step, std::vector<Tensor> *tensors) {
+  step->layout_columns = kLayoutColumns + (rule.exchanges ? 1 : 0);
   const int flags = in.next();
   in.Take<void>("int8", -1);
   const int layout = in.next();
@@ -233,11 +328,14 @@ inline Status ParseStep(ArgumentReader in, int states, int rule_constants, Step 
   step->flags = static_cast<unsigned>(in.Dimension(flags, 1) - 1);
   step->rule_flags = static_cast<unsigned>(in.Dimension(flags, 2) - 1);
   const int64_t n = in.Dimension(layout, 0);
-  in.Require(step->stages != 0 && step->stages < 16 && in.Size(layout) == n * kLayoutColumns, kWrongFlags);
+  const bool commits_returned = (step->flags & kReturned) != 0 && (step->stages & kCommitStage) != 0;
+  in.Require(step->stages != 0 && step->stages < 16 && !commits_returned && in.Size(layout) == n * step->layout_columns,
+             kWrongFlags);
 
-  step->constants = in.Take<double>("float64", kRuleConstants + rule_constants);
+  step->constants = in.Take<double>("float64", kRuleConstants + rule.rule_constants);
   step->rates = in.Take<float>("float32", -1);
   step->sums_in = in.Take<double>("float64", -1);
+  if (rule.exchanges) TakeWires(&in, n, step);
   if (!in.ok()) return in.Finish();
 
   tensors->assign(static_cast<size_t>(n), Tensor{});
@@ -247,15 +345,23 @@ inline Status ParseStep(ArgumentReader in, int states, int rule_constants, Step 
   } else {
     step->global_step = in.Take<int32_t>("int32", 1);
     step->skipped_steps = in.Take<int32_t>("int32", 1);
-    const int statistics = in.next();
-    step->statistics = in.Take<float>("float32", -1);
+    step->rows = n;
+    if ((step->flags & kReturned) == 0) {
+      const int statistics = in.next();
+      step->statistics = in.Take<float>("float32", -1);
+      if (in.ok()) step->rows = in.Dimension(statistics, 0);
+    }
+    if ((step->flags & kBetaPowers) != 0) {
+      for (float *&power : step->beta_power) power = in.Take<float>("float32", 1);
+    }
     if (!in.ok()) return in.Finish();
-    step->rows = in.Dimension(statistics, 0);
-    TakeTensors(&in, states, (step->flags & kMasters) != 0, tensors);
+    TakeTensors(&in, rule.states, *step, tensors);
   }
   step->tensors = tensors->data();
   step->count = static_cast<int>(n);
   step->sums = in.Take<double>("float64", n * kSums);
+  if (rule.exchanges) TakeOwnWire(&in, n, step);
+  if (in.ok() && (step->flags & kReturned) != 0) TakeReturned(&in, step, tensors);
   return in.Finish();
 }
 

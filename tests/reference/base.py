@@ -30,6 +30,8 @@ class Reference:
     """
 
     states = ()
+    # Whether the weight enters the states, by an L2 decay.
+    decay_in_states = False
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Reference:
         self.step_count = self.skipped = 0
         self.state = {name: [np.zeros_like(w) for w in self.masters] for name in self.states}
         self.statistics = np.zeros((len(weights), 5))
+        self.largest = {}
         # The largest magnitude that each element has held: what roundings so far were relative to.
         self.peak = {"weight": [np.abs(w) for w in self.masters], "statistics": np.zeros_like(self.statistics)}
         self.peak |= {name: [np.zeros_like(w) for w in self.masters] for name in self.states}
@@ -80,16 +83,29 @@ class Reference:
         self.step_count += 1
         for i, g in enumerate(prepared):
             w = self.masters[i] if self.keeps_masters else self.weights[i]
+            self.magnified = 1.0
             update, ratio = self.update(i, w, g * factor, self.learning_rates[i](k), self.weight_decays[i](k))
             self.statistics[i] = norm(g), norm(w), norm(update), ratio, 1.0
+            peak = np.abs(self.statistics[i]) * [1, 1, 1, self.magnified, 1]
+            self.peak["statistics"][i] = np.maximum(self.peak["statistics"][i], peak)
             self.masters[i] = w - update
             if not self.keeps_masters:
                 self.masters[i] = round_to(self.masters[i], self.dtypes[i])
             self.peak["weight"][i] = np.maximum(self.peak["weight"][i], np.abs(self.masters[i]))
             for name in self.states:
                 self.peak[name][i] = np.maximum(self.peak[name][i], np.abs(self.state[name][i]))
-        self.peak["statistics"] = np.maximum(self.peak["statistics"], np.abs(self.statistics))
 
     def update(self, i, w, g, learning_rate, weight_decay):
         """Return what is subtracted from w, and the trust ratio; advance the states."""
         raise NotImplementedError
+
+    def direction(self, i, adaptive, decay):
+        """Return adaptive + decay.
+
+        A moving average that crosses 0, or two terms that cancel, leave a norm with the errors of all that went in.
+        """
+        d = adaptive + decay
+        self.largest[i] = max(self.largest.get(i, 0.0), norm(adaptive) + norm(decay))
+        if norm(d) > 0:
+            self.magnified = max(self.magnified, self.largest[i] / norm(d))
+        return d

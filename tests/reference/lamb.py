@@ -19,7 +19,7 @@ class Lamb(Reference):
         if self.bias_correction:
             m_hat = m_hat / (1 - self.beta1**self.step_count)
             v_hat = v_hat / (1 - self.beta2**self.step_count)
-        u = m_hat / (np.sqrt(v_hat) + self.eps) + weight_decay * w
+        u = self.direction(i, m_hat / (np.sqrt(v_hat) + self.eps), weight_decay * w)
         phi = norm(w)
         if self.weight_norm_bounds is not None:
             phi = np.clip(phi, *self.weight_norm_bounds)

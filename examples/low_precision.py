@@ -1,0 +1,252 @@
+"""Train a small Transformer on English text with weights and states in fewer bits, and compare the losses.
+
+The same network, text, batches and learning rates, five times: everything in float32; the states in 8-bit codes; the
+states in bfloat16; and the weights themselves in bfloat16 without float32 masters, rounded stochastically or to the
+nearest. The text is the language reference that ships with Python, read character by character.
+"""
+
+import argparse
+import math
+from dataclasses import dataclass, field
+from pydoc_data.topics import topics
+from typing import Any
+
+import matplotlib as mpl
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, nn, ops
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+import ms_optim
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+from matplotlib import ticker
+
+BATCH, CONTEXT, VALIDATED = 8, 64, 256
+WIDTH, HEADS, BLOCKS = 128, 4, 2
+LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.1
+POINTS = 16  # of a curve
+
+
+@dataclass
+class Setting:
+    """What one of the runs holds in which format."""
+
+    label: str
+    color: str
+    weights: Any = ms.float32
+    options: dict = field(default_factory=dict)
+
+
+NO_MASTERS = {"master_weights": False}
+SETTINGS = {
+    "float32": Setting("float32", "0.8"),
+    "8bit": Setting("8-bit states", "tab:blue", options={"state_dtype": "8bit"}),
+    "bfloat16": Setting("bfloat16 states", "tab:green", options={"state_dtype": "bfloat16"}),
+    "stochastic": Setting(
+        "bfloat16 weights, stochastic", "tab:orange", ms.bfloat16, {**NO_MASTERS, "stochastic_rounding": True}
+    ),
+    "nearest": Setting("bfloat16 weights, nearest", "tab:red", ms.bfloat16, NO_MASTERS),
+}
+
+
+class Affine(nn.Cell):
+    """A linear layer whose parameters may be bfloat16, while the arithmetic is float32."""
+
+    def __init__(self, rng, n_in, n_out, dtype, scale=1.0):
+        super().__init__()
+        weight = rng.normal(0.0, scale / math.sqrt(n_in), (n_out, n_in)).astype(np.float32)
+        self.weight = Parameter(ms.Tensor(weight).astype(dtype))
+        self.bias = Parameter(ops.zeros((n_out,), dtype))
+        self.matmul = ops.MatMul(transpose_b=True)
+
+    def construct(self, x):
+        """Return (rows, n_out) for (rows, n_in)."""
+        return self.matmul(x, ops.cast(self.weight, ms.float32)) + ops.cast(self.bias, ms.float32)
+
+
+class Norm(nn.Cell):
+    """Layer normalization, with the same choice of dtype."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.gamma = Parameter(ops.ones((WIDTH,), dtype))
+        self.beta = Parameter(ops.zeros((WIDTH,), dtype))
+        self.norm = ops.LayerNorm(-1, -1, 1e-5)
+
+    def construct(self, x):
+        """Return x of mean 0 and variance 1 over its last axis, scaled and shifted."""
+        return self.norm(x, ops.cast(self.gamma, ms.float32), ops.cast(self.beta, ms.float32))[0]
+
+
+class Block(nn.Cell):
+    """Causal self-attention and two layers, each on top of what comes in."""
+
+    def __init__(self, rng, dtype):
+        super().__init__()
+        # As in GPT-2: what many blocks add up starts small.
+        small = 1 / math.sqrt(2 * BLOCKS)
+        self.norm1, self.norm2 = Norm(dtype), Norm(dtype)
+        self.qkv = Affine(rng, WIDTH, 3 * WIDTH, dtype)
+        self.merge = Affine(rng, WIDTH, WIDTH, dtype, small)
+        self.widen = Affine(rng, WIDTH, 4 * WIDTH, dtype)
+        self.narrow = Affine(rng, 4 * WIDTH, WIDTH, dtype, small)
+        self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
+        # Places are known by their distances alone, which each head minds less than the one before it (ALiBi).
+        behind = np.arange(CONTEXT)[:, None] - np.arange(CONTEXT)
+        slopes = 4.0 ** -np.arange(HEADS)[:, None, None]
+        self.bias = ms.Tensor(np.where(behind < 0, -1e9, -slopes * behind), ms.float32)
+
+    def construct(self, x):
+        """Return (batch * CONTEXT, WIDTH) for the same."""
+        qkv = self.qkv(self.norm1(x)).reshape(-1, CONTEXT, 3 * HEADS, WIDTH // HEADS).transpose(0, 2, 1, 3)
+        q, k, v = qkv[:, :HEADS], qkv[:, HEADS : 2 * HEADS], qkv[:, 2 * HEADS :]
+        attention = ops.softmax(self.scores(q, k) * math.sqrt(HEADS / WIDTH) + self.bias, -1)
+        x = x + self.merge(self.mix(attention, v).transpose(0, 2, 1, 3).reshape(-1, WIDTH))
+        return x + self.narrow(ops.relu(self.widen(self.norm2(x))))
+
+
+class LanguageModel(nn.Cell):
+    """A decoder that predicts the next character, with its loss."""
+
+    def __init__(self, rng, vocabulary, dtype):
+        super().__init__()
+        self.characters = Parameter(ms.Tensor(rng.normal(0, 0.02, (vocabulary, WIDTH)), ms.float32).astype(dtype))
+        self.blocks = nn.SequentialCell([Block(rng, dtype) for _ in range(BLOCKS)])
+        self.norm = Norm(dtype)
+        self.head = Affine(rng, WIDTH, vocabulary, dtype)
+
+    def construct(self, text, following):
+        """Return the mean cross entropy of what follows each character; both inputs are (batch, CONTEXT)."""
+        x = ops.gather(ops.cast(self.characters, ms.float32), text, 0)
+        logits = self.head(self.norm(self.blocks(x.reshape(-1, WIDTH))))
+        return ops.cross_entropy(logits, following.reshape(-1))
+
+
+def read_text():
+    """Return the characters to train on and those to validate on as numbers, and how many kinds there are.
+
+    Many topics repeat paragraphs of others; what was seen before is left out, lest validation text be trained on.
+    """
+    seen, parts = set(), ([], [])
+    for i, topic in enumerate(sorted(topics)):
+        for paragraph in topics[topic].split("\n\n"):
+            if paragraph not in seen:
+                seen.add(paragraph)
+                parts[i % 8 == 7].append(paragraph)
+    texts = ["\n\n".join(part) for part in parts]
+    number = {character: i for i, character in enumerate(sorted(set("".join(texts))))}
+    train, validation = (np.array([number[character] for character in text], np.int32) for text in texts)
+    return train, validation, len(number)
+
+
+def windows(text, starts):
+    """Return characters from each start, and those that follow them, as tensors of shape (starts, CONTEXT)."""
+    places = np.asarray(starts)[:, None] + np.arange(CONTEXT)
+    return ms.Tensor(text[places]), ms.Tensor(text[places + 1])
+
+
+def bytes_of(parameters):
+    """Return how much memory some parameters take."""
+    return sum(p.size * p.itemsize for p in parameters)
+
+
+def train(setting, steps, seed):
+    """Train one network; return its validation losses by step, and bytes of weights and states per parameter."""
+    # The seed of the stochastic rounding.
+    ms.set_seed(seed)
+    text, held_back, vocabulary = read_text()
+    rng = np.random.default_rng(seed)
+    net = LanguageModel(rng, vocabulary, setting.weights)
+    optimizer = ms_optim.AdamW(
+        ms_optim.no_decay_groups(net, WEIGHT_DECAY),
+        learning_rate=ms_optim.WarmUpHoldDecayLR(LEARNING_RATE, steps // 10, 0, steps),
+        **setting.options,
+    )
+    step = nn.TrainOneStepCell(net, optimizer)
+    validation = windows(held_back, np.linspace(0, len(held_back) - CONTEXT - 1, VALIDATED).astype(int))
+    losses = {}
+    with tqdm(total=steps, desc=f"{setting.label:30}", unit="step") as bar:
+        for i in range(1, steps + 1):
+            loss = step(*windows(text, rng.integers(0, len(text) - CONTEXT, BATCH)))
+            if i % math.ceil(steps / POINTS) == 0 or i == steps:
+                losses[i] = float(net(*validation).asnumpy())
+                bar.set_postfix(train=f"{float(loss.asnumpy()):.3f}", validation=f"{losses[i]:.3f}", refresh=False)
+            bar.update()
+    count = sum(p.size for p in net.trainable_params())
+    held = (*optimizer.states, *optimizer.scales, *optimizer.masters)
+    return losses, bytes_of(net.trainable_params()) / count, bytes_of(held) / count
+
+
+def draw(steps, curves, path):
+    """Draw the losses, and beside them how far each is from that of float32."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
+    for name, losses in curves.items():
+        setting, above = SETTINGS[name], 100 * (losses / curves["float32"] - 1)
+        if name == "float32":
+            # Wide and pale, to be seen beneath the curves that coincide with it.
+            style = {"color": setting.color, "linewidth": 6, "label": setting.label}
+        else:
+            style = {
+                "color": setting.color,
+                "linewidth": 1.8,
+                "label": f"{setting.label}: {above[:, -1].mean():+.2f} %",
+            }
+        left.plot(steps, losses.mean(0), **style)
+        right.plot(steps, above.mean(0), **style)
+    left.set(title="Validation loss", xlabel="step", ylabel="cross entropy of a character", yscale="log")
+    left.yaxis.set_major_locator(ticker.MultipleLocator(0.2))
+    left.yaxis.set_major_formatter("{x:.1f}")
+    left.yaxis.set_minor_locator(ticker.NullLocator())
+    right.set(title="Validation loss above that of float32", xlabel="step", ylabel="%")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main():
+    """Train, print the table, save the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--setting", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--mode", choices=["graph", "pynative"], default="graph")
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--seeds", type=int, default=1, help="how many runs each number is the mean of")
+    parser.add_argument("--output", default="low_precision.png", help="where the picture goes")
+    arguments = parser.parse_args()
+    ms.set_context(mode=ms.GRAPH_MODE if arguments.mode == "graph" else ms.PYNATIVE_MODE)
+
+    results = {name: [] for name in dict.fromkeys(["float32", *arguments.setting])}
+    for seed in range(arguments.seeds):
+        for name, found in results.items():
+            found.append(train(SETTINGS[name], arguments.steps, seed))
+    curves = {name: np.array([list(losses.values()) for losses, _, _ in found]) for name, found in results.items()}
+
+    # Seeds differ by more than settings do, so each run is compared with the float32 run of its own seed.
+    spread = " (by seed)" if arguments.seeds > 1 else ""
+    table = Table("Setting", "Validation loss", f"Against float32{spread}", "Bytes of weights", "Bytes of states")
+    for name, found in results.items():
+        ratios = curves[name][:, -1] / curves["float32"][:, -1]
+        by_seed = f" ({', '.join(f'{ratio:.4f}' for ratio in ratios)})" if arguments.seeds > 1 else ""
+        _, weights, states = found[0]
+        table.add_row(
+            SETTINGS[name].label,
+            f"{curves[name][:, -1].mean():.4f}",
+            f"{ratios.mean():.4f}{by_seed}",
+            f"{weights:.2f}",
+            f"{states:.2f}",
+        )
+    console = Console()
+    console.print(table)
+    console.print("Bytes are for each parameter.")
+    draw(list(results["float32"][0][0]), curves, arguments.output)
+    console.print(f"Curves in {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

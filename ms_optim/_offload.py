@@ -1,0 +1,179 @@
+"""The step with states in host memory and weights on an accelerator: what crosses between them, and when.
+
+A float32 weight never crosses: its gradient goes to the host, decayed already, and the update comes back. A weight of
+lower precision has its float32 master on the host: its gradient goes there in the dtype that it has, and the new
+weight comes back in its own.
+"""
+
+# OffloadedStep reads attributes of the optimizer it is mixed into.
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import dataclasses
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+from rich.console import Console
+from rich.table import Table
+
+from . import _kernels
+from ._composite import norm, rounded, write
+from ._fused import FusedStep, LaunchCell, picked
+
+
+@dataclasses.dataclass(frozen=True)
+class OffloadReport:
+    """Bytes that an offloaded optimizer needs and moves.
+
+    Attributes:
+        device: Device that holds the weights, "CPU", "GPU" or "Ascend".
+        device_bytes: Weights and gradients on the device.
+        host_bytes: States and masters in host memory; on "CPU" weights and gradients too.
+        to_host_bytes: What goes from the device to the host in a step.
+        to_device_bytes: What comes back in a step.
+    """
+
+    device: str
+    device_bytes: int
+    host_bytes: int
+    to_host_bytes: int
+    to_device_bytes: int
+
+    def __str__(self):
+        table = Table("", "MB", title=f"Offloaded from {self.device}")
+        for field in dataclasses.fields(self)[1:]:
+            what = field.name.removesuffix("_bytes").replace("_", " ")
+            table.add_row(
+                what + (" a step" if what.startswith("to ") else ""), f"{getattr(self, field.name) / 1e6:,.1f}"
+            )
+        console = Console(width=60)
+        with console.capture() as capture:
+            console.print(table)
+        return capture.get().rstrip("\n")
+
+
+def report(optimizer, device: str) -> OffloadReport:
+    """Count an optimizer's bytes on a device.
+
+    Gradients are taken to be of their parameter's dtype.
+    """
+    low = [p for p, master in zip(optimizer.parameters, optimizer._master_index) if master >= 0]
+    full = [p for p, master in zip(optimizer.parameters, optimizer._master_index) if master < 0]
+    on_device = 2 * sum(p.nbytes for p in (*low, *full))
+    on_host = sum(p.nbytes for p in (*optimizer.states, *optimizer.masters, *optimizer.scales))
+    if device == "CPU":
+        return OffloadReport(device, 0, on_host + on_device, 0, 0)
+    # Besides, either way, some bytes that do not grow with the weights: rates and the step there, statistics back.
+    crossing = sum(p.nbytes for p in low) + sum(4 * p.size for p in full)
+    return OffloadReport(device, on_device, on_host, crossing, crossing)
+
+
+class OffloadedStep(FusedStep):
+    """The step of an optimizer whose operator runs on the host; a mixin that reads the optimizer's attributes."""
+
+    def _prepare_launches(self, rule, options, device):
+        self._crosses = device != "CPU"
+        if not self._crosses:
+            super()._prepare_launches(rule, options, device)
+            return
+        if options.stochastic_rounding:
+            raise RuntimeError(f"For '{self.cls_name}', 'stochastic_rounding' needs weights in host memory.")
+        self._take_master = ops.Assign()
+        self._take_master.set_device("CPU")
+        self.masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)
+        with_master = [master >= 0 for master in self._master_index]
+        groups = [[i for i in range(self.param_length) if with_master[i] == low] for low in (False, True)]
+        self._groups = tuple(tuple(group) for group in groups if group)
+        self._order = Tensor(np.argsort([i for group in self._groups for i in group]).astype(np.int32))
+        self._launch_held = tuple(self._held_by(group) for group in self._groups)
+        self._with_masters = tuple(with_master[group[0]] for group in self._groups)
+        self._constants = Tensor(np.array([0.0, self._seed, *rule.constants], np.float64))
+        self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
+        cells = []
+        for group, held, low in zip(self._groups, self._launch_held, self._with_masters):
+            n = len(group)
+            # What a float32 weight is decayed and centralized by, it is on the device.
+            decays = [self._decay_index[i] if low else -1 for i in group]
+            centralized = [low and self._centralized[i] for i in group]
+            layout = np.array([[self._rate_index[i] for i in group], decays, centralized, range(n)], np.int32).T
+            shared = _kernels.RETURNED + rule.shared_flags + _kernels.SKIP_NONFINITE * options.skip_nonfinite
+            shared += _kernels.MASTERS * low + _kernels.CENTRALIZES * any(centralized)
+            outputs = [((n, len(_kernels.SUMS)), ms.float64), ((n, len(_kernels.STATISTICS)), ms.float32)]
+            # To a graph, an output of no dimensions is a number and no tensor.
+            outputs += [(self._shapes[i] or (1,), self._parameters[i].dtype if low else ms.float32) for i in group]
+            written = (False,) * (7 + n) + (True,) * len(held)
+            kernel = _kernels.operator(rule.name, "CPU", written, outputs)
+            flags = _kernels.flags(_kernels.ALL_STAGES - _kernels.COMMIT_STAGE, shared, rule.flags)
+            cells.append(LaunchCell(kernel, flags, Tensor(np.ascontiguousarray(layout))))
+        self._launches = nn.CellList(cells)
+
+    def _fused_step(self, rates, gradients):
+        return self._crossing_step(rates, gradients) if self._crosses else self._launch_all(rates, gradients)
+
+    def _crossing_step(self, rates, gradients):
+        prepared, norms, finite, applied, clip = self._surveyed(gradients)
+        if self.masters_taken[0] == 0:
+            self._take_masters()
+        all_rates = ops.stack(rates)
+        weight_norms = ()
+        update_norms = ()
+        for k in range(len(self._groups)):
+            group = self._groups[k]
+            here = ()
+            if self._with_masters[k]:
+                sent = picked(gradients, group)
+                scale = F.cast(clip * self._unscale, mstype.float64)
+            else:
+                sent = ()
+                for i in group:
+                    weight = F.cast(self.parameters[i], mstype.float32)
+                    here += (norm(weight),)
+                    sent += (self._decayed(i, prepared[i] * clip, weight, rates),)
+                scale = F.cast(1.0, mstype.float64)
+            # What is not applied here is skipped there.
+            scale = ops.where(applied, scale, F.cast(float("nan"), mstype.float64)).reshape((1,))
+            held = picked(self.states + self.masters + self.scales, self._launch_held[k])
+            tensors = (self.global_step, self.skipped_steps, *sent, *held)
+            returned = self._launches[k](ops.concat((scale, self._constants)), all_rates, self._no_sums, tensors)
+            weight_norms += (returned[1][:, 1] if self._with_masters[k] else ops.stack(here),)
+            update_norms += (returned[1][:, 2],)
+            for j in range(len(group)):
+                self._receive(group[j], returned[2 + j])
+        weight_norms = ops.gather(ops.concat(weight_norms), self._order, 0)
+        update_norms = ops.gather(ops.concat(update_norms), self._order, 0)
+        ratios = F.cast(applied, mstype.float32) * ops.ones_like(update_norms)
+        all_finite = F.cast(ops.stack(finite), mstype.float32)
+        columns = (ops.stack(norms), weight_norms, update_norms, ratios, all_finite)
+        self._count(applied, ops.stack(columns, 1))
+        return applied
+
+    def _take_masters(self):
+        """Take the masters when weights that are loaded after construction are there, and once only.
+
+        A master that was loaded with its weight is kept: it rounds to it.
+        """
+        for i in range(self.param_length):
+            if self._master_index[i] >= 0:
+                master = self.masters[self._master_index[i]]
+                weight = F.cast(self.parameters[i], mstype.float32)
+                fits = rounded(master, self.parameters[i].dtype) == weight
+                self._take_master(master, ops.where(fits, master, weight))
+        F.assign(self.masters_taken, ops.ones_like(self.masters_taken))
+
+    def _decayed(self, i, gradient, weight, rates):
+        if self._decay_index[i] < 0:
+            return gradient
+        return self.decayed(gradient, weight, rates[self._decay_index[i]])
+
+    def _receive(self, i, update):
+        if len(self._shapes[i]) == 0:
+            update = F.cast(update, mstype.float32).reshape(())
+        if self._master_index[i] >= 0:
+            write(self.parameters[i], update)
+        else:
+            weight = F.cast(self.parameters[i], mstype.float32)
+            write(self.parameters[i], weight + update)

@@ -1,0 +1,182 @@
+"""AdamOffload: Adam whose moments live in host memory and whose arithmetic runs on the host."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mindspore import Parameter, Tensor, ops
+from mindspore import dtype as mstype
+
+from . import _kernels
+from ._adam import AdamFamily
+from ._arguments import check_choice, check_positive, check_type, fail
+from ._base import Rule
+from ._docs import documented
+from ._offload import OffloadedStep, OffloadReport, report
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._arguments import Unscaled
+
+DEVICES = ("CPU", "GPU", "Ascend")
+
+
+@documented
+class AdamOffload(OffloadedStep, AdamFamily):
+    r"""Adam with its moments in host memory, for models that leave no room for them on the device.
+
+    Kingma and Ba, `Adam: A Method for Stochastic Optimization <https://arxiv.org/abs/1412.6980>`_ (2015), in the form
+    of its section 2 that folds the bias corrections into the rate, with gradient :math:`g_t`, moments :math:`m_t` and
+    :math:`v_t`, learning rate :math:`\alpha`, weight decay :math:`\lambda` and weights :math:`w_t`:
+
+    .. math::
+        \begin{aligned}
+        g_t &\leftarrow g_t + \lambda w_{t-1} \\
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
+        l &= \alpha \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \\
+        w_t &= w_{t-1} - l \frac{m_t}{\sqrt{v_t} + \epsilon}
+        \end{aligned}
+
+    With `use_nesterov`, :math:`\beta_1 m_t + (1 - \beta_1) g_t` takes the place of :math:`m_t` in the last line. The
+    decay acts through the moments, and :math:`\epsilon` is not corrected for bias: this is not :class:`AdamW`.
+
+    On every device the arithmetic runs on the host's processor. What crosses is the gradient one way and the update
+    the other. Weights of lower precision have their float32 masters on the host, and cross in their own precision.
+
+    Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
+
+    Args:
+        {params}
+        {learning_rate|1e-3}
+        beta1 (float): Decay rate of the first moment, in the range (0.0, 1.0). Default: ``0.9`` .
+        beta2 (float): Decay rate of the second moment, in the range (0.0, 1.0). Default: ``0.999`` .
+        eps (float): Added to the denominator, greater than 0. Default: ``1e-8`` .
+        use_locking (bool): Whether to keep every other AdamOffload with this argument from updating the same weights
+            at the same time, from another thread. Default: ``False`` .
+        use_nesterov (bool): Whether to use Nesterov's momentum. Default: ``False`` .
+        {weight_decay}
+        {shared}
+
+    Inputs:
+        {inputs}
+
+    Outputs:
+        Tensor[bool], the value is ``True`` .
+
+    Raises:
+        TypeError: If `beta1`, `beta2`, `eps` or `loss_scale` is not a float.
+        TypeError: If `use_locking` or `use_nesterov` is not a bool.
+        ValueError: If `eps` or `loss_scale` is less than or equal to 0, or `beta1` or `beta2` is not in the range
+            (0.0, 1.0).
+        RuntimeError: If `use_locking` is ``True`` and the host's operator is missing.
+        {raises}
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_optim import AdamOffload
+        >>> net = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 3))
+        >>> optimizer = AdamOffload(net.trainable_params(), learning_rate=1e-3)
+        >>> print(optimizer.offload_report("Ascend").to_host_bytes)
+        268
+        >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
+    """
+
+    _support_parallel_optimizer = False
+    runs_on_host = True
+
+    def __init__(
+        self,
+        params,
+        learning_rate=1e-3,
+        beta1=0.9,
+        beta2=0.999,
+        eps=1e-8,
+        use_locking=False,
+        use_nesterov=False,
+        weight_decay=0.0,
+        loss_scale=1.0,
+        **shared: Unpack[Unscaled],
+    ):
+        name = type(self).__name__
+        check_type(name, "use_locking", use_locking, bool)
+        check_type(name, "use_nesterov", use_nesterov, bool)
+        check_type(name, "loss_scale", loss_scale, float)
+        check_positive(name, "loss_scale", loss_scale)
+        locks = _kernels.LOCKS * use_locking
+        rule = Rule("adam_offload", ("moment1", "moment2"), flags=int(use_nesterov), shared_flags=locks)
+        betas = {"beta1": beta1, "beta2": beta2}
+        super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})
+        if use_locking and not self.fused:
+            raise RuntimeError(f"For '{name}', use_locking=True needs the host's operator: {self.backend_reason}.")
+        self.use_locking, self.use_nesterov = use_locking, use_nesterov
+        self._has_kernel, self._target = self.fused, "CPU"
+        self._succeeded = Tensor(True)
+
+    def _create_states(self, rule, options):
+        super()._create_states(rule, options)
+        self.beta1_power, self.beta2_power = (
+            Parameter(Tensor([1.0], mstype.float32), name=f"beta{k}_power", requires_grad=False) for k in (1, 2)
+        )
+        self.beta_powers = (self.beta1_power, self.beta2_power)
+        self.log_betas = tuple(math.log(beta) for beta in rule.constants[:2])
+
+    @property
+    def target(self) -> str:
+        """Where the arithmetic runs: "CPU", the host, or the device that the weights are on.
+
+        Setting it to the device takes the moments there too and leaves nothing offloaded; it is to be set before the
+        first step.
+
+        Raises:
+            TypeError: If it is set to anything but a string.
+            ValueError: If it is set to a device that is not there.
+        """
+        return self._target
+
+    @target.setter
+    def target(self, value: str):
+        check_choice(self.cls_name, "target", value, DEVICES)
+        device = _kernels.device_target()
+        if value not in ("CPU", device):
+            fail(ValueError, self.cls_name, "target", f"'CPU' where the device target is {device}", value)
+        self._target = value
+        self.fused = self._has_kernel and value == "CPU"
+
+    def offload_report(self, device: str | None = None) -> OffloadReport:
+        """Return the bytes on device and host, and what crosses in a step, before training starts.
+
+        Args:
+            device: "CPU", "GPU" or "Ascend". Default: ``None`` , the current device target.
+
+        Returns:
+            A report whose attributes are bytes, and that prints as a table.
+
+        Raises:
+            ValueError: If there is no such device.
+        """
+        device = _kernels.device_target() if device is None else device
+        check_choice(self.cls_name, "device", device, DEVICES)
+        return report(self, device)
+
+    def scalars(self, t):
+        """Return the factor sqrt(1 - beta2^t) / (1 - beta1^t) of the rate."""
+        correction1, root2 = super().scalars(t)
+        return root2 / correction1
+
+    def decayed(self, gradient, weight, weight_decay):
+        """Return the gradient that enters the moments."""
+        return gradient + weight_decay * weight
+
+    def directions(self, scalars, weight, gradient, weight_decay, states):
+        """State the update, which is to be scaled by the rate alone."""
+        g = self.decayed(gradient, weight, weight_decay)
+        m, v = self.moments(g, states)
+        first = self.beta1 * m + self._one_minus_beta1 * g if self.use_nesterov else m
+        return (scalars * (first / (ops.sqrt(v) + self.eps)),), (m, v)

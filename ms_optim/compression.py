@@ -1,0 +1,396 @@
+"""Gradient compression: the largest of what has accumulated travels, the rest waits.
+
+How many elements travel (the ramp), how a worker's part lies in memory (the wire), how workers exchange it (the
+transport), and the step made of these, in launches of the fused kernel and in MindSpore's operators.
+"""
+
+# CompressedStep reads attributes of the optimizer that it is a part of.
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportCallIssue=false, reportOptionalCall=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import communication as comm
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from . import _kernels
+from ._arguments import fail
+from ._base import FusedOptimizer
+from ._composite import norm, write
+from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+
+# Places in a tensor of no more elements travel in 2 bytes.
+NARROW = 1 << 16
+LARGEST = 1 << 31
+
+# ---- The ramp -----------------------------------------------------------------------------------------------------
+
+
+def ramp(begin: int, length: int, sparsity: Sequence[float]) -> list[tuple[int, float | None]]:
+    """Return the phases of training: the step that each begins with, and its sparsity, None while all is sent.
+
+    Args:
+        begin: The first step with compression.
+        length: Steps from there to the last sparsity.
+        sparsity: The sparsities on the way, of equally many steps each.
+    """
+    phases: dict[int, float | None] = {0: None} if begin > 0 else {}
+    for stage, part in enumerate(sparsity):
+        phases[begin + math.ceil(stage * length / len(sparsity))] = part
+    # Stages shorter than a step begin together: the last of them counts.
+    return [next(same) for _, same in groupby(phases.items(), key=lambda phase: phase[1])]
+
+
+def sent(sparsity: float | None, size: int, min_compress_numel: int) -> int:
+    """Return how many elements of a tensor a worker sends; 0: all, uncompressed."""
+    if sparsity is None or size < min_compress_numel:
+        return 0
+    return max(1, round((1.0 - sparsity) * size))
+
+
+# ---- The wire -----------------------------------------------------------------------------------------------------
+
+
+def wire_words(sizes: Sequence[int], counts: Sequence[int]) -> int:
+    """Return how many 4-byte words a worker sends: see ops/include/dgc.h.
+
+    Args:
+        sizes: The tensors' sizes.
+        counts: How many elements of each are sent; 0: all.
+    """
+    values = sum(count or size for size, count in zip(sizes, counts))
+    narrow = sum(count for size, count in zip(sizes, counts) if size <= NARROW)
+    return values + sum(counts) - narrow + (narrow + 1) // 2
+
+
+# ---- The transport ------------------------------------------------------------------------------------------------
+
+
+class Workers:
+    """The processes that train together.
+
+    Attributes:
+        count: How many there are.
+        group: The communication group's name; None where there is but one process.
+    """
+
+    def __init__(self, optimizer: str, group: str | None, num_trainers: int | None):
+        if group is not None and not isinstance(group, str):
+            fail(TypeError, optimizer, "group", "the name of a communication group or None", group)
+        initialized = comm.GlobalComm.INITED
+        if group is not None and not initialized:
+            fail(ValueError, optimizer, "group", "None before mindspore.communication.init() is called", group)
+        self.group = group if group is not None else (comm.GlobalComm.WORLD_COMM_GROUP if initialized else None)
+        self.count = 1 if self.group is None else comm.get_group_size(self.group)
+        if num_trainers is not None and num_trainers != self.count:
+            where = "there is one process" if self.group is None else f"the group '{self.group}' has {self.count}"
+            fail(ValueError, optimizer, "num_trainers", f"the number of processes that train together ({where})",
+                 num_trainers)  # fmt: skip
+        mode = ms.get_auto_parallel_context("parallel_mode")
+        if self.count > 1 and mode != "stand_alone":
+            raise ValueError(
+                f"For '{optimizer}', the parallel mode must be 'stand_alone', but is '{mode}': the optimizer exchanges "
+                "the gradients itself, and would get means of them."
+            )
+
+    def all_reduce(self):
+        """Return the operator that adds up a tensor over the workers."""
+        return ops.AllReduce(ops.ReduceOp.SUM, self.group)
+
+    def all_gather(self):
+        """Return the operator that concatenates the workers' tensors."""
+        return ops.AllGather(self.group)
+
+
+# ---- Top k with MindSpore's operators -----------------------------------------------------------------------------
+
+
+def largest(x, count, at_most: int):
+    """Return a mask of the elements of x that are largest in magnitude, NaN before all; of equals the first.
+
+    Args:
+        x: A float32 tensor.
+        count: How many to choose, an int32 tensor of no dimensions.
+        at_most: The largest that count may be.
+    """
+    flat = x.reshape(-1)
+    nan = ops.isnan(flat)
+    magnitude = ops.where(nan, ops.full_like(flat, math.inf), ops.abs(flat))
+    values, _ = ops.topk(magnitude, at_most)
+    last = ops.gather(values, count - 1, 0)
+    above = ops.logical_or(magnitude > last, nan)
+    equal = ops.logical_and(magnitude == last, ops.logical_not(nan))
+    first = ops.logical_and(above, ops.cumsum(F.cast(above, mstype.int32), 0) <= count)
+    left = count - F.cast(first, mstype.int32).sum()
+    second = ops.logical_and(equal, ops.cumsum(F.cast(equal, mstype.int32), 0) <= left)
+    return ops.logical_or(first, second).reshape(x.shape)
+
+
+# ---- The step -----------------------------------------------------------------------------------------------------
+
+
+class StageCell(nn.Cell):
+    """One launch: its operator and what that is to do."""
+
+    def __init__(self, kernel, flags):
+        super().__init__(auto_prefix=False)
+        self.kernel, self.flags = kernel, flags
+        self.no_wires = Tensor(np.zeros((1, 1), np.float32))
+
+    def construct(self, layout, numbers, sums, skipping, tensors):
+        """Run a launch that reads no wires."""
+        return self.kernel(self.flags, layout, *numbers, sums, skipping, self.no_wires, *tensors)
+
+
+class ExchangeCell(nn.Cell):
+    """The step of a phase of training among several workers: send, exchange, apply."""
+
+    def __init__(self, send, kernel, flags, layout, words, workers):
+        super().__init__(auto_prefix=False)
+        self.send, self.kernel, self.flags, self.layout = send, kernel, flags, Tensor(layout)
+        self.compressed = bool(layout[:, -1].any())
+        self.transport = workers.all_gather() if self.compressed else workers.all_reduce()
+        self.shape = (workers.count if self.compressed else 1, words)
+
+    def construct(self, numbers, sums, skipping, tensors):
+        """Run the phase's launches and what is between them."""
+        sums, wire = self.send(self.layout, numbers, sums, skipping, tensors)
+        wires = self.transport(wire).reshape(self.shape)
+        return self.kernel(self.flags, self.layout, *numbers, sums, skipping, wires, *tensors)
+
+
+class Compression(NamedTuple):
+    """When compression begins, how it grows, and which tensors it spares."""
+
+    rampup_begin_step: int
+    rampup_step: int
+    sparsity: tuple[float, ...]
+    min_compress_numel: int
+
+
+class CompressedStep(FusedOptimizer):
+    """Base of optimizers that compress what they exchange: both forms of the step.
+
+    The states are the velocity u and r, what has accumulated and was not sent yet. A subclass states :meth:`decayed`
+    and :meth:`moved`.
+    """
+
+    # Each worker needs the whole of every gradient.
+    _support_parallel_optimizer = False
+
+    def __init__(self, params, learning_rate, weight_decay, rule, workers: Workers, compression: Compression, **shared):
+        # Past Cell's bookkeeping, which begins in the constructor below.
+        object.__setattr__(self, "workers", workers)
+        object.__setattr__(self, "compression", compression)
+        super().__init__(params, learning_rate, weight_decay, rule, **shared)
+
+    def _prepare_step(self, rule, options):
+        sizes = tuple(p.size for p in self._parameters)
+        for p in self._parameters:
+            if p.size > LARGEST:
+                raise ValueError(
+                    f"For '{self.cls_name}', the parameter '{p.name}' must have at most {LARGEST} elements, "
+                    f"but has {p.size}."
+                )
+        begin, length, sparsity, least = self.compression
+        phases = ramp(begin, length, sparsity)
+        self._counts = np.array([[sent(part, size, least) for size in sizes] for _, part in phases], np.int32)
+        self._ends = tuple(begin for begin, _ in phases[1:])
+        self._begins = Tensor(np.array(self._ends or (0,), np.int32))
+        self._sent = Tensor(self._counts)
+        self._at_most = tuple(int(k) for k in self._counts.max(axis=0))
+        self._no_worker = Tensor(np.zeros(1, np.float32))
+        self._sizes = sizes
+        self._worker_count = self.workers.count
+        self._share = 1.0 / math.sqrt(self._worker_count)
+        self._skips = options.skip_nonfinite
+        self._all_reduce = self.workers.all_reduce() if self._worker_count > 1 else None
+        super()._prepare_step(rule, options)
+
+    def _place_in_ramp(self, step):
+        """Return which phase of training a step is in, an int32 tensor of no dimensions."""
+        if len(self._ends) == 0:
+            return F.cast(step, mstype.int32).reshape(()) * 0
+        return F.cast(step >= self._begins, mstype.int32).sum()
+
+    def decayed(self, weight, gradient, weight_decay):
+        """Return a gradient with the decay in it."""
+        raise NotImplementedError
+
+    def moved(self, gradient, velocity):
+        """Return the new velocity, and the direction that momentum SGD moves along."""
+        raise NotImplementedError
+
+    # ---- Fused ----
+
+    def _prepare_launches(self, rule, options, device):
+        n, workers = self.param_length, self.workers
+        columns = [self._rate_index, self._decay_index, self._centralized, range(n)]
+        layouts = np.array([np.array([*columns, counts], np.int32).T for counts in self._counts])
+        constants = (self._unscale, options.grad_clip_norm or 0.0, self._seed, *rule.constants)
+        self._layouts = Tensor(layouts)
+        self._constants = Tensor(np.array(constants, np.float64))
+        self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
+        self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics))
+        shared = self._shared_flags(rule, options)
+        held = n + len(self.states) + len(self.masters)
+        direct = [False] * 7 + [True] * 3
+        forms = [(direct + [True] * n + [False] * n + [True] * (held - n), direct + [False] * n, 0)]
+        if device == "CPU":
+            forms.append(([False] * 8, [False] * 8, _kernels.BY_ADDRESS))
+            self._addresses = _kernels.AddressTable(
+                self._parameters,
+                self.states,
+                self.masters,
+                self._master_index,
+                (),
+                (),
+                self._counters,
+                [tuple(range(n))],
+            )
+        sums = ((n, len(_kernels.SUMS)), ms.float64)
+        local, look, exchanges = [], [], []
+        for written, written_by_look, flag in forms:
+
+            def stage(stages, written, outputs, flag=flag):
+                kernel = _kernels.operator(rule.name, device, tuple(written), outputs)
+                return kernel, _kernels.flags(stages, shared + flag, rule.flags)
+
+            if workers.count == 1:
+                local.append(StageCell(*stage(_kernels.ALL_STAGES, written, [sums])))
+                continue
+            look.append(StageCell(*stage(GRADIENT_STAGE, written_by_look, [sums])))
+            cells = []
+            for layout, counts in zip(layouts, self._counts.tolist()):
+                words = wire_words(self._sizes, counts)
+                wire = ((words,), ms.int32 if any(counts) else ms.float32)
+                send = StageCell(*stage(MOMENTS_STAGE, written, [sums, wire]))
+                apply = stage(APPLY_STAGE + COMMIT_STAGE, written, [sums])
+                cells.append(ExchangeCell(send, *apply, layout, words, workers))
+            exchanges.append(nn.CellList(cells))
+        self._local, self._look, self._exchanges = nn.CellList(local), nn.CellList(look), nn.CellList(exchanges)
+
+    def _fused_step(self, rates, gradients):
+        """Run the step in a graph."""
+        numbers = (self._constants, ops.stack(rates))
+        phase = self._place_in_ramp(self.global_step)
+        tensors = self._counters + self.parameters + gradients + self.states + self.masters
+        if self._worker_count == 1:
+            return self._run_locally(0, phase, numbers, tensors)
+        sums, skipping = self._looked_at(0, numbers, self._counters + gradients)
+        done = self._no_sums
+        for k in range(len(self._ends) + 1):
+            if phase == k:
+                done = self._exchanges[0][k](numbers, sums, skipping, tensors)
+        return done
+
+    def _step_by_address(self, step, addresses):
+        """Run the step on what a table of addresses names; Python knows the phase."""
+        at = int(step.asnumpy()[0]) if self._worker_count > 1 else 0
+        return self._phase_by_address(step, addresses, sum(at >= end for end in self._ends))
+
+    @ms.jit(backend="ms_backend")
+    def _phase_by_address(self, step, addresses, known):
+        numbers = (self._constants, ops.stack(self._current_rates(step)))
+        if self._worker_count == 1:
+            return self._run_locally(1, self._place_in_ramp(step), numbers, addresses)
+        sums, skipping = self._looked_at(1, numbers, addresses)
+        return self._exchanges[1][known](numbers, sums, skipping, addresses)
+
+    def _run_locally(self, form, phase, numbers, tensors):
+        layout = ops.gather(self._layouts, phase, 0)
+        return self._local[form](layout, numbers, self._no_sums, self._no_worker, tensors)
+
+    def _looked_at(self, form, numbers, tensors):
+        """Return sums of the gradients, and of how many workers they are not finite, if that matters."""
+        if not self._skips:
+            return self._no_sums, self._no_worker
+        sums = self._look[form](self._layouts[0], numbers, self._no_sums, self._no_worker, tensors)
+        finite = ops.isfinite(sums[:, 0].sum())
+        return sums, self._all_reduce(1.0 - F.cast(finite, mstype.float32).reshape((1,)))
+
+    # ---- In MindSpore's operators ----
+
+    def _composite_step(self, rates, gradients):
+        gradients = self._prepared(gradients)
+        phase = self._place_in_ramp(self.global_step)
+        finite = ()
+        for g in gradients:
+            finite += (ops.all(ops.isfinite(g)),)
+        applied = ops.logical_or(self._everywhere(ops.all(ops.stack(finite))), self._never_skips)
+        weights, weight_norms, values, masks, velocities, residuals = (), (), (), (), (), ()
+        for i in range(self.param_length):
+            weight = self._weight(i)
+            g = self.decayed(weight, gradients[i], self._weight_decay(i, rates))
+            value, mask, u, r = self._accumulated(i, phase, g)
+            weights += (weight,)
+            weight_norms += (norm(weight),)
+            values += (value,)
+            masks += (mask,)
+            velocities += (u,)
+            residuals += (r,)
+        means = self._mean(values)
+        reports = ()
+        for i in range(self.param_length):
+            u, r = self.states[i], self.states[self.param_length + i]
+            new_u, direction = self.moved(means[i], u)
+            if self._at_most[i] > 0:
+                compressed = self._sent[phase, i] > 0
+                kept = ops.where(masks[i], ops.zeros_like(r), residuals[i])
+                masked = ops.where(masks[i], ops.zeros_like(u), velocities[i])
+                new_u = ops.where(compressed, masked, new_u)
+                direction = ops.where(compressed, means[i], direction)
+                write(r, ops.where(applied, ops.where(compressed, kept, r), r))
+            write(u, ops.where(applied, new_u, u))
+            update = rates[self._rate_index[i]] * direction
+            self._write_weight(i, ops.where(applied, weights[i] - update, weights[i]))
+            none, one = self._zero, self._zero + 1.0
+            moved = (ops.where(applied, norm(update), none), ops.where(applied, one, none))
+            report = (norm(gradients[i]), weight_norms[i], *moved, F.cast(finite[i], mstype.float32))
+            reports += (ops.stack(report),)
+        self._count(applied, ops.stack(reports))
+        return applied
+
+    def _accumulated(self, i, phase, g):
+        """Return what is sent of a gradient, the mask of it, and u and r before what was sent is taken out."""
+        u, r = self.states[i], self.states[self.param_length + i]
+        if self._at_most[i] == 0:
+            return g, u, u, r
+        count = self._sent[phase, i]
+        if self._clip_norm is not None:
+            total, bound = norm(g), self._clip_norm * self._share
+            clipped = g * ops.where(total > bound, bound / total, ops.ones_like(total))
+        else:
+            clipped = g
+        new_u, direction = self.moved(clipped, u)
+        new_r = r + direction
+        mask = largest(new_r, ops.maximum(count, ops.ones_like(count)), self._at_most[i])
+        value = ops.where(count > 0, ops.where(mask, new_r, ops.zeros_like(new_r)), g)
+        return value, mask, new_u, new_r
+
+    def _mean(self, values):
+        if self._worker_count == 1:
+            return values
+        flat = ()
+        for value in values:
+            flat += (value.reshape(-1),)
+        total = self._all_reduce(ops.concat(flat)) / self._worker_count
+        means, begin = (), 0
+        for i in range(self.param_length):
+            size = self._sizes[i]
+            means += (total[begin : begin + size].reshape(self._shapes[i]),)
+            begin += size
+        return means
+
+    def _everywhere(self, finite):
+        if self._worker_count == 1:
+            return finite
+        return self._all_reduce(1.0 - F.cast(finite, mstype.float32).reshape((1,))).sum() == 0

@@ -1,0 +1,170 @@
+"""DGCMomentum: momentum SGD whose workers exchange one gradient element in a thousand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore import ops
+
+from ._arguments import check_choice, check_count, check_type, fail, is_number
+from ._base import Rule
+from ._docs import documented
+from .compression import CompressedStep, Compression, Workers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._arguments import Unclipped
+
+
+@documented
+class DGCMomentum(CompressedStep):
+    r"""Deep gradient compression: momentum SGD for data-parallel training over slow links.
+
+    Lin et al., `Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training
+    <https://arxiv.org/abs/1712.01887>`_ (2018), sections 3.1 to 3.3. On each of :math:`N` workers, for each parameter
+    tensor of :math:`n` elements with gradient :math:`g_t`, momentum :math:`\mu`, learning rate :math:`\eta_t`, weight
+    decay :math:`\lambda`, weights :math:`w_t`, velocity :math:`u_t` and :math:`r_t`, what has accumulated and was not
+    sent yet:
+
+    .. math::
+        \begin{aligned}
+        g_t &\leftarrow \mathrm{clip}(g_t + \lambda w_{t-1}), \qquad
+        u_t = \mu u_{t-1} + g_t, \qquad
+        r_t = r_{t-1} + u_t \\
+        m_t &= \text{the } k = \max(1, \mathrm{round}((1 - s_t) n))
+        \text{ elements of } r_t \text{ largest in magnitude} \\
+        w_t &= w_{t-1} - \eta_t \frac{1}{N} \sum_{\text{workers}} m_t \odot r_t, \qquad
+        u_t \leftarrow \lnot m_t \odot u_t, \qquad
+        r_t \leftarrow \lnot m_t \odot r_t
+        \end{aligned}
+
+    With Nesterov momentum, :math:`r_t = r_{t-1} + g_t + \mu u_t`. Exactly :math:`k` elements are sent, of equal ones
+    those of lowest index. Before `rampup_begin_step`, and always for tensors of fewer than `min_compress_numel`
+    elements, the mean of the decayed gradients moves the weights by ordinary momentum:
+    :math:`u_t = \mu u_{t-1} + \bar g_t` and :math:`w_t = w_{t-1} - \eta_t u_t`, or :math:`\eta_t (\bar g_t + \mu u_t)`
+    with Nesterov. The velocity is kept when compression begins.
+
+    The optimizer exchanges gradients itself: train in the parallel mode "stand_alone", after
+    ``mindspore.communication.init()``, and start all workers from the same weights. A step exchanges one packed buffer
+    for all parameters. With one process it computes the same with nothing exchanged.
+
+    Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
+
+    Args:
+        {params}
+        {learning_rate}
+        momentum (Union[float, int]): Decay rate of the velocity, in the range [0.0, 1.0).
+        rampup_begin_step (int): The first step with compression, counted from 0.
+        rampup_step (int): Over how many steps the sparsity goes through `sparsity`, each element for as many steps as
+            the others. Default: ``1`` .
+        sparsity (Union[list[float], tuple[float]]): The parts of each gradient that are not sent, each in the range
+            [0.0, 1.0); the last one is for all steps after. Default: ``(0.999,)`` .
+        use_nesterov (bool): Whether to use Nesterov momentum. Default: ``False`` .
+        num_trainers (Union[int, None]): The number of processes that train together, which is known: if given, it
+            must be right. Default: ``None`` .
+        {weight_decay}
+        decay_type (str): What the decay adds to the local gradient: "l2" the weight times `weight_decay`, "l1" its sign
+            times `weight_decay`. Default: ``"l2"`` .
+        grad_clip_norm (Union[float, None]): Largest L2 norm of a tensor's mean gradient. Each worker clips its own
+            gradient, decay included, to :math:`N^{-1/2}` of it: only tensors that are compressed, and only once they
+            are. Default: ``None`` .
+        min_compress_numel (int): Tensors of fewer elements are not compressed. Default: ``16384`` .
+        {loss_scale}
+        group (Union[str, None]): The communication group of the processes that train together; ``None`` means all
+            processes once communication is initialized, else this one. Default: ``None`` .
+        {unclipped}
+
+    Inputs:
+        {inputs}
+
+    Outputs:
+        tuple[bool], all elements are ``True`` .
+
+    Raises:
+        TypeError: If `momentum` is not a number, `sparsity` is not a list or tuple of numbers, or `use_nesterov` is not
+            a bool.
+        TypeError: If `rampup_begin_step`, `rampup_step`, `num_trainers` or `min_compress_numel` is not an int, or
+            `decay_type` or `group` not a string.
+        ValueError: If `momentum` or an element of `sparsity` is not in the range [0.0, 1.0), or `sparsity` is empty.
+        ValueError: If `rampup_begin_step` is negative, or `rampup_step` or `min_compress_numel` less than 1.
+        ValueError: If `decay_type` is neither "l2" nor "l1".
+        ValueError: If `num_trainers` is not the number of processes, or `group` is given before communication is
+            initialized, or the parallel mode of several processes is not "stand_alone".
+        ValueError: If a parameter has more than 2,147,483,648 elements.
+        {raises}
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_optim import DGCMomentum
+        >>> net = nn.SequentialCell(nn.Dense(64, 256), nn.ReLU(), nn.Dense(256, 10))
+        >>> sparsity = [0.75, 0.9375, 0.984375, 0.996, 0.999]
+        >>> optimizer = DGCMomentum(net.trainable_params(), 0.1, 0.9, 1252, rampup_step=1000, sparsity=sparsity)
+        >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
+    """
+
+    def __init__(
+        self,
+        params,
+        learning_rate,
+        momentum,
+        rampup_begin_step,
+        rampup_step=1,
+        sparsity=(0.999,),
+        use_nesterov=False,
+        num_trainers=None,
+        weight_decay=0.0,
+        decay_type="l2",
+        grad_clip_norm=None,
+        min_compress_numel=16384,
+        loss_scale=1.0,
+        group=None,
+        **shared: Unpack[Unclipped],
+    ):
+        name = type(self).__name__
+        if not is_number(momentum):
+            fail(TypeError, name, "momentum", "a number", momentum)
+        if not 0.0 <= momentum < 1.0:
+            fail(ValueError, name, "momentum", "in the range [0.0, 1.0)", momentum)
+        check_count(name, "rampup_begin_step", rampup_begin_step)
+        check_count(name, "rampup_step", rampup_step, 1)
+        check_count(name, "min_compress_numel", min_compress_numel, 1)
+        if not isinstance(sparsity, (list, tuple)) or not all(is_number(part) for part in sparsity):
+            fail(TypeError, name, "sparsity", "a list or tuple of numbers", sparsity)
+        if not sparsity or not all(0.0 <= part < 1.0 for part in sparsity):
+            fail(ValueError, name, "sparsity", "one or more numbers in the range [0.0, 1.0)", sparsity)
+        check_type(name, "use_nesterov", use_nesterov, bool)
+        if num_trainers is not None:
+            check_count(name, "num_trainers", num_trainers, 1)
+        check_choice(name, "decay_type", decay_type, ("l2", "l1"))
+        workers = Workers(name, group, num_trainers)
+        compression = Compression(rampup_begin_step, rampup_step, tuple(sparsity), min_compress_numel)
+        flags = use_nesterov + 2 * (decay_type == "l1")
+        rule = Rule(
+            "dgc_momentum", ("dgc_u", "dgc_r"), (float(momentum), float(workers.count)), flags, takes_low_states=False
+        )
+        super().__init__(
+            params,
+            learning_rate,
+            weight_decay,
+            rule,
+            workers,
+            compression,
+            grad_clip_norm=grad_clip_norm,
+            loss_scale=loss_scale,
+            **shared,
+        )
+        self.momentum, self.use_nesterov, self.decay_type = float(momentum), use_nesterov, decay_type
+
+    def decayed(self, weight, gradient, weight_decay):
+        """State the decay, which enters the local gradient."""
+        return gradient + weight_decay * (ops.sign(weight) if self.decay_type == "l1" else weight)
+
+    def moved(self, gradient, velocity):
+        """State the momentum."""
+        velocity = self.momentum * velocity + gradient
+        return velocity, gradient + self.momentum * velocity if self.use_nesterov else velocity

@@ -1,0 +1,364 @@
+"""Param groups from a network: by kind, by name, by layer."""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mindspore import Parameter, Tensor, nn
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ._arguments import (
+    GROUP_KEYS,
+    check_learning_rate,
+    check_parameters,
+    check_positive,
+    check_settings,
+    check_type,
+    check_weight_decay,
+    fail,
+    is_number,
+)
+from ._docs import documented
+
+SPARED = {"weight_decay": 0.0}
+SETTINGS = tuple(key for key in GROUP_KEYS if key not in ("params", "order_params"))
+# LayerNorm, BatchNorm2d, LayerNormExt, LlamaRMSNorm: a class, or one of its bases, of such a name normalizes.
+NORMALIZATION = re.compile(r"Norm(\dd|Ext)?$")
+LearningRateSchedule = nn.learning_rate_schedule.LearningRateSchedule
+
+
+class ParamGroups(list):
+    """Groups of parameters: the list of dicts that an optimizer takes as `params`, and a table when printed.
+
+    Its last dict keeps the order of the parameters, under `order_params`.
+    """
+
+    def __rich__(self):
+        """Return the table that `rich.print` shows."""
+        groups = [group for group in self if "params" in group]
+        centralized = any("grad_centralization" in group for group in groups)
+        table = Table(box=box.SIMPLE_HEAD)
+        for heading in ("Tensors", "Elements", "lr", "weight_decay"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        if centralized:
+            table.add_column("centralized", justify="right", no_wrap=True)
+        table.add_column("Parameters", overflow="fold")
+        for group in groups:
+            params = group["params"]
+            names = [params[0].name, "…", params[-1].name] if len(params) > 2 else [p.name for p in params]
+            row = [f"{len(params):,}", f"{sum(p.size for p in params):,}"]
+            row += [_describe(group, key) for key in SETTINGS if key != "grad_centralization" or centralized]
+            table.add_row(*row, Text(" ".join(names)))
+        return table
+
+    def __str__(self):
+        console = Console(file=io.StringIO(), color_system=None, highlight=False)
+        console.print(self)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+    __repr__ = __str__
+
+
+class _ScaledLR(LearningRateSchedule):
+    """A schedule times a number."""
+
+    def __init__(self, schedule, scale):
+        super().__init__()
+        self.schedule, self.scale = schedule, scale
+
+    def construct(self, global_step):
+        return self.schedule(global_step) * self.scale
+
+
+@documented
+def no_decay_groups(network, weight_decay=None, *, no_decay=()):
+    """Group parameters so that biases and normalization are not decayed.
+
+    Not decayed are parameters of at most 1 dimension, those named `bias`, and those that belong to a normalization of
+    whatever dimensions: a Cell of a class, or a subclass of one, whose name ends in Norm, such as LayerNorm,
+    BatchNorm2d or an RMSNorm of one's own. Of a list of parameters, which has no Cells, the first two rules hold.
+
+    Args:
+        {network}
+        weight_decay (Union[float, int, Cell, None]): The weight decay of the others; ``None`` leaves it to the
+            optimizer. Default: ``None`` .
+        {no_decay}
+
+    Returns:
+        {groups}
+
+    Raises:
+        {network_raises}
+        TypeError: If `weight_decay` is not a number, a Cell or None, or `no_decay` not a list or tuple of str.
+        ValueError: If `weight_decay` is less than 0, or a pattern of `no_decay` matches no parameter.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_optim import AdamW, no_decay_groups
+        >>> net = nn.SequentialCell(nn.Embedding(100, 16), nn.LayerNorm((16,)), nn.Dense(16, 10))
+        >>> groups = no_decay_groups(net, weight_decay=0.05, no_decay=["*embedding_table"])
+        >>> print(groups)
+          Tensors   Elements        lr   weight_decay   Parameters
+         ──────────────────────────────────────────────────────────────────────────
+                4      1,642   default              0   0.embedding_table … 2.bias
+                1        160   default           0.05   2.weight
+        >>> optimizer = AdamW(groups, learning_rate=1e-3)
+    """
+    name = "no_decay_groups"
+    params = _parameters(name, network)
+    decayed = _decayed(name, weight_decay)
+    spared = _spared(name, network, params, no_decay)
+    return _collect(params, [p.name in spared for p in params], lambda spare: SPARED if spare else decayed)
+
+
+@documented
+def pattern_groups(network, patterns, *, filter_bias_and_norm=False):
+    """Group parameters by patterns of their names.
+
+    A pattern is matched against the whole name, with ``*`` for any characters, dots too, ``?`` for one, and ``[...]``
+    for one of several, as in a shell. The first pattern that matches counts. Parameters that match none are left to
+    the optimizer's defaults.
+
+    Args:
+        {network}
+        patterns (dict[str, dict]): For each pattern the settings of its group: any of `lr`, `weight_decay` and
+            `grad_centralization`, as in the groups that optimizers take.
+        filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
+            decayed where the settings state no `weight_decay`. Default: ``False`` .
+
+    Returns:
+        {groups}
+
+    Raises:
+        {network_raises}
+        TypeError: If `patterns` is not a dict from str to dict, a setting has the wrong type, or
+            `filter_bias_and_norm` is not a bool.
+        KeyError: If a setting has an unknown name.
+        ValueError: If a setting is out of range, or a pattern matches no parameter, or only such as earlier patterns
+            match.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_optim import Lamb, pattern_groups
+        >>> net = nn.SequentialCell(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Dense(8, 10))
+        >>> groups = pattern_groups(net, {"0.*": {"grad_centralization": True}, "3.*": {"lr": 0.01}})
+        >>> optimizer = Lamb(groups, learning_rate=0.001, weight_decay=0.02)
+    """
+    name = "pattern_groups"
+    params = _parameters(name, network)
+    check_type(name, "patterns", patterns, dict)
+    check_type(name, "filter_bias_and_norm", filter_bias_and_norm, bool)
+    checked = []
+    for pattern, settings in patterns.items():
+        check_type(name, "patterns", pattern, str)
+        where = f"patterns[{pattern!r}]"
+        check_type(name, where, settings, dict)
+        for key in settings:
+            if key not in SETTINGS:
+                raise KeyError(f"For '{name}', the keys of '{where}' must be among {list(SETTINGS)}, but got {key!r}.")
+        checked.append(check_settings(name, where, settings))
+    first = _first_matches(name, "patterns", list(patterns), params)
+    spared = _spared(name, network, params) if filter_bias_and_norm else set()
+
+    # Parameters that match no pattern belong to one more, last, that states nothing.
+    checked.append({})
+    matched = [first.get(p.name, -1) for p in params]
+    keys = [(i, p.name in spared and "weight_decay" not in checked[i]) for i, p in zip(matched, params)]
+    return _collect(params, keys, lambda key: {**checked[key[0]], **(SPARED if key[1] else {})})
+
+
+@documented
+def layerwise_groups(network, learning_rate, decay, *, layers=None, weight_decay=None, no_decay=()):
+    r"""Group parameters by layer, with a learning rate that falls from the output to the input.
+
+    Of :math:`n` layers, counted from 0 at the input, layer :math:`k` gets `learning_rate` :math:`\cdot`
+    `decay` :math:`^{n - 1 - k}`. So ELECTRA is fine-tuned (Clark et al., `2020
+    <https://arxiv.org/abs/2003.10555>`_). Biases and normalization are not decayed, as in :func:`no_decay_groups`.
+
+    Unless `layers` says otherwise, layers are found by the numbers in the parameters' names. A layer is what shares
+    a name up to the first part that is a number, such as ``blocks.3`` or ``encoder.layer2.0`` ; consecutive parameters
+    whose names have no number, such as embeddings before the blocks and the head after them, are a layer, too.
+
+    Args:
+        {network}
+        learning_rate (Union[float, int, LearningRateSchedule]): The learning rate of the last layer, 0 or greater.
+        decay (float): The factor from each layer to the one before it, greater than 0 and at most 1.
+        layers (Union[list[str], tuple[str], None]): A pattern for each layer, as in :func:`pattern_groups`, from the
+            input to the output; together they match every parameter. Default: ``None`` .
+        weight_decay (Union[float, int, Cell, None]): The weight decay of the others; ``None`` leaves it to the
+            optimizer. Default: ``None`` .
+        {no_decay}
+
+    Returns:
+        {groups}
+
+    Raises:
+        {network_raises}
+        TypeError: If `learning_rate` is neither a number nor a LearningRateSchedule, or `decay` is not a number.
+        TypeError: If `weight_decay` is not a number, a Cell or None, or `layers` or `no_decay` not a list or tuple of
+            str.
+        ValueError: If `learning_rate` or `weight_decay` is less than 0, or `decay` is not in the range (0.0, 1.0].
+        ValueError: If a pattern matches no parameter, or one of `layers` only such as earlier ones match, or a
+            parameter matches none of `layers`.
+        ValueError: If `layers` is None and no parameter has a number in its name.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_optim import AdamW, layerwise_groups
+        >>> net = nn.SequentialCell(nn.Embedding(100, 16), nn.LayerNorm((16,)), nn.Dense(16, 10))
+        >>> groups = layerwise_groups(net, learning_rate=1e-3, decay=0.75, weight_decay=0.05)
+        >>> print(groups)
+          Tensors   Elements          lr   weight_decay   Parameters
+         ───────────────────────────────────────────────────────────────────
+                1      1,600   0.0005625           0.05   0.embedding_table
+                2         32     0.00075              0   1.gamma 1.beta
+                1        160       0.001           0.05   2.weight
+                1         10       0.001              0   2.bias
+        >>> optimizer = AdamW(groups, learning_rate=1e-3)
+    """
+    name = "layerwise_groups"
+    params = _parameters(name, network)
+    scheduled = isinstance(learning_rate, LearningRateSchedule)
+    if not scheduled and not is_number(learning_rate):
+        fail(TypeError, name, "learning_rate", "a number or a LearningRateSchedule", learning_rate)
+    learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
+    check_positive(name, "decay", decay)
+    if decay > 1:
+        fail(ValueError, name, "decay", "in the range (0.0, 1.0]", decay)
+    decayed = _decayed(name, weight_decay)
+    spared = _spared(name, network, params, no_decay)
+    layer = _numbered_layers(name, params) if layers is None else _stated_layers(name, layers, params)
+
+    last = max(layer.values())
+    scales = [float(decay) ** (last - k) for k in range(last + 1)]
+    if scheduled:
+        rates = [_ScaledLR(learning_rate, scale) if scale != 1 else learning_rate for scale in scales]
+    else:
+        rates = [learning_rate * scale for scale in scales]
+
+    keys = [(layer[p.name], p.name in spared) for p in params]
+    return _collect(params, keys, lambda key: {"lr": rates[key[0]], **(SPARED if key[1] else decayed)})
+
+
+def _parameters(function: str, network: Any) -> list[Parameter]:
+    """Check the network and return its trainable parameters, or the parameters given."""
+    if isinstance(network, nn.Cell):
+        params = list(network.trainable_params())
+    elif isinstance(network, Iterable) and not isinstance(network, (str, bytes, dict, Tensor)):
+        params = list(network)
+    else:
+        fail(TypeError, function, "network", "a Cell or a list of Parameters", network)
+    for i, p in enumerate(params):
+        if not isinstance(p, Parameter):
+            fail(TypeError, function, f"network[{i}]", "a Parameter", p)
+    if not params:
+        raise ValueError(f"For '{function}', the argument 'network' must have trainable parameters, but has none.")
+    check_parameters(function, params, "network")
+    return params
+
+
+def _decayed(function: str, weight_decay: Any) -> dict[str, Any]:
+    """Return the settings of the parameters that are decayed."""
+    if weight_decay is None:
+        return {}
+    check_weight_decay(function, weight_decay)
+    return {"weight_decay": weight_decay}
+
+
+def _spared(function: str, network: Any, params: list[Parameter], no_decay: Any = ()) -> set[str]:
+    """Return the names of the parameters that are not decayed."""
+    spared = {p.name for p in params if p.ndim <= 1 or p.name.split(".")[-1] == "bias"}
+    for _, cell in network.cells_and_names() if isinstance(network, nn.Cell) else ():
+        if any(NORMALIZATION.search(kind.__name__) for kind in type(cell).__mro__):
+            spared |= {p.name for p in cell.get_parameters(expand=False)}
+    for pattern in _check_patterns(function, "no_decay", no_decay):
+        spared |= _matches(function, "no_decay", pattern, params)
+    return spared
+
+
+def _check_patterns(function: str, argument: str, patterns: Any) -> Sequence[str]:
+    """Check that patterns are a list or tuple of str."""
+    if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
+        fail(TypeError, function, argument, "a list or tuple of str", patterns)
+    return patterns
+
+
+def _matches(function: str, argument: str, pattern: str, params: list[Parameter]) -> set[str]:
+    """Return the names that a pattern matches: at least one."""
+    names = {p.name for p in params if fnmatch.fnmatchcase(p.name, pattern)}
+    if not names:
+        raise ValueError(
+            f"For '{function}', the pattern {pattern!r} in '{argument}' must match the name of a parameter, such as "
+            f"'{params[0].name}' or '{params[-1].name}', but matches none."
+        )
+    return names
+
+
+def _first_matches(function: str, argument: str, patterns: Sequence[str], params: list[Parameter]) -> dict[str, int]:
+    """Return for each name that is matched the index of the first pattern that does."""
+    first: dict[str, int] = {}
+    for i, pattern in enumerate(patterns):
+        names = _matches(function, argument, pattern, params) - first.keys()
+        if not names:
+            raise ValueError(
+                f"For '{function}', the pattern {pattern!r} in '{argument}' must match a parameter that no earlier "
+                f"pattern matches, but the first of {list(patterns[:i])} to match takes them all."
+            )
+        first |= dict.fromkeys(names, i)
+    return first
+
+
+def _numbered_layers(function: str, params: list[Parameter]) -> dict[str, int]:
+    """Return each name's layer, told by the first part of the name that is a number."""
+    layers: dict[Any, int] = {}
+    layer: dict[str, int] = {}
+    key: Any = None
+    for p in params:
+        numbered = re.match(r"(.*?\.)??\d+(?=\.)", p.name)
+        if numbered:
+            key = numbered.group()
+        elif not isinstance(key, int):
+            key = len(layers)
+        layer[p.name] = layers.setdefault(key, len(layers))
+    if not any(isinstance(key, str) for key in layers):
+        raise ValueError(
+            f"For '{function}', the argument 'layers' must name the layers where the parameters' names have no "
+            f"numbers, such as '{params[0].name}'."
+        )
+    return layer
+
+
+def _stated_layers(function: str, layers: Any, params: list[Parameter]) -> dict[str, int]:
+    """Return each name's layer, told by the patterns."""
+    layer = _first_matches(function, "layers", _check_patterns(function, "layers", layers), params)
+    missing = [p.name for p in params if p.name not in layer]
+    if missing:
+        raise ValueError(f"For '{function}', the patterns in 'layers' must match every parameter, but not {missing}.")
+    return layer
+
+
+def _collect(params: list[Parameter], keys: list[Any], settings: Callable[[Any], dict[str, Any]]) -> ParamGroups:
+    """Put parameters of the same key into one group, with the settings that belong to the key."""
+    members: dict[Any, list[Parameter]] = {}
+    for p, key in zip(params, keys):
+        members.setdefault(key, []).append(p)
+    groups: list[dict[str, Any]] = [{"params": group, **settings(key)} for key, group in members.items()]
+    return ParamGroups([*groups, {"order_params": params}])
+
+
+def _describe(group: dict[str, Any], key: str) -> str:
+    """Return a setting in few words."""
+    value = group.get(key, "default")
+    if isinstance(value, _ScaledLR):
+        return f"{value.scale:.4g} × {type(value.schedule).__name__}"
+    if is_number(value):
+        return f"{value:.4g}"
+    return str(value) if isinstance(value, (str, bool)) else type(value).__name__

@@ -1,0 +1,142 @@
+"""LANS: layer-wise adaptive steps from normalized gradients, with Nesterov's momentum."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mindspore import ops
+
+from ._adam import AdamFamily
+from ._arguments import check_bounds, check_count, check_positive, choose_backend
+from ._base import Rule
+from ._composite import bounded, trust_ratio
+from ._docs import documented
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._arguments import Shared
+
+
+@documented
+class LANS(AdamFamily):
+    r"""Large-batch training with normalized gradients and Nesterov's momentum, scaled layer by layer.
+
+    Zheng et al., `Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes
+    <https://arxiv.org/abs/2006.13484>`_ (2020), Algorithm 2, for each parameter tensor with gradient :math:`g_t`,
+    moments :math:`m_t` and :math:`v_t`, learning rate :math:`\eta_t`, weight decay :math:`\lambda` and weights
+    :math:`w_t`:
+
+    .. math::
+        \begin{aligned}
+        \tilde g_t &= g_t / \lVert g_t \rVert \\
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) \tilde g_t \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) \tilde g_t^2 \\
+        d_t &= \sqrt{v_t / (1 - \beta_2^t)} + \epsilon \\
+        c_t &= \frac{m_t / (1 - \beta_1^t)}{d_t} + \lambda w_{t-1}, \qquad
+        s_t = \frac{\tilde g_t}{d_t} + \lambda w_{t-1} \\
+        w_t &= w_{t-1} - \eta_t\, \phi(\lVert w_{t-1} \rVert) \left[
+            \beta_1 \frac{c_t}{\lVert c_t \rVert} + (1 - \beta_1) \frac{s_t}{\lVert s_t \rVert} \right]
+        \end{aligned}
+
+    :math:`\phi` holds the weight's norm between `lower_bound` and `upper_bound`. A gradient of norm 0 stays 0, and a
+    ratio of norms that is 0 or not a number counts as 1. Norms are those of the whole tensor. Both terms see the
+    weight from before the step. Whatever scales a gradient as a whole (`rescale_grad`, `loss_scale`, `grad_clip_norm`)
+    is undone by normalizing it, and shows in the statistics alone.
+
+    Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
+
+    Args:
+        {params}
+        {learning_rate|1e-3}
+        beta1 (float): Decay rate of the first moment, in the range (0.0, 1.0). Default: ``0.9`` .
+        beta2 (float): Decay rate of the second moment, in the range (0.0, 1.0). Default: ``0.999`` .
+        eps (float): Added to the denominator, greater than 0. Default: ``1e-6`` .
+        lower_bound (Union[float, None]): Least that the weight's norm counts for. Default: ``None`` .
+        upper_bound (Union[float, None]): Most that the weight's norm counts for. Default: ``None`` .
+        aggregate_num (Union[int, None]): How many tensors one launch takes at most, 0 or ``None`` for all. The result
+            does not depend on it. Default: ``4`` .
+        use_fused_step (bool): Whether to use the fused kernel; ``False`` is another word for `backend` "composite".
+            Default: ``True`` .
+        {weight_decay}
+        clip_gradient (Union[float, None]): Largest magnitude of an element of :math:`\tilde g_t`; larger ones are cut
+            to it. Default: ``None`` .
+        rescale_grad (float): What gradients are multiplied by first, greater than 0. Default: ``1.0`` .
+        {shared}
+
+    Inputs:
+        {inputs}
+
+    Outputs:
+        tuple[bool], all elements are ``True`` .
+
+    Raises:
+        TypeError: If `beta1`, `beta2` or `eps` is not a float, or `aggregate_num` is neither an int nor ``None``.
+        TypeError: If `lower_bound`, `upper_bound` or `clip_gradient` is neither a number nor ``None``, or
+            `rescale_grad` is not a number.
+        ValueError: If `eps`, `clip_gradient` or `rescale_grad` is less than or equal to 0, or `beta1` or `beta2` is not
+            in the range (0.0, 1.0).
+        ValueError: If bounds are negative or in the wrong order, or `aggregate_num` is negative.
+        {raises}
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_optim import LANS
+        >>> net = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 3))
+        >>> rate = nn.WarmUpLR(learning_rate=0.02, warmup_steps=10)
+        >>> optimizer = LANS(net.trainable_params(), learning_rate=rate, weight_decay=0.01)
+        >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
+    """
+
+    normalizes_gradient = True
+
+    def __init__(
+        self,
+        params,
+        learning_rate=1e-3,
+        beta1=0.9,
+        beta2=0.999,
+        eps=1e-6,
+        lower_bound=None,
+        upper_bound=None,
+        aggregate_num=4,
+        use_fused_step=True,
+        weight_decay=0.0,
+        clip_gradient=None,
+        rescale_grad=1.0,
+        **shared: Unpack[Shared],
+    ):
+        name = type(self).__name__
+        phi = check_bounds(name, ("lower_bound", "upper_bound"), (lower_bound, upper_bound))
+        if aggregate_num is not None:
+            check_count(name, "aggregate_num", aggregate_num)
+        if clip_gradient is not None:
+            check_positive(name, "clip_gradient", clip_gradient)
+        check_positive(name, "rescale_grad", rescale_grad)
+        shared = choose_backend(name, "use_fused_step", use_fused_step, shared)
+        largest = math.inf if clip_gradient is None else float(clip_gradient)
+        rule = Rule("lans", ("lans_m", "lans_v"), (largest, *phi), at_most=aggregate_num or 0, rescale=rescale_grad)
+        betas = {"beta1": beta1, "beta2": beta2}
+        super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared)
+        self.weight_norm_bounds, self.clip_gradient = phi, clip_gradient
+
+    def directions(self, scalars, weight, gradient, weight_decay, states):
+        """State the update: the direction c of the moments and s of the gradient, decay included."""
+        if self.clip_gradient is not None:
+            gradient = ops.clamp(gradient, -self.clip_gradient, self.clip_gradient)
+        m, v = self.moments(gradient, states)
+        decayed = weight_decay * weight
+        d = ops.sqrt(v) / scalars[1] + self.eps
+        return (m / scalars[0] / d + decayed, gradient / d + decayed), (m, v)
+
+    def coefficients(self, learning_rate, weight_decay, weight_norm, direction_norms):
+        """State how far the weight moves along c and along s."""
+        phi = bounded(weight_norm, self.weight_norm_bounds)
+        ratio_c, ratio_s = trust_ratio(phi, direction_norms[0]), trust_ratio(phi, direction_norms[1])
+        along_c, along_s = self.beta1 * ratio_c, self._one_minus_beta1 * ratio_s
+        return (learning_rate * along_c, learning_rate * along_s), along_c + along_s

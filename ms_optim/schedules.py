@@ -1,0 +1,507 @@
+"""Weight decays that change over time, and the learning rate that LANS is trained with."""
+
+from __future__ import annotations
+
+import math
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from ._arguments import check_count, check_not_negative, check_positive, check_type, fail
+from ._docs import documented
+
+
+def _constant(value):
+    """Make a constant of the dtype to compute in.
+
+    A number of Python's would not do: beside a float64 tensor, MindSpore rounds it to float32.
+    """
+    return Tensor(value, mstype.float32 if ms.get_context("device_target") == "Ascend" else mstype.float64)
+
+
+def _whole(global_step):
+    """Return the step as an int32 tensor of no dimensions: of integers, differences and quotients are exact."""
+    return F.cast(global_step, mstype.int32).reshape(())
+
+
+def _ratio(count, total):
+    """Return a number of steps, an int32 tensor, over another, a constant or an int32 tensor."""
+    return F.cast(count, total.dtype) / total
+
+
+def _check_decay(schedule, decay_steps, **decays):
+    for name, value in decays.items():
+        check_not_negative(schedule, name, value)
+    check_count(schedule, "decay_steps", decay_steps, 1)
+
+
+@documented
+class WeightDecaySchedule(nn.Cell):
+    """Base class of weight decays that change over time; a subclass defines `construct`.
+
+    An optimizer takes one as its `weight_decay`, or as that of a group, and calls it each step. It has no state: the
+    optimizer's step count, which a checkpoint keeps, is all that it depends on.
+
+    Inputs:
+        {global_step}
+
+    Outputs:
+        Tensor of 1 element, of floating-point dtype: the weight decay, 0 or greater.
+
+    Raises:
+        NotImplementedError: If a subclass that does not define `construct` is called.
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> from mindspore import nn, ops
+        >>> from ms_optim import AdamW, WeightDecaySchedule
+        >>> class InverseWeightDecay(WeightDecaySchedule):
+        ...     def construct(self, global_step):
+        ...         return 0.1 / (1 + global_step)
+        >>> net = nn.Dense(4, 3)
+        >>> optimizer = AdamW(net.trainable_params(), weight_decay=InverseWeightDecay())
+    """
+
+    def construct(self, global_step):
+        """Return the weight decay of a step."""
+        raise NotImplementedError(f"For '{type(self).__name__}', 'construct' must be defined.")
+
+
+@documented
+class ConstantWeightDecay(WeightDecaySchedule):
+    r"""A weight decay that stays the same.
+
+    .. math::
+        \lambda_t = \lambda
+
+    The number itself does as well, where a number is taken; this is for where a Cell must be.
+
+    Args:
+        weight_decay (Union[float, int]): The weight decay, 0 or greater.
+
+    Inputs:
+        {global_step}
+
+    Outputs:
+        {scheduled_decay}
+
+    Raises:
+        TypeError: If `weight_decay` is not a number.
+        ValueError: If `weight_decay` is less than 0 or not finite.
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> from ms_optim import ConstantWeightDecay
+        >>> print(ConstantWeightDecay(0.25)(1000))
+        0.25
+    """
+
+    def __init__(self, weight_decay):
+        super().__init__()
+        check_not_negative(type(self).__name__, "weight_decay", weight_decay)
+        self.weight_decay = Tensor(weight_decay, mstype.float32)
+
+    def construct(self, global_step):
+        """Return the weight decay, whatever the step."""
+        return self.weight_decay
+
+
+@documented
+class PolynomialWeightDecay(WeightDecaySchedule):
+    r"""A weight decay that goes from one value to another as a polynomial, beside `mindspore.nn.PolynomialDecayLR`.
+
+    .. math::
+        \lambda_t = \lambda_{end} + (\lambda - \lambda_{end}) \left(1 - \frac{\min(t, T)}{T}\right)^{power}
+
+    With `update_decay_steps`, :math:`T \max(\lceil t / T \rceil, 1)` takes the place of :math:`T`: after each
+    `decay_steps` steps the decay rises again, to less each time.
+
+    Args:
+        {first_weight_decay}
+        {end_weight_decay}
+        {decay_steps}
+        power (float): The exponent, greater than 0; 1 makes the decay linear.
+        update_decay_steps (bool): Whether to begin anew, over a longer time, each time the end is reached.
+            Default: ``False`` .
+
+    Inputs:
+        {global_step}
+
+    Outputs:
+        {scheduled_decay}
+
+    Raises:
+        {decay_raises}
+        TypeError: If `power` is not a number, or `update_decay_steps` is not a bool.
+        ValueError: If `power` is not greater than 0.
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> from ms_optim import PolynomialWeightDecay
+        >>> schedule = PolynomialWeightDecay(0.5, 0.25, decay_steps=4, power=2.0)
+        >>> print([float(schedule(step)) for step in (0, 2, 4, 5)])
+        [0.5, 0.3125, 0.25, 0.25]
+    """
+
+    def __init__(self, weight_decay, end_weight_decay, decay_steps, power, update_decay_steps=False):
+        super().__init__()
+        name = type(self).__name__
+        _check_decay(name, decay_steps, weight_decay=weight_decay, end_weight_decay=end_weight_decay)
+        check_positive(name, "power", power)
+        check_type(name, "update_decay_steps", update_decay_steps, bool)
+        self.decay_steps, self.update_decay_steps = int(decay_steps), update_decay_steps
+        self.end, self.change = _constant(end_weight_decay), _constant(weight_decay - end_weight_decay)
+        self.steps, self.power = _constant(decay_steps), _constant(power)
+
+    def construct(self, global_step):
+        """Return the weight decay of a step."""
+        step = _whole(global_step)
+        if self.update_decay_steps:
+            past = F.maximum(step - 1, 0) // self.decay_steps
+            left = self.decay_steps - (step - past * self.decay_steps)
+            remaining = _ratio(left, self.steps) / F.cast(past + 1, self.steps.dtype)
+        else:
+            remaining = _ratio(F.maximum(self.decay_steps - step, 0), self.steps)
+        return F.cast(self.end + self.change * ops.pow(remaining, self.power), mstype.float32)
+
+
+@documented
+class LinearWeightDecay(PolynomialWeightDecay):
+    r"""A weight decay that goes linearly from one value to another, greater or smaller.
+
+    .. math::
+        \lambda_t = \lambda + (\lambda_{end} - \lambda) \frac{\min(t, T)}{T}
+
+    Args:
+        {first_weight_decay}
+        {end_weight_decay}
+        {decay_steps}
+
+    Inputs:
+        {global_step}
+
+    Outputs:
+        {scheduled_decay}
+
+    Raises:
+        {decay_raises}
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_optim import AdamW, LinearWeightDecay
+        >>> schedule = LinearWeightDecay(0.5, 0.0, decay_steps=4)
+        >>> print([float(schedule(step)) for step in (0, 1, 4, 5)])
+        [0.5, 0.375, 0.0, 0.0]
+        >>> net = nn.Dense(4, 3)
+        >>> optimizer = AdamW(net.trainable_params(), weight_decay=schedule)
+    """
+
+    def __init__(self, weight_decay, end_weight_decay, decay_steps):
+        super().__init__(weight_decay, end_weight_decay, decay_steps, 1.0)
+
+
+@documented
+class CosineWeightDecay(WeightDecaySchedule):
+    r"""A weight decay that falls as a half cosine, beside `mindspore.nn.CosineDecayLR`.
+
+    .. math::
+        \lambda_t = \lambda_{min} + \frac{\lambda_{max} - \lambda_{min}}{2}
+        \left(1 + \cos\left(\pi \frac{\min(t, T)}{T}\right)\right)
+
+    Args:
+        min_weight_decay (Union[float, int]): The weight decay from step `decay_steps` on, 0 or greater.
+        max_weight_decay (Union[float, int]): The weight decay of step 0, greater than `min_weight_decay`.
+        {decay_steps}
+
+    Inputs:
+        {global_step}
+
+    Outputs:
+        {scheduled_decay}
+
+    Raises:
+        {decay_raises}
+        ValueError: If `max_weight_decay` is not greater than `min_weight_decay`.
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> from ms_optim import CosineWeightDecay
+        >>> schedule = CosineWeightDecay(0.0, 0.5, decay_steps=4)
+        >>> print([float(schedule(step)) for step in (0, 2, 4, 5)])
+        [0.5, 0.25, 0.0, 0.0]
+    """
+
+    def __init__(self, min_weight_decay, max_weight_decay, decay_steps):
+        super().__init__()
+        name = type(self).__name__
+        _check_decay(name, decay_steps, min_weight_decay=min_weight_decay, max_weight_decay=max_weight_decay)
+        if max_weight_decay <= min_weight_decay:
+            expected = f"greater than 'min_weight_decay', {min_weight_decay!r}"
+            fail(ValueError, name, "max_weight_decay", expected, max_weight_decay)
+        self.decay_steps = int(decay_steps)
+        self.end, self.change = _constant(min_weight_decay), _constant(max_weight_decay - min_weight_decay)
+        self.steps, self.quarter = _constant(decay_steps), _constant(math.pi / 2)
+
+    def construct(self, global_step):
+        """Return the weight decay of a step."""
+        remaining = _ratio(F.maximum(self.decay_steps - _whole(global_step), 0), self.steps)
+        # (1 + cos(pi (1 - r))) / 2 = sin(pi r / 2)^2, without the difference that loses digits near the end.
+        return F.cast(self.end + self.change * F.square(ops.sin(self.quarter * remaining)), mstype.float32)
+
+
+@documented
+class ExponentialWeightDecay(WeightDecaySchedule):
+    r"""A weight decay that changes by a factor in equal times, beside `mindspore.nn.ExponentialDecayLR`.
+
+    .. math::
+        \lambda_t = \lambda \, decay\_rate^{\, t / T}
+
+    With `is_stair`, :math:`\lfloor t / T \rfloor` takes the place of :math:`t / T`.
+
+    Args:
+        {first_weight_decay}
+        decay_rate (float): The factor over `decay_steps` steps, greater than 0.
+        decay_steps (int): The number of steps in which the decay is multiplied by `decay_rate`, 1 or greater.
+        is_stair (bool): Whether the decay changes every `decay_steps` steps only. Default: ``False`` .
+
+    Inputs:
+        {global_step}
+
+    Outputs:
+        {scheduled_decay}
+
+    Raises:
+        {decay_raises}
+        TypeError: If `decay_rate` is not a number, or `is_stair` is not a bool.
+        ValueError: If `decay_rate` is not greater than 0.
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> from ms_optim import ExponentialWeightDecay
+        >>> schedule = ExponentialWeightDecay(0.5, decay_rate=0.5, decay_steps=2, is_stair=True)
+        >>> print([float(schedule(step)) for step in (0, 1, 2, 4)])
+        [0.5, 0.5, 0.25, 0.125]
+    """
+
+    def __init__(self, weight_decay, decay_rate, decay_steps, is_stair=False):
+        super().__init__()
+        name = type(self).__name__
+        _check_decay(name, decay_steps, weight_decay=weight_decay)
+        check_positive(name, "decay_rate", decay_rate)
+        check_type(name, "is_stair", is_stair, bool)
+        self.decay_steps, self.is_stair = int(decay_steps), is_stair
+        self.first, self.log_rate = _constant(weight_decay), _constant(math.log(decay_rate))
+        self.steps = _constant(decay_steps)
+
+    def construct(self, global_step):
+        """Return the weight decay of a step."""
+        step = _whole(global_step)
+        periods = F.cast(step // self.decay_steps, self.steps.dtype) if self.is_stair else _ratio(step, self.steps)
+        return F.cast(self.first * ops.exp(self.log_rate * periods), mstype.float32)
+
+
+@documented
+class PiecewiseConstantWeightDecay(WeightDecaySchedule):
+    r"""A weight decay that changes at given steps, beside `mindspore.nn.piecewise_constant_lr`.
+
+    With milestones :math:`M_1, \dots, M_N`, :math:`M_0 = 0` and weight decays :math:`x_1, \dots, x_N`:
+
+    .. math::
+        \lambda_t = x_i \quad \text{for } M_{i-1} \le t < M_i
+
+    The last weight decay also holds from :math:`M_N` on, where MindSpore's list of learning rates has ended.
+
+    Args:
+        milestone (Union[list[int], tuple[int]]): For each weight decay, the first step after it, 1 or greater, in
+            order.
+        weight_decays (Union[list[float], tuple[float]]): The weight decays, 0 or greater, as many.
+
+    Inputs:
+        {global_step}
+
+    Outputs:
+        {scheduled_decay}
+
+    Raises:
+        {decay_raises}
+        TypeError: If `milestone` or `weight_decays` is neither a list nor a tuple.
+        ValueError: If `milestone` and `weight_decays` are empty or differ in length, or `milestone` is not in order.
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> from ms_optim import PiecewiseConstantWeightDecay
+        >>> schedule = PiecewiseConstantWeightDecay([2, 5], [0.5, 0.25])
+        >>> print([float(schedule(step)) for step in (0, 1, 2, 4, 5)])
+        [0.5, 0.5, 0.25, 0.25, 0.25]
+    """
+
+    def __init__(self, milestone, weight_decays):
+        super().__init__()
+        name = type(self).__name__
+        for argument, value in (("milestone", milestone), ("weight_decays", weight_decays)):
+            if not isinstance(value, (list, tuple)):
+                fail(TypeError, name, argument, "a list or tuple", value)
+        if not milestone:
+            fail(ValueError, name, "milestone", "not empty", milestone)
+        if len(weight_decays) != len(milestone):
+            expected = f"of the length of 'milestone', {len(milestone)}"
+            fail(ValueError, name, "weight_decays", expected, weight_decays)
+        for i, (step, value) in enumerate(zip(milestone, weight_decays)):
+            check_count(name, f"milestone[{i}]", step, 1)
+            check_not_negative(name, f"weight_decays[{i}]", value)
+            if i and step < milestone[i - 1]:
+                fail(ValueError, name, f"milestone[{i}]", f"at least milestone[{i - 1}], {milestone[i - 1]}", step)
+        self.starts = Tensor([0, *milestone[:-1]], mstype.int32)
+        self.values = Tensor(weight_decays, mstype.float32)
+
+    def construct(self, global_step):
+        """Return the weight decay of a step."""
+        begun = F.cast(_whole(global_step) >= self.starts, mstype.int32)
+        return self.values[begun.sum() - 1]
+
+
+@documented
+class WarmUpWeightDecay(WeightDecaySchedule):
+    r"""A weight decay that rises linearly from 0, beside `mindspore.nn.WarmUpLR`.
+
+    .. math::
+        \lambda_t = \lambda \frac{\min(t, T)}{T}
+
+    Args:
+        weight_decay (Union[float, int]): The weight decay from step `warmup_steps` on, 0 or greater.
+        warmup_steps (int): The number of steps :math:`T` to rise over, 1 or greater.
+
+    Inputs:
+        {global_step}
+
+    Outputs:
+        {scheduled_decay}
+
+    Raises:
+        {decay_raises}
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> from ms_optim import WarmUpWeightDecay
+        >>> schedule = WarmUpWeightDecay(0.5, warmup_steps=4)
+        >>> print([float(schedule(step)) for step in (0, 1, 4, 5)])
+        [0.0, 0.125, 0.5, 0.5]
+    """
+
+    def __init__(self, weight_decay, warmup_steps):
+        super().__init__()
+        name = type(self).__name__
+        check_not_negative(name, "weight_decay", weight_decay)
+        check_count(name, "warmup_steps", warmup_steps, 1)
+        self.warmup_steps = int(warmup_steps)
+        self.peak, self.steps = _constant(weight_decay), _constant(warmup_steps)
+
+    def construct(self, global_step):
+        """Return the weight decay of a step."""
+        risen = _ratio(F.minimum(_whole(global_step), self.warmup_steps), self.steps)
+        return F.cast(self.peak * risen, mstype.float32)
+
+
+@documented
+class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
+    r"""A learning rate that rises linearly, stays, and falls: the one that LANS is trained with.
+
+    Zheng et al., `Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes
+    <https://arxiv.org/abs/2006.13484>`_ (2020). With the peak :math:`\eta`, the end :math:`\eta_{end}`, warm-up
+    :math:`T_w`, hold :math:`T_h` and total :math:`T`:
+
+    .. math::
+        \eta_t = \begin{cases}
+        \eta \, t / T_w & \text{if } t < T_w \\
+        \eta & \text{if } T_w \le t < T_w + T_h \\
+        \eta_{end} + (\eta - \eta_{end}) \left(\frac{T - t}{T - T_w - T_h}\right)^{power}
+        & \text{if } T_w + T_h \le t < T \\
+        \eta_{end} & \text{if } T \le t
+        \end{cases}
+
+    The paper ends at 0 and states its phases as parts of the whole: with its ratios, `warmup_steps` is
+    ``round(ratio_warmup * total_steps)`` and `hold_steps` is ``round(ratio_const * total_steps)`` . Step 0 has the
+    rate 0, as with `mindspore.nn.WarmUpLR`, unless `warmup_steps` is 0.
+
+    Args:
+        learning_rate (Union[float, int]): The learning rate at its peak :math:`\eta`, greater than 0.
+        warmup_steps (int): The number of steps to rise over, 0 or greater.
+        hold_steps (int): The number of steps to stay at the peak, 0 or greater.
+        total_steps (int): The number of steps after which the end is reached, greater than `warmup_steps` and
+            `hold_steps` together.
+        end_learning_rate (Union[float, int]): The learning rate from step `total_steps` on, 0 or greater.
+            Default: ``0.0`` .
+        power (Union[float, int]): The exponent of the fall, greater than 0; 1, the paper's, makes it linear.
+            Default: ``1.0`` .
+
+    Inputs:
+        {global_step}
+
+    Outputs:
+        Tensor, float32 of shape (): the learning rate.
+
+    Raises:
+        TypeError: If `learning_rate`, `end_learning_rate` or `power` is not a number.
+        TypeError: If `warmup_steps`, `hold_steps` or `total_steps` is not an int.
+        ValueError: If `learning_rate` or `power` is not greater than 0, or `end_learning_rate` is less than 0.
+        ValueError: If `warmup_steps` or `hold_steps` is less than 0.
+        ValueError: If `total_steps` is not greater than `warmup_steps` and `hold_steps` together.
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_optim import Lamb, WarmUpHoldDecayLR
+        >>> schedule = WarmUpHoldDecayLR(0.5, warmup_steps=2, hold_steps=2, total_steps=8)
+        >>> print([float(schedule(step)) for step in (0, 1, 2, 4, 6, 8, 9)])
+        [0.0, 0.25, 0.5, 0.5, 0.25, 0.0, 0.0]
+        >>> net = nn.Dense(4, 3)
+        >>> optimizer = Lamb(net.trainable_params(), learning_rate=schedule)
+    """
+
+    def __init__(self, learning_rate, warmup_steps, hold_steps, total_steps, end_learning_rate=0.0, power=1.0):
+        super().__init__()
+        name = type(self).__name__
+        check_positive(name, "learning_rate", learning_rate)
+        check_count(name, "warmup_steps", warmup_steps, 0)
+        check_count(name, "hold_steps", hold_steps, 0)
+        check_count(name, "total_steps", total_steps, 1)
+        check_not_negative(name, "end_learning_rate", end_learning_rate)
+        check_positive(name, "power", power)
+        falling = total_steps - warmup_steps - hold_steps
+        if falling <= 0:
+            expected = f"greater than 'warmup_steps' and 'hold_steps' together, {warmup_steps + hold_steps}"
+            fail(ValueError, name, "total_steps", expected, total_steps)
+        # Without warm-up, what would be its step 1 is step 0.
+        self.ahead, self.rising = int(warmup_steps == 0), max(int(warmup_steps), 1)
+        self.total_steps, self.falling = int(total_steps), int(falling)
+        self.rise, self.fall, self.power = _constant(self.rising), _constant(self.falling), _constant(power)
+        self.end, self.change = _constant(end_learning_rate), _constant(learning_rate - end_learning_rate)
+
+    def construct(self, global_step):
+        """Return the learning rate of a step."""
+        step = _whole(global_step)
+        # Each part is 1 outside of its phase, so that no branch is needed.
+        risen = _ratio(F.minimum(step, self.rising - self.ahead) + self.ahead, self.rise)
+        remaining = _ratio(F.minimum(F.maximum(self.total_steps - step, 0), self.falling), self.fall)
+        return F.cast(risen * (self.end + self.change * ops.pow(remaining, self.power)), mstype.float32)

@@ -1,0 +1,500 @@
+// DGCMomentum on the CPU: local accumulation, exact selection of the largest, and what is done with what was sent.
+//
+// The selection needs no samples and no second guess. The pass that accumulates r keeps the largest magnitude of each
+// group of 64 elements. The k-th largest of these maxima is a bound that at least k elements reach, and few besides;
+// only groups whose maximum reaches it are looked at again. There the exact k-th magnitude is found digit by digit, by
+// counting; ties go to the lowest index.
+#pragma once
+
+#include "dgc.h"
+#include "engine.h"
+
+namespace ms_optim {
+namespace {
+
+constexpr int kGroup = 64;
+constexpr int kBlock = 128 * kGroup;
+static_assert(kTile % kGroup == 0, "a tile holds whole groups");
+int64_t GroupsOf(const Chunk &chunk) { return (chunk.end - chunk.begin + kGroup - 1) / kGroup; }
+
+// A magnitude has 31 bits, a digit of it 11 or 10.
+struct Digit {
+  int shift, bins;
+};
+constexpr Digit kDigits[] = {{20, 1 << 11}, {10, 1 << 10}, {0, 1 << 10}};
+
+// Tensors between whose accumulation and selection threads wait for each other: many, since they may wait long; not
+// all, since the maxima take memory.
+constexpr int64_t kSelectedElements = int64_t{1} << 26;
+
+// How far the search for a tensor's k-th magnitude has come.
+struct Search {
+  int64_t remaining;  // how many of the k have the prefix
+  int32_t prefix;     // the digits that are known, else 0
+  Digit digit;
+  int64_t count[kDigits[0].bins];
+
+  void Start(int64_t k) {
+    remaining = k;
+    prefix = 0;
+  }
+  void StartDigit(const Digit &next) {
+    digit = next;
+    memset(count, 0, sizeof(count));
+  }
+  MS_OPTIM_FN void Add(int32_t key) {
+    const uint32_t bin = (static_cast<uint32_t>(key) - static_cast<uint32_t>(prefix)) >> digit.shift;
+    if (bin < static_cast<uint32_t>(digit.bins)) ++count[bin];
+  }
+  void EndDigit() {
+    int bin = digit.bins - 1;
+    for (; bin > 0 && count[bin] < remaining; --bin) remaining -= count[bin];
+    prefix |= bin << digit.shift;
+  }
+};
+
+template <class T>
+float MasterOf(const Tensor &t, int64_t i) {
+  const T weight = static_cast<const T *>(t.weight)[i];
+  if (t.master != nullptr) {
+    T rounded;
+    Store(t.master[i], &rounded);
+    if (rounded.bits == weight.bits) return t.master[i];
+  }
+  return ToFloat(weight);
+}
+
+template <class T>
+void MoveAs(const Tensor &t, const Plan &plan, int64_t i, float by) {
+  const float weight = MasterOf<T>(t, i) - by;
+  T *stored = static_cast<T *>(t.weight) + i;
+  if (t.master != nullptr) t.master[i] = weight;
+  if (plan.noisy_weight && t.master == nullptr) {
+    StoreWithNoise(weight, NoiseFor(kWeight, plan.noise.At(i)), stored);
+  } else {
+    Store(weight, stored);
+  }
+}
+
+MS_OPTIM_FN void Move(const Tensor &t, const Plan &plan, int64_t i, float by) {
+  if (t.weight_type == DType::kFloat32) static_cast<float *>(t.weight)[i] -= by;
+  if (t.weight_type == DType::kFloat16) MoveAs<float16>(t, plan, i, by);
+  if (t.weight_type == DType::kBFloat16) MoveAs<bfloat16>(t, plan, i, by);
+}
+
+class CompressedEngine : StepEngine {
+ public:
+  explicit CompressedEngine(const Step &step)
+      : StepEngine(step), rule_(step.constants + kRuleConstants, step.rule_flags) {}
+
+  Status Run() {
+    if (const Status status = Check(); status != kOk) return status;
+    if (!CutChunks() || !Prepare()) return kNoMemory;
+    const bool moments = Has(kMomentsStage), apply = Has(kApplyStage);
+    if (Has(kGradientStage) && (!moments || (step_.flags & kSkipNonfinite) != 0)) {
+      SumGradients(0, step_.count);
+      if (!moments) return Commit(true);
+      if (!std::isfinite(TotalGradientSum())) return Skip();
+    }
+    const int64_t words = LayWire(step_, wire_.get());
+    if (moments != apply && step_.wire_words != words) return kWrongSize;
+    if (!moments) CopySums();
+    if (step_.skipping[0] != 0.0f) {
+      if (moments) CopySums();
+      if (step_.wire != nullptr) memset(step_.wire, 0, static_cast<size_t>(words) * sizeof(float));
+      return apply ? Skip() : kOk;
+    }
+    for (int first = 0, last = 0; first < step_.count; first = last) {
+      last = LastOfRun(first, kSelectedElements);
+      for (int i = first; i < last; ++i) Decide(i);
+      if (moments) {
+        if (step_.constants[kClipNorm] > 0.0) ClipLocally(first, last);
+        ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
+          Sent(chunk.tensor) > 0 ? Accumulate(t, plan, chunk, b) : Dense(t, plan, chunk, b);
+        });
+        AddSums(first, last);
+        Select(first, last);
+      } else {
+        ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
+          Sent(chunk.tensor) > 0 ? Receive(t, plan, chunk, b) : ReceiveDense(t, plan, chunk, b);
+        });
+        AddUpdates(first, last);
+      }
+    }
+    if (apply) {
+      for (int i = 0; i < step_.count; ++i) Report(i, true);
+    }
+    return Commit(true);
+  }
+
+ private:
+  static float *U(const Tensor &t) { return static_cast<float *>(t.state[0]); }
+  static float *R(const Tensor &t) { return static_cast<float *>(t.state[1]); }
+  // How many elements of a tensor are sent, the k of the paper; 0: the tensor is not compressed.
+  int64_t Sent(int i) const { return LayoutOf(i, kSent); }
+  int32_t *MaximaOf(const Chunk &chunk) const { return &maxima_[first_group_[&chunk - chunks_.get()]]; }
+
+  Status Check() const {
+    if (step_.count == 0) return kWrongCount;
+    for (int i = 0; i < step_.count; ++i) {
+      const Tensor &t = step_.tensors[i];
+      if (Sent(i) < 0 || Sent(i) > t.size || t.size > kWide) return kWrongSize;
+      for (int k = 0; k < DgcMomentum::kStates; ++k) {
+        if (t.state_type[k] != DType::kFloat32) return kWrongDType;
+      }
+    }
+    return kOk;
+  }
+
+  bool Prepare() {
+    const size_t n = static_cast<size_t>(step_.count), chunks = static_cast<size_t>(plans_[n - 1].last_chunk);
+    clip_.reset(new (std::nothrow) float[n]);
+    wire_.reset(new (std::nothrow) WirePlace[n]);
+    first_group_.reset(new (std::nothrow) int64_t[chunks]);
+    if (!clip_ || !wire_ || !first_group_) return false;
+    int64_t most = 0;
+    for (int first = 0, last = 0; first < step_.count; first = last) {
+      last = LastOfRun(first, kSelectedElements);
+      int64_t groups = 0;
+      for (int i = first; i < last; ++i) {
+        clip_[i] = 1.0f;
+        for (int k = plans_[i].first_chunk; Sent(i) > 0 && k < plans_[i].last_chunk; ++k) {
+          first_group_[k] = groups;
+          groups += GroupsOf(chunks_[k]);
+        }
+      }
+      most = Max(most, groups);
+    }
+    maxima_.reset(new (std::nothrow) int32_t[static_cast<size_t>(most)]);
+    return maxima_ != nullptr;
+  }
+
+  void Decide(int i) {
+    Plan &plan = plans_[i];
+    const int64_t decay = LayoutOf(i, kDecayIndex);
+    plan.factor = static_cast<float>(step_.constants[kUnscale]);
+    plan.lambda = decay < 0 ? 0.0f : step_.rates[decay];
+    plan.learning_rate = step_.rates[LayoutOf(i, kRateIndex)];
+    plan.coefficient[0] = static_cast<float>(plan.learning_rate);
+    plan.trust_ratio = 1.0;
+  }
+
+  // ---- The local gradient, and what becomes of it -----------------------------------------------------------------
+
+  void GradientTile(const Plan &plan, float clip, int n, const float *__restrict w, const float *__restrict g,
+                    float *__restrict out) const {
+    const DgcMomentum rule = rule_;
+    const float factor = plan.factor, lambda = plan.lambda;
+    MS_OPTIM_IVDEP
+    for (int i = 0; i < n; ++i) out[i] = clip * rule.Gradient(w[i], factor * g[i], lambda);
+  }
+
+  void ClipLocally(int first, int last) {
+    ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
+      if (Sent(chunk.tensor) == 0) return;
+      double sum = 0.0;
+      ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
+        GradientTile(plan, 1.0f, n, LoadWeight(t, begin, n, b.weight), g, b.direction[0]);
+        sum += SumSquares(b.direction[0], n);
+      });
+      chunk.sum[kGradientSum] = sum;
+    });
+    AddSums(first, last);
+    for (int i = first; i < last; ++i) {
+      if (Sent(i) == 0) continue;
+      clip_[i] = rule_.Clip(std::sqrt(SumsOf(i)[kGradientSum]), step_.constants[kClipNorm]);
+    }
+  }
+
+  void Accumulate(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+    const DgcMomentum rule = rule_;
+    const float factor = plan.factor, lambda = plan.lambda, clip = clip_[chunk.tensor];
+    int32_t *group = MaximaOf(chunk);
+    double sum[kSums] = {};
+    ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *__restrict g) {
+      float *weight = LoadWeight(t, begin, n, b.weight);
+      // Elements that are not sent keep their master as it is: all need one to begin with.
+      if (t.master != nullptr && *step_.global_step == 0) {
+        memcpy(t.master + begin, weight, static_cast<size_t>(n) * sizeof(float));
+      }
+      const float *__restrict w = weight;
+      float *__restrict u = U(t) + begin, *__restrict r = R(t) + begin;
+      sum[kGradientSum] += SumSquares(g, n);
+      sum[kWeightSum] += SumSquares(w, n);
+      MS_OPTIM_IVDEP
+      for (int i = 0; i < n; ++i) {
+        const float gradient = clip * rule.Gradient(w[i], factor * g[i], lambda);
+        u[i] = rule.Velocity(gradient, u[i]);
+        r[i] += rule.Direction(gradient, u[i]);
+      }
+      for (int i = 0; i < n; i += kGroup) *group++ = LargestKey(r + i, Min(kGroup, n - i));
+    });
+    memcpy(chunk.sum, sum, sizeof(sum));
+  }
+
+  static int32_t LargestKey(const float *r, int n) {
+    int32_t largest = 0;
+    MS_OPTIM_IVDEP
+    for (int i = 0; i < n; ++i) largest = Max(largest, MagnitudeKey(r[i]));
+    return largest;
+  }
+
+  void Dense(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+    double sum[kSums] = {};
+    ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
+      float *w = LoadWeight(t, begin, n, b.weight);
+      sum[kGradientSum] += SumSquares(g, n);
+      sum[kWeightSum] += SumSquares(w, n);
+      if (Has(kApplyStage)) {
+        GradientTile(plan, 1.0f, n, w, g, b.direction[0]);
+        sum[kDirectionSum] += Momentum(t, plan, begin, n, w, b);
+      } else {
+        GradientTile(plan, 1.0f, n, w, g, b.direction[0]);
+        float *values = static_cast<float *>(step_.wire) + wire_[chunk.tensor].values;
+        memcpy(values + begin, b.direction[0], static_cast<size_t>(n) * sizeof(float));
+      }
+    });
+    memcpy(chunk.sum, sum, sizeof(sum));
+  }
+
+  // Momentum SGD with the mean gradient in direction[0]; returns the sum of squares of what the weights move along.
+  double Momentum(const Tensor &t, const Plan &plan, int64_t begin, int n, float *__restrict w, Buffers &b) {
+    const DgcMomentum rule = rule_;
+    const float rate = plan.coefficient[0];
+    float *__restrict u = U(t) + begin, *__restrict d = b.direction[0];
+    MS_OPTIM_IVDEP
+    for (int i = 0; i < n; ++i) {
+      u[i] = rule.Velocity(d[i], u[i]);
+      d[i] = rule.Direction(d[i], u[i]);
+      w[i] -= rate * d[i];
+    }
+    if (plan.noisy_weight) FillNoise(plan.noise, begin, n, b.noise);
+    StoreWeight(t, begin, n, w, plan.noisy_weight ? b.noise : nullptr);
+    return SumSquares(d, n);
+  }
+
+  // ---- Selection --------------------------------------------------------------------------------------------------
+
+  void Select(int first, int last) {
+#pragma omp parallel for schedule(dynamic)
+    for (int i = first; i < last; ++i) {
+      if (Sent(i) > 0) SelectOf(i);
+    }
+  }
+
+  void SelectOf(int i) {
+    Search search;
+    search.Start(Sent(i));
+    const int32_t *maxima = MaximaOf(chunks_[plans_[i].first_chunk]);
+    const int64_t groups =
+        MaximaOf(chunks_[plans_[i].last_chunk - 1]) - maxima + GroupsOf(chunks_[plans_[i].last_chunk - 1]);
+    if (Sent(i) <= groups) {
+      // The last digit of the bound would not save much.
+      for (const Digit &digit : {kDigits[0], kDigits[1]}) {
+        search.StartDigit(digit);
+        for (int64_t k = 0; k < groups; ++k) search.Add(maxima[k]);
+        search.EndDigit();
+      }
+    }
+    // Zeros are not looked at: of an embedding, r may be full of them.
+    const int32_t bound = Max(search.prefix, 1);
+    int64_t zeros = 0;
+    search.Start(Sent(i));
+    for (const Digit &digit : kDigits) {
+      search.StartDigit(digit);
+      ForCandidates(i, Max(bound, search.prefix), [&](int64_t, int32_t key) { search.Add(key); });
+      if (bound == 1 && digit.shift == kDigits[0].shift) {
+        zeros = step_.tensors[i].size;
+        for (const int64_t count : search.count) zeros -= count;
+      }
+      if (search.prefix == 0) search.count[0] += zeros;
+      search.EndDigit();
+    }
+    Send(i, search.prefix, search.remaining);
+  }
+
+  // Calls body(index, magnitude) for the elements of a tensor whose magnitude is at least the bound, in order.
+  //
+  // They are far apart, each in a page of its own: all that a block of groups needs is asked for before it is used.
+  template <bool kMoved = false, class Body>
+  MS_OPTIM_FN void ForCandidates(int i, int32_t bound, Body body) const {
+    const Tensor &t = step_.tensors[i];
+    const int32_t *maxima = MaximaOf(chunks_[plans_[i].first_chunk]);
+    for (int k = plans_[i].first_chunk; k < plans_[i].last_chunk; ++k) {
+      const Chunk &chunk = chunks_[k];
+      for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock, maxima += kBlock / kGroup) {
+        int hit[kBlock + 1];
+        int32_t key[kBlock];
+        const int hits =
+            HitsOf(R(t) + begin, static_cast<int>(Min(kBlock, chunk.end - begin)), maxima, bound, key, hit);
+        for (int j = 0; kMoved && j < hits; ++j) {
+          __builtin_prefetch(U(t) + begin + hit[j], 1);
+          if (t.weight_type == DType::kFloat32) __builtin_prefetch(static_cast<float *>(t.weight) + begin + hit[j], 1);
+        }
+        for (int j = 0; j < hits; ++j) body(begin + hit[j], key[hit[j]]);
+      }
+      maxima = MaximaOf(chunk) + GroupsOf(chunk);
+    }
+  }
+
+  // Finds the places of a block's candidates; returns their number.
+  static int HitsOf(const float *r, int n, const int32_t *maxima, int32_t bound, int32_t *key, int *hit) {
+    int group[kBlock / kGroup + 1], groups = 0, hits = 0;
+    for (int begin = 0; begin < n; begin += kGroup) {
+      group[groups] = begin;
+      groups += *maxima++ >= bound;
+    }
+    for (int g = 0; g < groups; ++g) {
+      for (int line = 0; line < kGroup; line += 16) __builtin_prefetch(r + group[g] + line);
+    }
+    for (int g = 0; g < groups; ++g) {
+      const int begin = group[g], end = Min(begin + kGroup, n);
+      MS_OPTIM_IVDEP
+      for (int j = begin; j < end; ++j) key[j] = MagnitudeKey(r[j]);
+      // Without branches that a processor would guess wrong.
+      for (int j = begin; j < end; ++j) {
+        hit[hits] = j;
+        hits += key[j] >= bound;
+      }
+    }
+    return hits;
+  }
+
+  // ---- What is sent -----------------------------------------------------------------------------------------------
+
+  // Sends what is larger than the k-th magnitude, and the first of what equals it.
+  void Send(int tensor, int32_t magnitude, int64_t ties) {
+    const Tensor &t = step_.tensors[tensor];
+    const Plan &plan = plans_[tensor];
+    const WirePlace &wire = wire_[tensor];
+    float *values = static_cast<float *>(step_.wire);
+    uint32_t *places = static_cast<uint32_t *>(step_.wire);
+    uint16_t *narrow_places = static_cast<uint16_t *>(step_.wire);
+    const bool apply = Has(kApplyStage);
+    float *u = U(t), *r = R(t);
+    int64_t k = 0;
+    double sum = 0.0;
+    ForCandidates<true>(tensor, magnitude, [&](int64_t i, int32_t key) {
+      if (key == magnitude && ties-- <= 0) return;
+      const float value = r[i];
+      // Momentum factor masking, section 3.3: what is sent starts anew.
+      u[i] = r[i] = 0.0f;
+      if (apply) {
+        sum += MoveByMean(t, plan, i, value);
+        return;
+      }
+      values[wire.values + k] = value;
+      if (wire.narrow) {
+        narrow_places[wire.places + k] = static_cast<uint16_t>(i);
+      } else {
+        places[wire.places + k] = static_cast<uint32_t>(i);
+      }
+      ++k;
+    });
+    SumsOf(tensor)[kDirectionSum] = sum;
+  }
+
+  // Plain SGD: r holds velocities, a second momentum would count them twice. Returns the square of the mean.
+  double MoveByMean(const Tensor &t, const Plan &plan, int64_t i, float total) const {
+    const float mean = rule_.Mean(total);
+    Move(t, plan, i, plan.coefficient[0] * mean);
+    return static_cast<double>(mean) * static_cast<double>(mean);
+  }
+
+  // ---- What is received -------------------------------------------------------------------------------------------
+
+  const float *Wire(int64_t worker) const {
+    return static_cast<const float *>(step_.wires) + worker * step_.wire_words;
+  }
+
+  static int64_t Place(const WirePlace &wire, const float *words, int64_t k) {
+    const void *start = words;
+    return wire.narrow ? int64_t{static_cast<const uint16_t *>(start)[wire.places + k]}
+                       : int64_t{static_cast<const uint32_t *>(start)[wire.places + k]};
+  }
+
+  // Sums what the workers sent in their order, one stretch of indices after the other.
+  void Receive(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+    float *total = b.direction[0];
+    double sum = 0.0;
+    for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
+      const int64_t end = Min(begin + kTile, chunk.end);
+      bool any = false;
+      ForReceived(chunk.tensor, begin, end, [&](int64_t i, float value) {
+        if (!any) memset(total, 0, kTile * sizeof(float));
+        any = true;
+        total[i - begin] += value;
+      });
+      if (!any) continue;
+      ForReceived(chunk.tensor, begin, end, [&](int64_t i, float) {
+        sum += MoveByMean(t, plan, i, total[i - begin]);
+        // Whoever else sent it moves the weight by nothing.
+        total[i - begin] = 0.0f;
+      });
+    }
+    chunk.sum[kDirectionSum] = sum;
+  }
+
+  // Calls body(index, value) for what each worker sent of the elements from begin to end.
+  template <class Body>
+  MS_OPTIM_FN void ForReceived(int tensor, int64_t begin, int64_t end, Body body) const {
+    const WirePlace &wire = wire_[tensor];
+    const int64_t sent = Sent(tensor);
+    for (int64_t worker = 0; worker < step_.wire_count; ++worker) {
+      const float *words = Wire(worker);
+      int64_t first = 0;
+      for (int64_t step = sent; step > 0;) {
+        const int64_t half = step / 2;
+        const bool before = Place(wire, words, first + half) < begin;
+        first = before ? first + half + 1 : first;
+        step = before ? step - half - 1 : half;
+      }
+      for (int64_t k = first; k < sent; ++k) {
+        const int64_t i = Place(wire, words, k);
+        // Places ascend; those that do not came from elsewhere than a worker of this step.
+        if (i < begin || i >= end) break;
+        body(i, words[wire.values + k]);
+      }
+    }
+  }
+
+  void ReceiveDense(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+    const int64_t values = wire_[chunk.tensor].values;
+    const DgcMomentum rule = rule_;
+    double sum = 0.0;
+    for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
+      const int n = static_cast<int>(Min(kTile, chunk.end - begin));
+      float *__restrict mean = b.direction[0];
+      memcpy(mean, Wire(0) + values + begin, static_cast<size_t>(n) * sizeof(float));
+      for (int64_t worker = 1; worker < step_.wire_count; ++worker) {
+        const float *__restrict more = Wire(worker) + values + begin;
+        MS_OPTIM_IVDEP
+        for (int i = 0; i < n; ++i) mean[i] += more[i];
+      }
+      MS_OPTIM_IVDEP
+      for (int i = 0; i < n; ++i) mean[i] = rule.Mean(mean[i]);
+      sum += Momentum(t, plan, begin, n, LoadWeight(t, begin, n, b.weight), b);
+    }
+    chunk.sum[kDirectionSum] = sum;
+  }
+
+  // The other sums are those of the launch that sent.
+  void AddUpdates(int first, int last) {
+    for (int i = first; i < last; ++i) {
+      double &sum = SumsOf(i)[kDirectionSum];
+      sum = 0.0;
+      for (int k = plans_[i].first_chunk; k < plans_[i].last_chunk; ++k) sum += chunks_[k].sum[kDirectionSum];
+    }
+  }
+
+  const DgcMomentum rule_;
+  std::unique_ptr<float[]> clip_;
+  std::unique_ptr<WirePlace[]> wire_;
+  std::unique_ptr<int64_t[]> first_group_;  // of each chunk, in maxima_
+  std::unique_ptr<int32_t[]> maxima_;
+};
+
+Status RunDgcMomentum(const Step &step) { return CompressedEngine(step).Run(); }
+
+}  // namespace
+}  // namespace ms_optim

@@ -1,0 +1,41 @@
+// Adam with L2 decay: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), section 2, where the bias
+// corrections are folded into the rate; with Nesterov's momentum as Dozat (2016).
+#pragma once
+
+#include "rule.h"
+
+namespace ms_optim {
+
+struct AdamOffload : ElementwiseRule {
+  static constexpr int kStates = 2;
+  enum Flags : unsigned { kNesterov = 1 };
+
+  AdamMoments moments;
+  float eps;
+  double rate_correction;
+  bool nesterov;
+
+  // constants: beta1, beta2, eps.
+  MS_OPTIM_FN AdamOffload(const double *constants, int64_t t, unsigned flags)
+      : moments(constants[0], constants[1], t, false),
+        eps(static_cast<float>(constants[2])),
+        rate_correction(sqrt(1.0 - pow(constants[1], static_cast<double>(t))) /
+                        (1.0 - pow(constants[0], static_cast<double>(t)))),
+        nesterov((flags & kNesterov) != 0) {}
+
+  MS_OPTIM_FN float Gradient(float w, float g, float lambda) const { return g + lambda * w; }
+
+  MS_OPTIM_FN void Moments(float g, float *s) const { moments.Update(g, s); }
+
+  MS_OPTIM_FN void Directions(float, float g, float, const float *s, float *d) const {
+    const float m = nesterov ? moments.beta1 * s[0] + moments.one_minus_beta1 * g : s[0];
+    d[0] = m / (Sqrt(s[1]) + eps);
+  }
+
+  MS_OPTIM_FN double Coefficients(double lr, double, double, const double *, double *coefficient) const {
+    coefficient[0] = lr * rate_correction;
+    return 1.0;
+  }
+};
+
+}  // namespace ms_optim

@@ -1,0 +1,111 @@
+// States in fewer bits: bfloat16, and 8-bit codes with one float32 scale for each block of 256.
+//
+// A moving average moves by less than half a unit of so few bits: rounded to nearest it would stand still. So rounding
+// is stochastic, with noise from a hash of seed, step, tensor and element: unbiased, and the same for any number of
+// threads and in a run that resumes.
+//
+// A code is the upper bits of the float32 number z = |x| / scale + delta, counted from those of delta. From delta
+// up it is a small float, 3 bits of mantissa; below, it is linear; 0 has the code 0. Encoding and decoding are an
+// addition and a shift.
+#pragma once
+
+#include "numbers.h"
+
+namespace ms_optim {
+
+constexpr int64_t kCodeBlock = 256;  // codes that share one scale
+
+// A hash whose every output bit depends on every input bit (Wellons' lowbias32).
+MS_OPTIM_FN constexpr uint32_t Hash(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+constexpr uint32_t kNoises = 1024;
+
+// The noise of one tensor in one step: for each element 32 random bits, from which each array takes 16.
+struct Noise {
+  uint32_t key = 0;
+
+  Noise() = default;
+  MS_OPTIM_FN Noise(int64_t seed, int64_t step, int64_t row)
+      : key(Hash(Hash(Hash(static_cast<uint32_t>(seed)) + static_cast<uint32_t>(step)) + static_cast<uint32_t>(row))) {}
+  // A hash of the place among 1,024, which may come from a table, and one of the 1,024 there are before it.
+  MS_OPTIM_FN uint32_t At(int64_t element) const {
+    return Hash(static_cast<uint32_t>(element) & (kNoises - 1u)) ^ Above(element);
+  }
+  MS_OPTIM_FN uint32_t Above(int64_t element) const { return Hash(key + static_cast<uint32_t>(element / kNoises)); }
+};
+
+enum NoiseUse { kFirstState, kSecondState, kThirdState, kWeight };
+
+MS_OPTIM_FN uint32_t NoiseFor(NoiseUse use, uint32_t bits) {
+  if (use == kFirstState) return bits & 0xffffu;
+  if (use == kSecondState) return bits >> 16;
+  return (bits * (use == kThirdState ? 0x9e3779b1u : 0x85ebca6bu)) >> 16;
+}
+
+template <int kOctaves>
+struct SmallFloat {
+  static constexpr int kShift = 20;  // 23 - 3 bits of mantissa
+  static constexpr uint32_t kDeltaBits = static_cast<uint32_t>(127 - kOctaves) << 23;
+
+  // What the largest number of a block is mapped to, so that z is 1 there and the code exact.
+  MS_OPTIM_FN static float Largest() { return 1.0f - FromBits(kDeltaBits); }
+  MS_OPTIM_FN static uint32_t Encode(float magnitude, uint32_t noise) {
+    const uint32_t bits = BitsOf(magnitude + FromBits(kDeltaBits)) - kDeltaBits;
+    return (bits + (noise << (kShift - 16)) + (1u << (kShift - 17))) >> kShift;
+  }
+  MS_OPTIM_FN static float Decode(uint32_t code) {
+    return FromBits((code << kShift) + kDeltaBits) - FromBits(kDeltaBits);
+  }
+};
+
+// Signed, for first moments: down to 2^-15 of the block's largest. Codes are -120 to 120.
+struct SignedCode : SmallFloat<15> {
+  typedef int8_t Type;
+  static constexpr NoiseUse kUse = kFirstState;
+  MS_OPTIM_FN static float Decode(int8_t code) {
+    const float x = SmallFloat::Decode(static_cast<uint32_t>(code < 0 ? -code : code));
+    return code < 0 ? -x : x;
+  }
+  MS_OPTIM_FN static int8_t Encode(float x, uint32_t noise) {
+    const int magnitude = static_cast<int>(SmallFloat::Encode(x < 0.0f ? -x : x, noise) & 0x7fu);
+    return static_cast<int8_t>(x < 0.0f ? -magnitude : magnitude);
+  }
+};
+
+// Unsigned, for second moments, whose root spans as much: down to 2^-31. Codes are 0 to 248, and 0 is nothing but 0: a
+// second moment rounded to 0 under a first moment that is not would blow the step up.
+template <NoiseUse kState>
+struct UnsignedCode : SmallFloat<31> {
+  typedef uint8_t Type;
+  static constexpr NoiseUse kUse = kState;
+  MS_OPTIM_FN static uint8_t Encode(float x, uint32_t noise) {
+    const uint32_t magnitude = SmallFloat<31>::Encode(x, noise);
+    return static_cast<uint8_t>(magnitude == 0u && x > 0.0f ? 1u : magnitude);
+  }
+};
+
+// Stochastic rounding to storage dtypes; noise is 16 bits.
+MS_OPTIM_FN void StoreWithNoise(float x, uint32_t noise, bfloat16 *out) {
+  const uint32_t bits = BitsOf(x);
+  const uint32_t rounded = (bits + noise) >> 16;
+  const uint32_t special = (bits >> 16) | ((bits & 0x7fffffffu) > 0x7f800000u ? 0x40u : 0u);
+  out->bits = static_cast<uint16_t>((bits & 0x7fffffffu) >= 0x7f800000u ? special : rounded);
+}
+
+MS_OPTIM_FN void StoreWithNoise(float x, uint32_t noise, float16 *out) {
+  const uint32_t sign = BitsOf(x) & 0x80000000u;
+  const uint32_t magnitude = BitsOf(x) ^ sign;
+  const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const uint32_t normal = (magnitude - ((127u - 15u) << 23) + (noise >> 3)) >> 13;
+  // Below 2^-14 the unit is 2^-24 throughout: the noise is added in that unit, and the sum cut off.
+  const float units = FromBits(magnitude < 0x38800000u ? magnitude : 0u) * 16777216.0f;
+  const auto subnormal = static_cast<uint32_t>(static_cast<int32_t>(units + static_cast<float>(noise >> 3) * 0x1p-13f));
+  const uint32_t bits = magnitude >= 0x47800000u ? special : (magnitude < 0x38800000u ? subnormal : normal);
+  out->bits = static_cast<uint16_t>(bits | (sign >> 16));
+}
+
+}  // namespace ms_optim

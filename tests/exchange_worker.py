@@ -1,0 +1,55 @@
+"""One of the processes of test_exchange.py: steps with gradients of its own, and a record of what they do."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import mindspore as ms
+import numpy as np
+import pytest
+from exchange import CONFIGURATIONS, POISONED, SHAPES, STEPS, gradients, start
+from harness import Step, numbers, tensor
+from mindspore import Parameter, communication
+
+from ms_optim import DGCMomentum
+
+
+def refused(match, **arguments):
+    with pytest.raises(ValueError, match=match):
+        DGCMomentum([Parameter(tensor([1.0], "float32"), name="w")], 0.1, 0.9, 0, **arguments)
+
+
+def main(mode, folder):
+    refused("'group' must be None before", group="hccl_world_group")
+    communication.init()
+    rank = communication.get_rank()
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    refused("'num_trainers' must be the number of processes that train together .the group", num_trainers=3)
+    ms.set_auto_parallel_context(parallel_mode="data_parallel")
+    refused("the parallel mode must be 'stand_alone', but is 'data_parallel'")
+    ms.reset_auto_parallel_context()
+    record = {}
+    for name, (dtype, arguments) in CONFIGURATIONS.items():
+        params = [Parameter(tensor(w, dtype), name=f"w{i}") for i, w in enumerate(start(dtype))]
+        optimizer = DGCMomentum(params, 0.01, num_trainers=2, **arguments)
+        assert optimizer.fused == (arguments["backend"] == "aot")
+        call = Step(optimizer) if mode == "graph" else lambda *g, optimizer=optimizer: optimizer(g)
+        for step in range(STEPS):
+            given = gradients(step, rank, dtype)
+            if step == POISONED and rank == 1 and arguments.get("skip_nonfinite"):
+                given[2].reshape(-1)[-1] = np.nan
+            call(*(tensor(g, dtype) for g in given))
+            for i in range(len(SHAPES)):
+                record[f"{name}/{step}/w{i}"] = numbers(params[i])
+                record[f"{name}/{step}/u{i}"] = numbers(optimizer.states[i])
+                record[f"{name}/{step}/r{i}"] = numbers(optimizer.states[len(SHAPES) + i])
+        record[f"{name}/statistics"] = optimizer.statistics.asnumpy()
+        record[f"{name}/counts"] = [int(optimizer.global_step.asnumpy()[0]), int(optimizer.skipped_steps.asnumpy()[0])]
+    np.savez(pathlib.Path(folder) / f"{rank}.npz", **record)
+    # A process that ends before its peers' last exchange makes that fail.
+    ms.ops.AllReduce()(ms.Tensor([1.0], ms.float32)).asnumpy()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,304 @@
+"""Launches of every operator as data, to be run in this process or written down for tests/replay.cc."""
+
+import dataclasses
+import pathlib
+import struct
+
+import ml_dtypes
+import numpy as np
+from harness import NUMPY
+from native import CompressedLaunch, Launch, call
+
+from ms_optim import _kernels
+
+SHAPES = [(), (1,), (7,), (15,), (17,), (255,), (257,), (1025,), (4097,), (40_000,), (33, 31), (3, 8200), (6, 4, 3, 3)]
+STEPS = 3
+CODES = (np.int8, np.uint8, np.uint8)
+# States, the rule's own constants and flags.
+RULES = {
+    "adamw": (2, (0.9, 0.999, 1e-8), 4),
+    "adamw_amsgrad": (3, (0.9, 0.999, 1e-8), 1 + 2 + 4),
+    "lamb": (2, (0.9, 0.999, 1e-6, 0.0, np.inf, 0.0, np.inf), 1),
+    "lans": (2, (0.9, 0.999, 1e-6, 2.0, 0.0, np.inf), 0),
+    "adam_offload": (2, (0.9, 0.999, 1e-8), 1),
+}
+# dtype, and whether there are masters; without them float16 and bfloat16 are rounded in either way.
+WEIGHTS = [
+    ("float32", False, False),
+    ("float16", True, False),
+    ("bfloat16", True, False),
+    ("float16", False, False),
+    ("bfloat16", False, True),
+    ("float16", False, True),
+]
+STATES = {"float32": (np.float32,) * 3, "bfloat16": (ml_dtypes.bfloat16,) * 3, "8bit": CODES}
+
+
+@dataclasses.dataclass
+class Recorded:
+    """One launch, repeated; results are the status and all arrays.
+
+    Attributes:
+        name: Says in a failure what was run.
+        function: Name of the operator.
+        arrays: Its arguments, followed by what a table among them points to.
+        passed: How many of the arrays are arguments.
+        pointers: For each address in a table: the table, the place in it, the array, and an offset in bytes.
+        steps: How often it is launched by each of `callers` threads.
+        bytes: For single arrays how much memory there is, where it is not what the shape says.
+    """
+
+    name: str
+    function: str
+    arrays: list
+    passed: int = 0
+    pointers: list = dataclasses.field(default_factory=list)
+    steps: int = STEPS
+    callers: int = 1
+    bytes: dict = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        self.passed = self.passed or len(self.arrays)
+
+    def run(self):
+        arrays = [a.copy() for a in self.arrays]
+        for table, place, target, offset in self.pointers:
+            arrays[table].reshape(-1)[place] = arrays[target].ctypes.data + offset
+        status = [call(self.function, arrays[: self.passed]) for _ in range(self.steps * self.callers)]
+        return max(status), arrays
+
+    def write(self, file):
+        numbers(file, len(self.function))
+        file.write(self.function.encode())
+        numbers(file, self.steps, self.callers, self.passed, len(self.arrays))
+        for i, a in enumerate(self.arrays):
+            dtype, data = str(a.dtype).encode(), a.tobytes()
+            data = data[: self.bytes.get(i, len(data))]
+            numbers(file, len(dtype))
+            file.write(dtype)
+            numbers(file, a.ndim, *a.shape, len(data))
+            file.write(data)
+        numbers(file, len(self.pointers), *[number for pointer in self.pointers for number in pointer])
+
+    def read(self, file):
+        (status,) = struct.unpack("=q", file.read(8))
+        return status, [np.frombuffer(file.read(a.nbytes), a.dtype).reshape(a.shape) for a in self.arrays]
+
+    def check(self, actual, expected):
+        """Compare results bit for bit, but for which NaN it is: processors make NaNs of different signs."""
+        assert actual[0] == expected[0], self.name
+        tables = {pointer[0] for pointer in self.pointers}
+        for i, (a, b) in enumerate(zip(actual[1], expected[1])):
+            if i in tables or a.tobytes() == b.tobytes():
+                continue
+            same = (a == b) | ((a != a) & (b != b))
+            worst = np.flatnonzero(~same)
+            where = f"{self.name}: array {i}, {a.dtype} {a.shape}: {worst.size} elements differ"
+            assert worst.size == 0, f"{where}, the first {a.flat[worst[0]]!r}, not {b.flat[worst[0]]!r}"
+
+
+def numbers(file, *values):
+    file.write(struct.pack(f"={len(values)}q", *values))
+
+
+def write(path: pathlib.Path, cases):
+    with path.open("wb") as file:
+        numbers(file, len(cases))
+        for case in cases:
+            case.write(file)
+
+
+def read(path: pathlib.Path, cases):
+    with path.open("rb") as file:
+        results = [case.read(file) for case in cases]
+        assert not file.read(1)
+    return results
+
+
+def normal(rng, shape, dtype=np.float32):
+    return np.asarray(rng.standard_normal(shape)).astype(dtype)
+
+
+def zeros(shapes, dtype=np.float32):
+    return [np.zeros(s, dtype) for s in shapes]
+
+
+def scales(shapes):
+    return zeros([-(-int(np.prod(s)) // _kernels.CODE_BLOCK) for s in shapes])
+
+
+def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32", shapes=SHAPES, shared=0, **options):
+    """A launch with decay on every other tensor, and on request centralization of every tensor that has rows."""
+    count, constants, rule_flags = RULES[rule]
+    dtype, masters, stochastic = weights
+    shared |= _kernels.MASTERS * masters | _kernels.STOCHASTIC_ROUNDING * stochastic
+    centralized = bool(shared & _kernels.CENTRALIZES)
+    columns = [[i % 2, -1 if i % 2 else 2, int(centralized and len(s) > 1), i] for i, s in enumerate(shapes)]
+    kinds = STATES[states][:count]
+    return Launch(
+        f"ms_optim_{rule}",
+        [normal(rng, s, NUMPY[dtype]) for s in shapes],
+        [normal(rng, s, NUMPY[gradients]) for s in shapes],
+        [zeros(shapes, kind) for kind in kinds],
+        constants,
+        rule_flags,
+        rates=(0.01, 0.003, 0.1),
+        layout=columns,
+        masters=zeros(shapes) if masters else [],
+        scales=[scales(shapes) for _ in kinds] if states == "8bit" else [],
+        seed=7,
+        shared=shared,
+        **options,
+    )
+
+
+def ordinary(rng):
+    """Every rule with every storage of weights, and with it in turn the rest."""
+    cases = []
+    for i, rule in enumerate(RULES):
+        for j, weights in enumerate(WEIGHTS):
+            k = i + j
+            options = {
+                "weights": weights,
+                "states": list(STATES)[k % 3],
+                "gradients": ["float32", weights[0], "bfloat16", "float16"][k % 4],
+                "shared": _kernels.SKIP_NONFINITE * (k % 5 == 0) | _kernels.CENTRALIZES * ((i + j // 2) % 2),
+                "clip": [0.0, 0.5][(i + j // 3) % 2],
+                "loss_scale": [1.0, 1024.0][k % 2],
+            }
+            made = launch(rule, rng, **options)
+            cases.append(Recorded(f"{rule}, {options}", made.function, made.arrays))
+    return cases
+
+
+def skipped(rng):
+    """Gradients that are not finite: the step is skipped whole, or goes on and spreads them."""
+    for rule in RULES:
+        for shared in (_kernels.SKIP_NONFINITE, 0):
+            states = "8bit" if rule == "adamw_amsgrad" else "float32"
+            made = launch(rule, rng, states=states, shapes=[(300,), (3000,)], shared=shared)
+            gradient = made.arrays[10]
+            gradient[17], gradient[200] = np.inf, np.nan
+            yield Recorded(f"{rule} with infinity and NaN, {shared}", made.function, made.arrays)
+
+
+def staged(rng):
+    """Stages in launches of their own, as large models need: gradients, moments and weights one after the other."""
+    for rule in ("adamw", "lamb", "lans"):
+        made = launch(rule, rng, clip=0.5)
+        n = len(SHAPES)
+        gradients = made.arrays[8 + n : 8 + 2 * n]
+        flags = np.zeros((1 + _kernels.GRADIENT_STAGE, 1, 1 + RULES[rule][2]), np.int8)
+        first = Recorded(
+            f"{rule}: gradients", made.function, [flags, *made.arrays[1:8], *gradients, made.sums], steps=1
+        )
+        yield first
+        sums = first.run()[1][-1]
+        for stages in (_kernels.MOMENTS_STAGE, _kernels.APPLY_STAGE | _kernels.COMMIT_STAGE):
+            flags = np.zeros((1 + stages, 1, 1 + RULES[rule][2]), np.int8)
+            arrays = [flags, *made.arrays[1:4], sums, *made.arrays[5:]]
+            case = Recorded(f"{rule}: stages {stages}", made.function, arrays, steps=1)
+            yield case
+            made.arrays = case.run()[1]
+            sums = made.arrays[-1]
+
+
+def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
+    """A launch whose tensors come as a table of where they are; beta powers are kept, and weights are locked."""
+    shared |= _kernels.BY_ADDRESS | _kernels.BETA_POWERS | _kernels.LOCKS
+    made = launch("lamb", rng, weights, states, shared=shared)
+    n, types = len(SHAPES), 3 + 2 * _kernels.MAX_STATES + 2
+    table = np.zeros((n + 1, types + 2 + _kernels.MAX_STATES), np.int64)
+    passed = [*made.arrays[:5], table, made.sums]
+    powers = [np.ones(1, np.float32), np.ones(1, np.float32)]
+    rest = [*made.arrays[5:-1], *powers]
+    at = {id(a): len(passed) + i for i, a in enumerate(rest)}
+    pointers = []
+
+    def point(row, column, array):
+        pointers.append((5, row * table.shape[1] + column, at[id(array)], 0))
+
+    dtypes = {np.dtype(NUMPY["float32"]): 0, np.dtype(np.float16): 1, np.dtype(NUMPY["bfloat16"]): 2}
+    dtypes |= {np.dtype(np.int8): 3, np.dtype(np.uint8): 4}
+    # Weights, gradients, two states, masters, scales of either state.
+    tensors = [made.arrays[8 + k * n : 8 + (k + 1) * n] for k in range(7)]
+    columns = {0: tensors[0], 1: tensors[1], 3: tensors[2], 4: tensors[3]}
+    if weights[1]:
+        columns[2] = tensors[4]
+    if states == "8bit":
+        columns[3 + _kernels.MAX_STATES], columns[4 + _kernels.MAX_STATES] = tensors[4 + weights[1] :][:2]
+    for i, shape in enumerate(SHAPES):
+        for column, arrays in columns.items():
+            point(i, column, arrays[i])
+        table[i, types - 2 : types] = int(np.prod(shape)), shape[0] if len(shape) > 1 else 0
+        table[i, types : types + 4] = [dtypes[columns[column][i].dtype] for column in (0, 1, 3, 4)]
+    for column, array in (
+        (0, made.arrays[5]),
+        (1, made.arrays[6]),
+        (2, made.arrays[7]),
+        (4, powers[0]),
+        (5, powers[1]),
+    ):
+        point(n, column, array)
+    table[n, 3] = n
+    name = f"lamb by address, {weights}, {states}"
+    return Recorded(name, made.function, [*passed, *rest], len(passed), pointers, **options)
+
+
+def returned(rng, weights):
+    """AdamOffload's launch of a device whose memory the kernel cannot reach: weights are outputs."""
+    made = launch("adam_offload", rng, weights, shared=_kernels.RETURNED)
+    n, masters = len(SHAPES), len(SHAPES) if weights[1] else 0
+    stages = _kernels.ALL_STAGES - _kernels.COMMIT_STAGE
+    flags = np.zeros((1 + stages, *made.arrays[0].shape[1:]), np.int8)
+    rest = made.arrays[8 + n : 8 + 4 * n + masters]
+    arrays = [flags, *made.arrays[1:7], *rest, made.sums, made.statistics, *zeros(SHAPES, NUMPY[weights[0]])]
+    return Recorded(f"adam_offload returned, {weights}", made.function, arrays)
+
+
+def compressed(rng):
+    """DGCMomentum in one launch, and what two workers send and receive."""
+    sizes = [int(np.prod(s)) for s in SHAPES]
+    for j, (dtype, masters, stochastic) in enumerate(WEIGHTS):
+        sent = [0 if size == 15 or j == 5 else max(1, size // 50) for size in sizes]
+        tensors = [[normal(rng, s, NUMPY[dtype]) for s in SHAPES], zeros(SHAPES), zeros(SHAPES), zeros(SHAPES), sent]
+        options = {
+            "rates": (0.01, 0.1),
+            "columns": [[0, 1, int(len(s) > 1)] for s in SHAPES],
+            "masters": zeros(SHAPES) if masters else [],
+            "clip": [0.0, 1.0][j % 2],
+            "shared": _kernels.MASTERS * masters
+            | _kernels.STOCHASTIC_ROUNDING * stochastic
+            | _kernels.CENTRALIZES
+            | _kernels.SKIP_NONFINITE,
+            "rule_flags": j % 4,
+        }
+        wires = []
+        for worker in range(2):
+            tensors[1] = [normal(rng, s, NUMPY[["float32", dtype][worker]]) for s in SHAPES]
+            name, function = f"dgc_momentum, {WEIGHTS[j]}", "ms_optim_dgc_momentum"
+            yield Recorded(name, function, CompressedLaunch(*tensors, **options).arrays)
+            made = CompressedLaunch(*tensors, workers=2, stages=_kernels.MOMENTS_STAGE, **options)
+            case = Recorded(f"{name}, sends", function, made.arrays, steps=1)
+            yield case
+            _, arrays = case.run()
+            wires.append(arrays[-1])
+        wires = np.stack(wires) if any(sent) else (wires[0] + wires[1]).reshape(1, -1)
+        stages = _kernels.APPLY_STAGE + _kernels.COMMIT_STAGE
+        made = CompressedLaunch(*tensors, workers=2, stages=stages, wires=wires, sums=arrays[-2], **options)
+        yield Recorded(f"{name}, receives", function, made.arrays, steps=1)
+
+
+def cases():
+    rng = np.random.default_rng(11)
+    return [
+        *ordinary(rng),
+        *skipped(rng),
+        *staged(rng),
+        by_address(rng),
+        by_address(rng, WEIGHTS[0], "bfloat16"),
+        by_address(rng, callers=2),
+        returned(rng, WEIGHTS[0]),
+        returned(rng, WEIGHTS[2]),
+        *compressed(rng),
+    ]

@@ -1,0 +1,149 @@
+// Replays launches that tests/recording.py wrote down, through the C interface of the CPU operators, and writes what
+// they made of their arrays: on other processors, and under sanitizers, which cannot be had from inside Python.
+//
+//   replay RECORDING RESULTS
+//
+// Every array has memory of its own, of exactly its size, so that a sanitizer sees the first byte beyond it.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#define MS_OPTIM_OPERATOR(name) \
+  extern "C" int name(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes, void *, void *)
+MS_OPTIM_OPERATOR(ms_optim_adamw);
+MS_OPTIM_OPERATOR(ms_optim_adamw_amsgrad);
+MS_OPTIM_OPERATOR(ms_optim_lamb);
+MS_OPTIM_OPERATOR(ms_optim_lans);
+MS_OPTIM_OPERATOR(ms_optim_adam_offload);
+MS_OPTIM_OPERATOR(ms_optim_dgc_momentum);
+extern "C" const char *ms_optim_instruction_set();
+
+namespace {
+
+constexpr struct {
+  const char *name;
+  decltype(&ms_optim_adamw) function;
+} kOperators[] = {
+    {"ms_optim_adamw", ms_optim_adamw},
+    {"ms_optim_adamw_amsgrad", ms_optim_adamw_amsgrad},
+    {"ms_optim_lamb", ms_optim_lamb},
+    {"ms_optim_lans", ms_optim_lans},
+    {"ms_optim_adam_offload", ms_optim_adam_offload},
+    {"ms_optim_dgc_momentum", ms_optim_dgc_momentum},
+};
+
+[[noreturn]] void Fail(const char *what) {
+  fprintf(stderr, "replay: %s\n", what);
+  exit(2);
+}
+
+class File {
+ public:
+  File(const char *path, const char *mode) : file_(fopen(path, mode)) {
+    if (file_ == nullptr) Fail(path);
+  }
+  ~File() { Close(); }
+  File(const File &) = delete;
+  File &operator=(const File &) = delete;
+
+  void Read(void *to, size_t bytes) {
+    if (bytes != 0 && fread(to, 1, bytes, file_) != bytes) Fail("the recording is too short");
+  }
+  int64_t Number() {
+    int64_t number;
+    Read(&number, sizeof(number));
+    return number;
+  }
+  std::string Text() {
+    std::string text(static_cast<size_t>(Number()), '\0');
+    Read(&text[0], text.size());
+    return text;
+  }
+  void Write(const void *from, size_t bytes) {
+    if (bytes != 0 && fwrite(from, 1, bytes, file_) != bytes) Fail("the results cannot be written");
+  }
+  void Close() {
+    if (file_ != nullptr && fclose(file_) != 0) Fail("the results cannot be written");
+    file_ = nullptr;
+  }
+
+ private:
+  FILE *file_;
+};
+
+struct Array {
+  std::string dtype;
+  std::vector<int64_t> shape;
+  size_t bytes;
+  std::unique_ptr<void, decltype(&free)> data{nullptr, &free};
+
+  explicit Array(File *in) : dtype(in->Text()), shape(static_cast<size_t>(in->Number())) {
+    for (int64_t &extent : shape) extent = in->Number();
+    bytes = static_cast<size_t>(in->Number());
+    data.reset(malloc(bytes));
+    if (data == nullptr && bytes != 0) Fail("no memory");
+    in->Read(data.get(), bytes);
+  }
+};
+
+// One launch: `passed` of its arrays are arguments; the others are what a table among these points to.
+void Replay(File *in, File *out) {
+  const std::string name = in->Text();
+  const int64_t steps = in->Number(), callers = in->Number();
+  const int passed = static_cast<int>(in->Number());
+  std::vector<Array> arrays;
+  for (int64_t n = in->Number(); n > 0; --n) arrays.emplace_back(in);
+  for (int64_t n = in->Number(); n > 0; --n) {
+    auto *table = static_cast<int64_t *>(arrays.at(static_cast<size_t>(in->Number())).data.get());
+    const int64_t element = in->Number(), target = in->Number(), offset = in->Number();
+    table[element] = reinterpret_cast<int64_t>(arrays.at(static_cast<size_t>(target)).data.get()) + offset;
+  }
+
+  decltype(&ms_optim_adamw) function = nullptr;
+  for (const auto &candidate : kOperators) {
+    if (name == candidate.name) function = candidate.function;
+  }
+  if (function == nullptr) Fail("no such operator");
+  const auto call = [&](int64_t *status) {
+    std::vector<void *> data;
+    std::vector<int> ndims;
+    std::vector<int64_t *> shapes;
+    std::vector<const char *> dtypes;
+    for (int i = 0; i < passed; ++i) {
+      Array &array = arrays[static_cast<size_t>(i)];
+      data.push_back(array.data.get());
+      ndims.push_back(static_cast<int>(array.shape.size()));
+      shapes.push_back(array.shape.data());
+      dtypes.push_back(array.dtype.c_str());
+    }
+    for (int64_t step = 0; step < steps && *status == 0; ++step) {
+      *status = function(passed, data.data(), ndims.data(), shapes.data(), dtypes.data(), nullptr, nullptr);
+    }
+  };
+  std::vector<int64_t> status(static_cast<size_t>(callers));
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < status.size(); ++i) threads.emplace_back(call, &status[i]);
+  call(&status[0]);
+  for (std::thread &thread : threads) thread.join();
+
+  int64_t worst = 0;
+  for (const int64_t s : status) worst = s != 0 ? s : worst;
+  out->Write(&worst, sizeof(worst));
+  for (const Array &array : arrays) out->Write(array.data.get(), array.bytes);
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  if (argc != 3) Fail("usage: replay RECORDING RESULTS");
+  puts(ms_optim_instruction_set());
+  File in(argv[1], "rb"), out(argv[2], "wb");
+  for (int64_t n = in.Number(); n > 0; --n) Replay(&in, &out);
+  out.Close();
+  return 0;
+}

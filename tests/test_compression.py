@@ -1,0 +1,300 @@
+"""DGCMomentum's operator through its C interface, against NumPy: exact numbers, exact choices, the same bits."""
+
+import ctypes
+
+import mindspore as ms
+import numpy as np
+import pytest
+from harness import NUMPY
+from native import CompressedLaunch
+from test_kernels import instruction_sets
+
+from ms_optim import _kernels
+from ms_optim.compression import largest, ramp, sent, wire_words
+
+SEND = _kernels.MOMENTS_STAGE
+APPLY = _kernels.APPLY_STAGE + _kernels.COMMIT_STAGE
+SHAPES = [(), (1,), (7,), (15,), (17,), (63,), (65,), (4097,), (300, 301), (6, 4, 3, 3), (100_000,)]
+needs_kernel = pytest.mark.skipif(
+    _kernels.why_not("dgc_momentum", "CPU") is not None, reason=str(_kernels.why_not("dgc_momentum", "CPU"))
+)
+
+
+def top(r, k):
+    """Return the mask of the k elements largest in magnitude: NaN before infinity, of equals the first."""
+    flat = np.abs(r.reshape(-1)).astype(np.float64)
+    order = np.lexsort((np.arange(r.size), np.where(np.isnan(flat), 0, -flat), ~np.isnan(flat)))
+    mask = np.zeros(r.size, bool)
+    mask[order[:k]] = True
+    return mask.reshape(r.shape)
+
+
+def copies(arrays):
+    return [a.copy() for a in arrays]
+
+
+def zeros(shapes, dtype=np.float32):
+    return [np.zeros(s, dtype) for s in shapes]
+
+
+def whole(rng, shape):
+    """Small whole numbers: sums and halves of them are exact, and many are equal."""
+    return np.asarray(rng.integers(-4, 5, shape)).astype(np.float32)
+
+
+VALUES = {
+    "normal": lambda rng, n: rng.standard_normal(n),
+    "ties": lambda rng, n: rng.integers(-3, 4, n),
+    "equal": lambda rng, n: np.full(n, -2.0),
+    "zeros": lambda rng, n: np.zeros(n),
+    "mostly zeros": lambda rng, n: rng.standard_normal(n) * (rng.random(n) < 0.01),
+    "clustered": lambda rng, n: np.where(np.arange(n) // 64 % 50 == 0, rng.standard_normal(n), 1e-3),
+    "tiny": lambda rng, n: rng.standard_normal(n) * 1e-42,
+    "huge": lambda rng, n: rng.standard_normal(n) * 1e37,
+    "infinite": lambda rng, n: np.where(rng.random(n) < 0.2, np.inf * np.sign(rng.standard_normal(n)), 1.0),
+    "nan": lambda rng, n: np.where(rng.random(n) < 0.2, np.nan, np.where(rng.random(n) < 0.3, np.inf, 1.0)),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("size", [1, 2, 15, 17, 64, 65, 4097, 70_000])
+def test_exactly_the_largest_are_sent(values, size):
+    rng = np.random.default_rng(size)
+    with np.errstate(all="ignore"):
+        g = VALUES[values](rng, size).astype(np.float32)
+    for k in sorted({1, 2, max(1, size // 1000), max(1, size // 50), max(1, size // 3), size - 1, size} - {0}):
+        if k > size:
+            continue
+        w, u, r = zeros([size, size, size])
+        launch = CompressedLaunch([w], [g], [u], [r], [k], momentum=0.0, stages=SEND)
+        assert launch.run() == 0
+        mask = top(g, k)
+        wanted = np.flatnonzero(mask)
+        values_sent = launch.wire[:k].view(np.float32)
+        places = launch.wire[k:].view(np.uint16 if size <= 65536 else np.uint32)[:k]
+        np.testing.assert_array_equal(places, wanted)
+        np.testing.assert_array_equal(values_sent, g[wanted])
+        np.testing.assert_array_equal(r, np.where(mask, 0, g))
+        np.testing.assert_array_equal(u, np.where(mask, 0, g))
+        np.testing.assert_array_equal(w, 0)
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_composite_form_chooses_the_same(values):
+    rng = np.random.default_rng(0)
+    with np.errstate(all="ignore"):
+        g = VALUES[values](rng, 500).astype(np.float32).reshape(20, 25)
+    if values == "tiny":
+        g = g * np.float32(1e5)  # MindSpore may take denormal numbers for 0
+    for k in (1, 3, 50, 499, 500):
+        mask = largest(ms.Tensor(g), ms.Tensor(k, ms.int32), 500).asnumpy()
+        np.testing.assert_array_equal(mask, top(g, k))
+
+
+def numpy_step(w, g, u, r, k, momentum, nesterov, rate):
+    """One step of one process in whole numbers and halves, where float32 is exact."""
+    u = momentum * u + g
+    d = g + momentum * u if nesterov else u
+    if k == 0:
+        return w - rate * d, u, r
+    r = r + d
+    mask = top(r, k)
+    return w - rate * np.where(mask, r, 0), np.where(mask, 0, u), np.where(mask, 0, r)
+
+
+@needs_kernel
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_whole_numbers_are_exact(nesterov):
+    """Ties are many here, and must go as NumPy says; four steps of one process."""
+    rng = np.random.default_rng(3)
+    counts = [0 if len(s) == 0 else max(1, int(np.prod(s)) // 3) for s in SHAPES]
+    w, u, r = zeros(SHAPES), zeros(SHAPES), zeros(SHAPES)
+    g = zeros(SHAPES)
+    launch = CompressedLaunch(w, g, u, r, counts, rule_flags=int(nesterov))
+    expected = [copies(w), copies(u), copies(r)]
+    for _ in range(4):
+        for x in g:
+            x[...] = whole(rng, x.shape)
+        for i, k in enumerate(counts):
+            old = (a[i].astype(np.float64) for a in (expected[0], g, expected[1], expected[2]))
+            for held, new in zip(expected, numpy_step(*old, k, 0.5, nesterov, 0.125)):
+                held[i] = np.asarray(new)
+        assert launch.run() == 0
+        for actual, wanted in zip((w, u, r), expected):
+            for a, b in zip(actual, wanted):
+                np.testing.assert_array_equal(a, b)
+    assert launch.global_step[0] == 4
+
+
+def run_everything(dtype, gradient_dtype, stages_apart, seed=5, clip=1.0):
+    """Run three steps with all there is and return the bytes of all that was written."""
+    rng = np.random.default_rng(seed)
+    n = len(SHAPES)
+    weights = [np.asarray(rng.standard_normal(s)).astype(NUMPY[dtype]) for s in SHAPES]
+    masters = zeros(SHAPES) if dtype != "float32" else []
+    u, r = zeros(SHAPES), zeros(SHAPES)
+    gradients = [np.asarray(rng.standard_normal(s)).astype(NUMPY[gradient_dtype]) for s in SHAPES]
+    sizes = [g.size for g in gradients]
+    counts = [0 if size == 15 else max(1, size // 50) for size in sizes]
+    common = {
+        "rates": (0.01, 0.1),
+        "columns": [[0, 1, int(len(s) > 1)] for s in SHAPES],
+        "masters": masters,
+        "clip": clip,
+        "shared": _kernels.MASTERS * bool(masters) + _kernels.SKIP_NONFINITE,
+    }
+    for _ in range(3):
+        for g in gradients:
+            g[...] = np.asarray(rng.standard_normal(g.shape)).astype(g.dtype)
+        tensors = (weights, gradients, u, r, counts)
+        if stages_apart:
+            send = CompressedLaunch(*tensors, stages=SEND, **common)
+            assert send.run() == 0
+            wires = send.wire.reshape(1, -1)
+            launch = CompressedLaunch(*tensors, stages=APPLY, wires=wires, sums=send.sums, **common)
+            assert launch.run() == 0
+        else:
+            launch = CompressedLaunch(*tensors, **common)
+            assert launch.run() == 0
+        assert n == len(launch.statistics)
+    # Sums over a tensor's sent elements end in the order of their chunks: the last statistic may round otherwise.
+    written = [*weights, *masters, *u, *r] + ([] if stages_apart else [launch.statistics])
+    return b"".join(a.tobytes() for a in written)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", NUMPY)
+@pytest.mark.parametrize("gradient_dtype", NUMPY)
+def test_threads_and_instruction_sets_give_the_same_bits(dtype, gradient_dtype):
+    library = _kernels.library("libms_optim_cpu.so")
+    openmp = ctypes.CDLL("libgomp.so.1")
+    best, threads = library.ms_optim_instruction_set(), openmp.omp_get_max_threads()
+    results = set()
+    try:
+        for name in instruction_sets():
+            assert library.ms_optim_force_instruction_set(name) == 0
+            for count in (1, 2, 3):
+                openmp.omp_set_num_threads(count)
+                assert library.ms_optim_threads() == count
+                results.add(run_everything(dtype, gradient_dtype, False))
+    finally:
+        library.ms_optim_force_instruction_set(best)
+        openmp.omp_set_num_threads(threads)
+    assert len(results) == 1
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_one_worker_on_its_own_wire_does_what_one_launch_does(dtype):
+    together = run_everything(dtype, dtype, False)
+    apart = run_everything(dtype, dtype, True)
+    assert together[: len(apart)] == apart
+    assert run_everything(dtype, dtype, False, clip=0.0) != together
+
+
+@needs_kernel
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_wires_of_several_workers_are_merged(workers, compressed):
+    rng = np.random.default_rng(workers)
+    shapes = [(5000,), (70_000,), (20,), (13, 11)]
+    counts = [400, 3000, 0, 30] if compressed else [0] * 4
+    start = [np.asarray(rng.standard_normal(s)).astype(np.float32) for s in shapes]
+    wires, masked = [], []
+    for _ in range(workers):
+        g = [np.asarray(rng.standard_normal(s)).astype(np.float32) for s in shapes]
+        u, r = zeros(shapes), zeros(shapes)
+        launch = CompressedLaunch(copies(start), g, u, r, counts, workers=workers, stages=SEND)
+        assert launch.run() == 0
+        wires.append(launch.wire)
+        masked.append([np.where(top(x, k), x, np.float32(0)) if k else x for x, k in zip(g, counts)])
+    total = [masked[0][i].copy() for i in range(4)]
+    for other in masked[1:]:
+        total = [a + b for a, b in zip(total, other)]
+    if not compressed:
+        # An all-reduce has added them up.
+        wires = [sum(wires[1:], wires[0].copy())]
+    w, u, r = copies(start), zeros(shapes), zeros(shapes)
+    tensors = (w, zeros(shapes), u, r, counts)
+    launch = CompressedLaunch(*tensors, workers=workers, stages=APPLY, wires=np.stack(wires))
+    assert launch.run() == 0
+    mean = [t / np.float32(workers) for t in total]
+    for i in range(4):
+        np.testing.assert_array_equal(w[i], start[i] - np.float32(0.125) * mean[i])
+        np.testing.assert_array_equal(u[i], 0 if counts[i] else mean[i])
+    moved = [0.125 * np.linalg.norm(m.astype(np.float64)) for m in mean]
+    np.testing.assert_allclose(launch.statistics[:, 2], moved, rtol=1e-6)
+
+
+@needs_kernel
+def test_a_worker_told_to_skip_moves_nothing():
+    g, w, u, r = (np.ones(100, np.float32) for _ in range(4))
+    for stages in (SEND, APPLY):
+        wires = np.full((2, 3), 7, np.int32) if stages == APPLY else None
+        launch = CompressedLaunch([w], [g], [u], [r], [2], workers=2, stages=stages, wires=wires, skipping=1.0)
+        assert launch.run() == 0
+        for x in (w, u, r):
+            np.testing.assert_array_equal(x, 1)
+        assert (launch.global_step[0], launch.skipped[0]) == (0, int(stages == APPLY))
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "what, change, status",
+    [
+        ("more sent than there is", lambda a: a[1].__setitem__((0, 4), 101), 3),
+        ("fewer than none", lambda a: a[1].__setitem__((0, 4), -1), 2),
+        ("a wire of another size", lambda a: a.__setitem__(-1, np.zeros(9, np.int32)), 3),
+        ("a wire of another dtype", lambda a: a.__setitem__(-1, np.zeros(3, np.float32)), 2),
+        ("a velocity of float16", lambda a: a.__setitem__(12, np.zeros(100, np.float16)), 2),
+        ("a layout without the column", lambda a: a.__setitem__(1, np.zeros((1, 4), np.int32)), 4),
+        ("no wire", lambda a: a.pop(), 1),
+    ],
+)
+def test_arguments_that_do_not_fit_change_nothing(what, change, status):
+    w, g, u, r = (np.ones(100, np.float32) for _ in range(4))
+    launch = CompressedLaunch([w], [g], [u], [r], [2], stages=SEND)
+    change(launch.arrays)
+    assert launch.run() == status, what
+    for x in (w, u, r):
+        np.testing.assert_array_equal(x, 1)
+
+
+@needs_kernel
+def test_places_from_elsewhere_are_not_followed():
+    """Places beyond the tensor, as no worker of this step sends them, write nothing there."""
+    w, g, u, r = (np.zeros(100, np.float32) for _ in range(4))
+    wire = np.zeros(3, np.int32)
+    wire[:2] = np.ones(2, np.float32).view(np.int32)
+    wire[2:].view(np.uint16)[:] = [60_000, 3]
+    launch = CompressedLaunch([w], [g], [u], [r], [2], workers=1, stages=APPLY, wires=wire.reshape(1, -1))
+    assert launch.run() == 0
+    np.testing.assert_array_equal(w, 0)
+
+
+def test_the_ramp():
+    assert ramp(0, 1, [0.999]) == [(0, 0.999)]
+    assert ramp(5, 1, [0.999]) == [(0, None), (5, 0.999)]
+    assert ramp(0, 100, [0.75, 0.9375, 0.984375, 0.996, 0.999]) == [
+        (0, 0.75), (20, 0.9375), (40, 0.984375), (60, 0.996), (80, 0.999),
+    ]  # fmt: skip
+    # Three steps for two stages: the document's floor((step - begin) * 2 / 3) is 0, 0, 1.
+    assert ramp(4, 3, [0.5, 0.9]) == [(0, None), (4, 0.5), (6, 0.9)]
+    assert ramp(4, 1, [0.5, 0.75, 0.9]) == [(0, None), (4, 0.5), (5, 0.9)]
+    assert ramp(4, 4, [0.5, 0.5]) == [(0, None), (4, 0.5)]
+
+
+def test_how_many_are_sent():
+    assert sent(None, 10**6, 1) == 0
+    assert sent(0.999, 16_383, 16_384) == 0
+    assert sent(0.999, 16_384, 16_384) == 16
+    assert sent(0.999, 1_000_000, 1) == 1000  # 1 - 0.999 is a little more than 0.001
+    assert sent(0.999, 1, 1) == 1
+    assert sent(0.0, 77, 1) == 77
+
+
+def test_the_wire_is_as_short_as_it_can_be():
+    assert wire_words([10, 20], [0, 0]) == 30
+    assert wire_words([10, 70_000], [0, 70]) == 10 + 70 + 70
+    assert wire_words([65_536, 65_537], [3, 5]) == 3 + 5 + 5 + 2

@@ -1,0 +1,331 @@
+"""States in fewer bits, and weights without masters: what is rounded, how, and that nothing is lost on average."""
+
+import dataclasses
+
+import mindspore as ms
+import ml_dtypes
+import numpy as np
+import pytest
+from cases import CASES, Scenario, grouped, plain
+from harness import Pair, Step, numbers, tensor
+from mindspore import Parameter
+from native import Launch
+from test_arguments import refused
+from test_state import digest
+
+from ms_optim import AdamW, DGCMomentum, _codes, _kernels
+
+WITH_MOMENTS = [case for case in CASES if case.name != "DGCMomentum"]
+every_case = pytest.mark.parametrize("case", WITH_MOMENTS, ids=lambda case: case.name)
+STATE_DTYPES = ["bfloat16", "8bit"]
+BLOCK = 256
+
+# ---- The formats, stated once more ---------------------------------------------------------------------------------
+
+
+def scrambled(x):
+    x = np.asarray(x, np.uint64)
+    x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x7FEB352D)) & np.uint64(0xFFFFFFFF)
+    x = ((x ^ (x >> np.uint64(15))) * np.uint64(0x846CA68B)) & np.uint64(0xFFFFFFFF)
+    return x ^ (x >> np.uint64(16))
+
+
+def noise(seed, step, row, n):
+    """Return the 32 random bits of each element of a tensor."""
+    mask = 0xFFFFFFFF
+    key = int(scrambled((int(scrambled((int(scrambled(seed)) + step) & mask)) + row) & mask))
+    i = np.arange(n)
+    return scrambled(i % 1024) ^ scrambled((key + i // 1024) & mask)
+
+
+def coded(x, octaves, bits):
+    """Return codes without their signs, and scales: z = |x| / scale (1 - delta) + delta, its upper bits counted."""
+    delta = np.float32(2.0**-octaves)
+    padded = np.zeros(-(-x.size // BLOCK) * BLOCK, np.float32)
+    padded[: x.size] = np.abs(x)
+    scales = padded.reshape(-1, BLOCK).max(1)
+    factors = np.where(scales > 1e-37, (1 - delta) / np.where(scales > 0, scales, 1), 0).astype(np.float32)
+    z = padded[: x.size] * np.repeat(factors, BLOCK)[: x.size] + delta
+    offset = z.view(np.uint32).astype(np.uint64) - int(delta.view(np.uint32)) + bits * 16 + 8
+    return (offset >> np.uint64(20)).astype(int), scales
+
+
+def halved_moments(n, seed=0, **arguments):
+    """One step from zero with betas of 1/2: the moments are g/2 and g^2/2, exactly."""
+    rng = np.random.default_rng(seed)
+    g = (rng.standard_normal(n) * np.exp(3 * rng.standard_normal(n))).astype(np.float32)
+    g[:: max(1, n // 7)] = 0.0
+    launch = Launch(
+        "ms_optim_adamw",
+        [np.zeros(n, np.float32)],
+        [g],
+        arguments.pop("states"),
+        (0.5, 0.5, 1e-8),
+        4,
+        masters=arguments.pop("scales", ()),
+        **arguments,
+    )
+    return g, launch
+
+
+def states_of(kind, n):
+    if kind == "8bit":
+        blocks = -(-n // BLOCK)
+        return [[np.zeros(n, np.int8)], [np.zeros(n, np.uint8)]], [np.zeros(blocks, np.float32) for _ in range(2)]
+    return [[np.zeros(n, ml_dtypes.bfloat16)] for _ in range(2)], []
+
+
+@pytest.mark.parametrize("n", [1, 7, 255, 256, 257, 1025, 4097, 40_000])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_codes_are_what_their_definition_says(n, seed):
+    states, scales = states_of("8bit", n)
+    g, launch = halved_moments(n, states=states, scales=scales)
+    launch.arrays[2][2] = seed
+    assert launch.run() == 0
+    bits = noise(seed, 0, 0, n)
+    m, v = np.float32(0.5) * g, np.float32(0.5) * g * g
+    magnitude, scale = coded(m, 15, bits & np.uint64(0xFFFF))
+    np.testing.assert_array_equal(scales[0], scale)
+    np.testing.assert_array_equal(states[0][0], np.where(m < 0, -magnitude, magnitude))
+    magnitude, scale = coded(v, 31, bits >> np.uint64(16))
+    np.testing.assert_array_equal(scales[1], scale)
+    np.testing.assert_array_equal(states[1][0], np.where(v > 0, np.maximum(magnitude, 1), magnitude))
+
+
+@pytest.mark.parametrize("n", [1, 7, 1025, 40_000])
+def test_bfloat16_states_are_what_their_definition_says(n):
+    states, _ = states_of("bfloat16", n)
+    g, launch = halved_moments(n, states=states)
+    assert launch.run() == 0
+    bits = noise(0, 0, 0, n)
+    for state, x, part in zip(states, (g / 2, g * g / 2), (bits & np.uint64(0xFFFF), bits >> np.uint64(16))):
+        expected = ((x.astype(np.float32).view(np.uint32).astype(np.uint64) + part) >> np.uint64(16)).astype(np.uint16)
+        np.testing.assert_array_equal(state[0].view(np.uint16), expected)
+
+
+@pytest.mark.parametrize("kind", STATE_DTYPES)
+def test_rounding_of_states_is_unbiased(kind):
+    n, seeds = 2048, 300
+    total = np.zeros((2, n))
+    for seed in range(seeds):
+        states, scales = states_of(kind, n)
+        g, launch = halved_moments(n, states=states, scales=scales)
+        launch.arrays[2][2] = seed
+        launch.run()
+        for k in range(2):
+            x = states[k][0]
+            total[k] += _codes.decode(x, scales[k]) if kind == "8bit" else x.astype(np.float64)
+    for k, x in enumerate((g / 2, g.astype(np.float64) ** 2 / 2)):
+        blocks = np.abs(x).reshape(-1, BLOCK).max(1).repeat(BLOCK)
+        # A unit is an eighth of a power of two, or of the smallest that a block knows; the mean of so many roundings
+        # is off by half a unit over the root of their number, 5 times that in the worst of 2,048.
+        smallest = {"8bit": blocks * 2.0 ** (-15 if k == 0 else -31), "bfloat16": 0.0 * blocks}[kind]
+        unit = (np.abs(x) + smallest) * {"8bit": 0.125, "bfloat16": 2.0**-7}[kind]
+        raised = (x > 0) & (np.abs(x) < smallest) if k == 1 else np.zeros(n, bool)
+        off = np.abs(total[k] / seeds - x)[~raised] / np.maximum(unit, 1e-30)[~raised]
+        assert off.max() < 5 * 0.5 / np.sqrt(seeds)
+
+
+def test_a_second_moment_is_0_only_if_it_is_0():
+    n = 512
+    states, scales = states_of("8bit", n)
+    g = np.full(n, 1e-9, np.float32)
+    g[0], g[5] = 1.0, 0.0
+    launch = Launch("ms_optim_adamw", [np.zeros(n, np.float32)], [g], states, (0.5, 0.5, 1e-8), 4, masters=scales)
+    launch.run()
+    codes = states[1][0]
+    assert codes[5] == 0
+    assert (np.delete(codes, 5) > 0).all()
+    assert np.isfinite(launch.arrays[8]).all()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_hidden(poison):
+    n = 1024
+    states, scales = states_of("8bit", n)
+    g = np.ones(n, np.float32)
+    g[300] = poison
+    weights = np.zeros(n, np.float32)
+    launch = Launch("ms_optim_adamw", [weights], [g], states, (0.9, 0.999, 1e-8), 4, masters=scales)
+    for _ in range(2):
+        launch.run()
+    assert not np.isfinite(scales[0]).all()
+    assert not np.isfinite(weights[300])
+    assert np.isfinite(weights[:256]).all()
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+def test_conversion_there_and_back(kind):
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((37, 41)) * np.exp(2 * rng.standard_normal((37, 41)))).astype(np.float32)
+    x = np.abs(x) if kind is np.uint8 else x
+    codes, scales = _codes.encode(x, kind)
+    back = _codes.decode(codes, scales)
+    assert back.shape == x.shape
+    again, scales_again = _codes.encode(back, kind)
+    np.testing.assert_array_equal(again, codes)
+    np.testing.assert_allclose(scales_again, scales, rtol=1e-6)
+    largest = np.abs(x).max()
+    assert np.abs(back - x).max() <= largest / 16
+    np.testing.assert_allclose(back[np.abs(x) > largest / 100], x[np.abs(x) > largest / 100], rtol=1 / 15)
+
+
+# ---- Through the optimizers ----------------------------------------------------------------------------------------
+
+
+def low(case, state_dtype, seed=0, shapes=("seven", "tiles+1"), groups=grouped, **shared):
+    """Pair an optimizer that holds states in fewer bits with a reference that does not."""
+    without = dataclasses.replace(case, reference=lambda *a, state_dtype, **k: case.reference(*a, **k))
+    return Pair(without, Scenario(shapes=shapes, groups=groups, shared=shared), seed=seed, state_dtype=state_dtype)
+
+
+# How far weights may be from those with float32 states after 20 steps, root mean square, relative to how far they have
+# moved: a moment in 8 bits is off by 4 % of itself, and its average over 10 steps by more.
+APART = {"bfloat16": 0.02, "8bit": 0.15}
+
+
+@every_case
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
+def test_weights_stay_close(case, state_dtype, mode):
+    pair = low(case, state_dtype, shapes=("seven", "tiles+1", "million"))
+    start = [numbers(p) for p in pair.params]
+    pair.run(mode, 20)
+    for p, w, first in zip(pair.params, pair.reference.weights, start):
+        off, moved = numbers(p) - w, w - first
+        assert np.sqrt(np.mean(off**2)) < APART[state_dtype] * np.sqrt(np.mean(moved**2)), p.name
+        if p.size > 4096:
+            assert np.abs(off).max() > 0, "nothing was rounded"
+
+
+@every_case
+def test_states_are_as_small_as_promised(case):
+    pair = low(case, "8bit", shapes=("seven", "tiles+1", "million", "convolution"))
+    optimizer = pair.optimizer
+    kinds = {"seven": "Float32", "convolution": "Float32", "tiles+1": "Int8", "million": "Int8"}
+    n = len(pair.params)
+    for i, name in enumerate(pair.scenario.shapes):
+        assert str(optimizer.states[i].dtype) == kinds[name]
+        assert str(optimizer.states[n + i].dtype) == kinds[name].replace("Int8", "UInt8")
+    held = sum(p.nbytes for p in (*optimizer.states, *optimizer.scales))
+    assert held <= 2.05 * sum(p.size for p in pair.params)
+    assert optimizer.scales[0].name == f"{pair.reference.states[0]}_scale.tiles+1.w"
+
+
+@every_case
+@pytest.mark.parametrize("state_dtype", STATE_DTYPES)
+def test_a_run_resumes_bit_for_bit(case, state_dtype, mode, tmp_path):
+    pair = low(case, state_dtype)
+    pair.run(mode, 3)
+    ms.save_checkpoint(pair.optimizer, str(tmp_path / "low.ckpt"))
+    generator = pair.rng.bit_generator.state
+    pair.run(mode, 3)
+    resumed = low(case, state_dtype, seed=9)
+    missing, unknown = ms.load_param_into_net(resumed.optimizer, ms.load_checkpoint(str(tmp_path / "low.ckpt")))
+    assert not missing
+    assert not unknown
+    resumed.rng.bit_generator.state = generator
+    resumed.run(mode, 3)
+    assert digest(resumed) == digest(pair)
+    for a, b in zip(resumed.optimizer.scales, pair.optimizer.scales):
+        np.testing.assert_array_equal(numbers(a), numbers(b))
+
+
+@every_case
+@pytest.mark.parametrize("there", STATE_DTYPES)
+@pytest.mark.parametrize("here", ["float32", *STATE_DTYPES])
+def test_states_convert(case, there, here):
+    saved = low(case, there)
+    saved.run("pynative", 3)
+    taken = low(case, here)
+    taken.optimizer.load_state_dict(saved.optimizer.state_dict())
+    exact = low(case, "float32")
+    exact.optimizer.load_state_dict(taken.optimizer.state_dict())
+    back = low(case, there)
+    back.optimizer.load_state_dict(exact.optimizer.state_dict())
+    largest = [np.abs(numbers(p)).max() for p in exact.optimizer.states]
+    for p, size, k in zip(exact.optimizer.states, largest, range(len(largest))):
+        assert size > 0, (p.name, k)
+    if here == "float32":
+        for a, b in zip(back.optimizer.states, saved.optimizer.states):
+            np.testing.assert_array_equal(numbers(a), numbers(b))
+    taken.run("pynative", 1)
+    assert int(taken.optimizer.global_step.asnumpy()[0]) == 4
+
+
+def test_who_does_not_take_low_states_says_so():
+    params = [Parameter(tensor(np.ones(3), "float32"), name="w")]
+    for state_dtype in STATE_DTYPES:
+        refused(
+            ValueError,
+            "For 'DGCMomentum', the argument 'state_dtype' must be 'float32'",
+            lambda d=state_dtype: DGCMomentum(params, 0.1, 0.9, 0, state_dtype=d),
+        )
+
+
+@every_case
+def test_the_kernel_is_needed(case):
+    params = [Parameter(tensor(np.ones(3), "bfloat16"), name="w")]
+    for name, arguments in (
+        ("state_dtype", {"state_dtype": "8bit"}),
+        ("stochastic_rounding", {"stochastic_rounding": True, "master_weights": False}),
+    ):
+        refused(
+            RuntimeError,
+            f"'{name}' needs the fused kernel: backend='composite'",
+            lambda a=arguments: case.optimizer(params, 0.1, backend="composite", **a),
+        )
+
+
+# ---- Weights without masters ---------------------------------------------------------------------------------------
+
+
+def test_stochastic_rounding_wants_no_masters():
+    params = [Parameter(tensor(np.ones(3), "bfloat16"), name="w")]
+    refused(ValueError, "'master_weights' must be False", lambda: AdamW(params, stochastic_rounding=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("start", [1.0, -3.0, 2.0**-16])
+def test_small_steps_add_up_on_average(dtype, start, mode):
+    """Steps of a tenth of what the weight can hold: rounded to nearest nothing would move."""
+    unit = abs(start) * (2.0**-10 if dtype == "float16" else 2.0**-7)
+    unit = max(unit, 2.0**-24) if dtype == "float16" else unit
+    rate, steps, n = unit / 10, 30, 4000
+    (w,) = (Parameter(tensor(np.full(n, start), dtype), name="w"),)
+    optimizer = AdamW([w], rate, eps=1e-12, master_weights=False, stochastic_rounding=True)
+    call = Step(optimizer)
+    for _ in range(steps):
+        call(tensor(np.full(n, 1.0), dtype))
+    moved = (start - numbers(w)) / unit
+    # Each step moves a tenth of the weights by a unit; of 4,000 walks of 30 such steps the mean is off by 0.03.
+    assert abs(moved.mean() - 0.1 * steps) < 0.15
+    assert moved.std() > 1.0
+
+
+@every_case
+def test_stochastic_rounding_is_reproducible_and_seeded(case, mode):
+    quiet = dataclasses.replace(case, reference=lambda *a, stochastic_rounding, **k: case.reference(*a, **k))
+    scenario = Scenario("bfloat16", groups=plain, shared={"master_weights": False})
+
+    def run(seed):
+        ms.set_seed(seed)
+        pair = Pair(quiet, scenario, stochastic_rounding=True)
+        pair.run(mode, 5)
+        return digest(pair)
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_random_bits_are_the_same_for_any_number_of_threads_and_instruction_set():
+    library = _kernels.library("libms_optim_cpu.so")
+    seen = set()
+    for name in (b"avx512", b"avx2", b"baseline"):
+        if library.ms_optim_force_instruction_set(name) != 0:
+            continue
+        states, scales = states_of("8bit", 70_001)
+        _, launch = halved_moments(70_001, states=states, scales=scales)
+        assert launch.run() == 0
+        seen.add(b"".join(a.tobytes() for a in (*states[0], *states[1], *scales, launch.arrays[8])))
+    library.ms_optim_force_instruction_set(None)
+    assert len(seen) == 1

@@ -58,6 +58,7 @@ CASES = [
             "bounds": {"weight_norm_bounds": (0.5, 10.0), "trust_ratio_bounds": (0.01, 2.0)},
             "betas": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
         },
+        training_rate=0.06,
     ),
     Case(
         ms_optim.LANS,
@@ -69,6 +70,7 @@ CASES = [
             "clip_gradient": {"clip_gradient": 0.05},
             "betas": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
         },
+        training_rate=0.06,
     ),
     Case(
         ms_optim.AdamOffload,

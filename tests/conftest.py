@@ -18,7 +18,11 @@ def mode(request):
 
 @pytest.fixture(params=["aot", "composite"])
 def backend(request):
-    """Run the test on the fused kernel and on MindSpore's operators."""
+    """Run the test on the fused kernel and on MindSpore's operators.
+
+    These wait for each other six times as long as they work, unless one thread does it all.
+    """
+    ms.set_context(pynative_synchronize=request.param == "composite")
     return request.param
 
 
@@ -26,4 +30,4 @@ def backend(request):
 def _pynative_unless_asked():
     """Leave every test in the same mode, whatever the last one asked for."""
     yield
-    ms.set_context(mode=ms.PYNATIVE_MODE)
+    ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=False)

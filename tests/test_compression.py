@@ -217,7 +217,8 @@ def test_wires_of_several_workers_are_merged(workers, compressed):
         wires = [sum(wires[1:], wires[0].copy())]
     w, u, r = copies(start), zeros(shapes), zeros(shapes)
     tensors = (w, zeros(shapes), u, r, counts)
-    launch = CompressedLaunch(*tensors, workers=workers, stages=APPLY, wires=np.stack(wires))
+    sums = np.zeros((len(shapes), len(_kernels.SUMS)))
+    launch = CompressedLaunch(*tensors, workers=workers, stages=APPLY, wires=np.stack(wires), sums=sums)
     assert launch.run() == 0
     mean = [t / np.float32(workers) for t in total]
     for i in range(4):

@@ -32,7 +32,6 @@ def records(request, tmp_path_factory):
     command = [str(binaries / "msrun"), f"--worker_num={WORKERS}", f"--local_worker_num={WORKERS}", "--join=True"]
     command += [f"--master_port={free_port()}", f"--log_dir={folder}", str(TESTS / "exchange_worker.py")]
     environment = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([p for p in sys.path if p])
     run = subprocess.run(
         [*command, request.param, str(folder)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )

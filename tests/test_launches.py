@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import mindspore as ms
 import numpy as np
 import pytest
 from cases import CASES, SCENARIOS, Scenario, grouped, plain
@@ -83,8 +84,9 @@ def test_a_skipped_step_is_skipped_by_all_launches(aggregate_num, mode):
 @pytest.mark.parametrize("shared", [{}, {"grad_clip_norm": 1.0}])
 def test_clipping_before_normalizing_changes_nothing_but_the_launches(shared, backend):
     """LANS normalizes: a global bound can only scale what is scaled away."""
+    ms.set_context(mode=ms.GRAPH_MODE)
     pair = Pair(LANS_CASE, Scenario(groups=plain, shared=shared), backend=backend)
-    pair.run("pynative", STEPS)
+    pair.run("graph", STEPS)
     pair.check()
 
 

@@ -46,7 +46,7 @@ def coded(x, octaves, bits):
     scales = padded.reshape(-1, BLOCK).max(1)
     factors = np.where(scales > 1e-37, (1 - delta) / np.where(scales > 0, scales, 1), 0).astype(np.float32)
     z = padded[: x.size] * np.repeat(factors, BLOCK)[: x.size] + delta
-    offset = z.view(np.uint32).astype(np.uint64) - int(delta.view(np.uint32)) + bits * 16 + 8
+    offset = z.view(np.uint32).astype(np.uint64) - int(delta.view(np.uint32)) + bits
     return (offset >> np.uint64(20)).astype(int), scales
 
 
@@ -84,10 +84,10 @@ def test_codes_are_what_their_definition_says(n, seed):
     assert launch.run() == 0
     bits = noise(seed, 0, 0, n)
     m, v = np.float32(0.5) * g, np.float32(0.5) * g * g
-    magnitude, scale = coded(m, 15, bits & np.uint64(0xFFFF))
+    magnitude, scale = coded(m, 15, bits & np.uint64(0xFFFFF))
     np.testing.assert_array_equal(scales[0], scale)
     np.testing.assert_array_equal(states[0][0], np.where(m < 0, -magnitude, magnitude))
-    magnitude, scale = coded(v, 31, bits >> np.uint64(16))
+    magnitude, scale = coded(v, 31, bits >> np.uint64(12))
     np.testing.assert_array_equal(scales[1], scale)
     np.testing.assert_array_equal(states[1][0], np.where(v > 0, np.maximum(magnitude, 1), magnitude))
 

@@ -38,13 +38,12 @@ def test_gradients_are_not_modified(case, dtype, backend, mode):
 
 
 @every_case
-@pytest.mark.parametrize("poison", [np.inf, -np.inf, np.nan])
-def test_a_step_with_a_nonfinite_gradient_changes_nothing(case, poison, backend, mode):
+def test_a_step_with_a_nonfinite_gradient_changes_nothing(case, backend, mode):
     scenario = Scenario("bfloat16", shapes=("scalar", "matrix", "tiles+1"), groups=plain)
     pair = Pair(case, scenario, backend=backend, skip_nonfinite=True)
     pair.run(mode, 3)
     call = Step(pair.optimizer) if mode == "graph" else lambda *g: pair.optimizer(g)
-    for place in range(3):
+    for place, poison in enumerate((np.inf, -np.inf, np.nan)):
         before = snapshot(pair)
         gradients, _ = pair.gradients()
         gradients[place].reshape(-1)[-1] = poison
@@ -118,11 +117,12 @@ def test_a_weight_set_by_hand_wins_over_its_master(dtype, backend, mode):
 def test_small_steps_add_up_in_the_master(case, backend):
     """A step below the weight's precision is lost without a master, and not with one."""
     moved = {}
+    ms.set_context(mode=ms.GRAPH_MODE)
     for masters in (True, False):
         w = Parameter(tensor(np.full(8, 1.0), "bfloat16"), name="w")
-        optimizer = case.optimizer([w], 1e-4, backend=backend, master_weights=masters)
+        call = Step(case.optimizer([w], 1e-4, backend=backend, master_weights=masters))
         for _ in range(100):
-            optimizer((tensor(np.ones(8), "bfloat16"),))
+            call(tensor(np.ones(8), "bfloat16"))
         moved[masters] = 1.0 - numbers(w)[0]
     assert moved[False] == 0.0
     assert moved[True] == pytest.approx(case.small_steps, rel=0.25)
@@ -147,7 +147,7 @@ print("digest", digest.hexdigest())
 
 def test_the_same_bits_for_any_number_of_threads_and_every_run():
     digests = []
-    for threads in ("1", "2", "2", "3"):
+    for threads in ("1", "2", "2"):
         run = subprocess.run(
             [sys.executable, "-c", DIGEST, str(TESTS)],
             env={**os.environ, "OMP_NUM_THREADS": threads},
@@ -156,7 +156,7 @@ def test_the_same_bits_for_any_number_of_threads_and_every_run():
             check=True,
         )
         digests += [line for line in run.stdout.splitlines() if line.startswith("digest")]
-    assert len(digests) == 4
+    assert len(digests) == 3
     assert len(set(digests)) == 1
 
 
@@ -199,12 +199,12 @@ def test_a_model_learns(case, backend, mode):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((96, 8)).astype(np.float32)
     labels = x[:, :3].argmax(1).astype(np.int32)
-    data = ms.dataset.NumpySlicesDataset((x, labels), shuffle=False).batch(32)
+    data = ms.dataset.NumpySlicesDataset((x, labels), shuffle=False).batch(48)
     net = Net()
     model = ms.Model(
         net, nn.CrossEntropyLoss(), case.optimizer(net.trainable_params(), case.training_rate, backend=backend)
     )
-    model.train(40, data, dataset_sink_mode=False)
+    model.train(20, data, dataset_sink_mode=False)
     accuracy = (net(ms.Tensor(x)).asnumpy().argmax(1) == labels).mean()
     assert accuracy > 0.95
 

@@ -120,7 +120,7 @@ void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile,
     t.scale[k][(begin + first) / kCodeBlock] = scale;
     MS_OPTIM_IVDEP
     for (int i = first; i < first + count; ++i)
-      codes[i] = Code::Encode(tile[i] * factor, NoiseFor(Code::kUse, noise[i]));
+      codes[i] = static_cast<typename Code::Type>(Code::Encode(tile[i] * factor, CodeNoiseFor(Code::kUse, noise[i])));
   });
 }
 
@@ -242,67 +242,147 @@ void GradientSum(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
 
 // ---- The rule, over one tile -----------------------------------------------------------------------------------
 
-template <class Rule, bool kUpdateStates>
-MS_OPTIM_FN void RuleElement(const Rule &rule, float factor, float lambda, float w, float g, float *s, float *d) {
-  const float gradient = rule.Gradient(w, factor * g, lambda);
-  if (kUpdateStates) rule.Moments(gradient, s);
-  rule.Directions(w, gradient, lambda, s, d);
+MS_OPTIM_FN float LargestOf(const uint32_t *bits) {
+  uint32_t largest = 0;
+  for (int i = 0; i < kLanes; ++i) largest = Max(largest, bits[i]);
+  return FromBits(largest);
 }
 
-template <class Rule, bool kUpdateStates>
+// The sums that the loop over a tile takes along, in lanes; a loop of their own would cost as much as the rule.
+struct TileSums {
+  float lane[kSums][kLanes] = {};
+
+  MS_OPTIM_FN double Total(enum Sum sum) const {
+    double total = 0.0;
+    for (int i = 0; i < kLanes; ++i) total += static_cast<double>(lane[sum][i]);
+    return total;
+  }
+};
+
+template <class Rule, bool kUpdateStates, bool kSum>
+MS_OPTIM_FN void RuleElement(const Rule &rule, const Plan &plan, float w, float g, float *s, float *d, int lane,
+                             TileSums &sums) {
+  const float gradient = rule.Gradient(w, plan.factor * g, plan.lambda);
+  if (kUpdateStates) rule.Moments(gradient, s);
+  rule.Directions(w, gradient, plan.lambda, s, d);
+  if (!kSum) return;
+  sums.lane[kGradientSum][lane] += g * g;
+  sums.lane[kWeightSum][lane] += w * w;
+  sums.lane[kDirectionSum][lane] += d[0] * d[0];
+  if (Rule::kDirections < 2) return;
+  sums.lane[kDirection2Sum][lane] += d[1] * d[1];
+  sums.lane[kDirectionsDot][lane] += d[0] * d[1];
+}
+
+// Calls body(element, lane) for n elements: a constant number of lanes at a time, which is whole vectors, then the
+// rest.
+template <class Body>
+MS_OPTIM_FN void ForLanes(int n, Body body) {
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) body(i + lane, lane);
+  }
+  for (int i = whole; i < n; ++i) body(i, i - whole);
+}
+
+template <class Rule, bool kUpdateStates, bool kSum>
 void RuleTile(const Rule &rule, const Plan &plan, int n, const float *__restrict w, const float *__restrict g,
-              float *const *s, float (*__restrict d)[kTile]) {
+              float *const *s, float (*__restrict d)[kTile], TileSums &total) {
   static_assert(Rule::kStates == 2 || Rule::kStates == 3, "the loop below names its states");
   const Rule r = rule;
-  const float factor = plan.factor, lambda = plan.lambda;
+  const Plan p = plan;
+  TileSums sums = total;
   float *__restrict s0 = s[0], *__restrict s1 = s[1], *__restrict s2 = s[Rule::kStates - 1];
-  MS_OPTIM_IVDEP
-  for (int i = 0; i < n; ++i) {
+  float *__restrict d0 = d[0], *__restrict d1 = d[1];
+  ForLanes(n, [&](int i, int lane) __attribute__((always_inline)) {
     float state[] = {s0[i], s1[i], s2[i]}, direction[kMaxDirections];
-    RuleElement<Rule, kUpdateStates>(r, factor, lambda, w[i], g[i], state, direction);
+    RuleElement<Rule, kUpdateStates, kSum>(r, p, w[i], g[i], state, direction, lane, sums);
     if (kUpdateStates) {
       s0[i] = state[0];
       s1[i] = state[1];
       if (Rule::kStates > 2) s2[i] = state[2];
     }
-    d[0][i] = direction[0];
-    if (Rule::kDirections > 1) d[1][i] = direction[1];
-  }
+    d0[i] = direction[0];
+    if (Rule::kDirections > 1) d1[i] = direction[1];
+  });
+  total = sums;
 }
 
-// The same for a block of a tensor whose two states are codes: decoding hides behind the rule's root and division.
-template <class Rule>
+// A block of new states that waits to become codes.
+struct PendingBlock {
+  const float *state[2] = {};
+  int8_t *code0;
+  uint8_t *code1;
+  float factor[2];
+  const uint32_t *noise;
+  uint32_t noise_above;
+
+  MS_OPTIM_FN void Encode(int i) const {
+    const float *__restrict s0 = state[0] + i, *__restrict s1 = state[1] + i;
+    int32_t new0[kLanes], new1[kLanes];
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const uint32_t bits = noise[i + lane] ^ noise_above;
+      new0[lane] = SignedCode::Encode(s0[lane] * factor[0], CodeNoiseFor(kFirstState, bits));
+      new1[lane] = UnsignedCode<kSecondState>::Encode(s1[lane] * factor[1], CodeNoiseFor(kSecondState, bits));
+    }
+    Narrow(new0, code0 + i);
+    Narrow(new1, code1 + i);
+  }
+
+  void Finish() {
+    if (state[0] == nullptr) return;
+    for (int i = 0; i < kCodeBlock; i += kLanes) Encode(i);
+    state[0] = nullptr;
+  }
+};
+
+// The rule for a block of a tensor whose two states are codes. A block's codes want its largest element: they are made
+// while the next block is worked on, as decoding and encoding then hide behind the rule's root and division.
+template <class Rule, bool kPending>
 void CodedBlock(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begin, const float *__restrict w,
                 const float *__restrict g, float *__restrict s0, float *__restrict s1, float *__restrict d,
-                const uint32_t *__restrict noise) {
+                TileSums &total, PendingBlock &pending) {
   typedef UnsignedCode<kSecondState> Second;
   const Rule r = rule;
-  const float factor = plan.factor, lambda = plan.lambda;
+  const Plan p = plan;
+  const PendingBlock last = pending;
+  TileSums sums = total;
   const int64_t block = begin / kCodeBlock;
   auto *__restrict c0 = static_cast<int8_t *>(t.state[0]) + begin;
   auto *__restrict c1 = static_cast<uint8_t *>(t.state[1]) + begin;
   const float unit0 = t.scale[0][block] / SignedCode::Largest(), unit1 = t.scale[1][block] / Second::Largest();
-  uint32_t largest0 = 0, largest1 = 0;
-  MS_OPTIM_IVDEP
-  for (int i = 0; i < kCodeBlock; ++i) {
-    float state[] = {SignedCode::Decode(c0[i]) * unit0, Second::Decode(c1[i]) * unit1, 0.0f};
-    float direction[kMaxDirections];
-    RuleElement<Rule, true>(r, factor, lambda, w[i], g[i], state, direction);
-    s0[i] = state[0];
-    s1[i] = state[1];
-    d[i] = direction[0];
-    largest0 = Max(largest0, BitsOf(state[0]) & 0x7fffffffu);
-    largest1 = Max(largest1, BitsOf(state[1]) & 0x7fffffffu);
+  uint32_t largest0[kLanes] = {}, largest1[kLanes] = {};
+  for (int i = 0; i < kCodeBlock; i += kLanes) {
+    int32_t code0[kLanes], code1[kLanes];
+    Widen(c0 + i, code0);
+    Widen(c1 + i, code1);
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) {
+      float state[] = {SignedCode::Decode(code0[lane]) * unit0, Second::Decode(code1[lane]) * unit1, 0.0f};
+      float direction[kMaxDirections];
+      RuleElement<Rule, true, true>(r, p, w[i + lane], g[i + lane], state, direction, lane, sums);
+      s0[i + lane] = state[0];
+      s1[i + lane] = state[1];
+      d[i + lane] = direction[0];
+      largest0[lane] = Max(largest0[lane], BitsOf(state[0]) & 0x7fffffffu);
+      largest1[lane] = Max(largest1[lane], BitsOf(state[1]));
+    }
+    if (kPending) last.Encode(i);
   }
-  const float scale0 = FromBits(largest0), factor0 = scale0 > 1e-37f ? SignedCode::Largest() / scale0 : 0.0f;
-  const float scale1 = FromBits(largest1), factor1 = scale1 > 1e-37f ? Second::Largest() / scale1 : 0.0f;
+  total = sums;
+  const float scale0 = LargestOf(largest0), scale1 = LargestOf(largest1);
   t.scale[0][block] = scale0;
   t.scale[1][block] = scale1;
-  MS_OPTIM_IVDEP
-  for (int i = 0; i < kCodeBlock; ++i) {
-    c0[i] = SignedCode::Encode(s0[i] * factor0, NoiseFor(kFirstState, noise[i]));
-    c1[i] = Second::Encode(s1[i] * factor1, NoiseFor(kSecondState, noise[i]));
-  }
+  pending.state[0] = s0;
+  pending.state[1] = s1;
+  pending.code0 = c0;
+  pending.code1 = c1;
+  pending.factor[0] = scale0 > 1e-37f ? SignedCode::Largest() / scale0 : 0.0f;
+  pending.factor[1] = scale1 > 1e-37f ? Second::Largest() / scale1 : 0.0f;
+  pending.noise = noise_table.bits + begin % kNoises;
+  pending.noise_above = plan.noise.Above(begin);
 }
 
 template <int kDirections>
@@ -316,53 +396,66 @@ MS_OPTIM_FN void MoveTile(const Plan &plan, int n, float (*d)[kTile], float *w) 
 // of: states of lower precision are stored and read back first.
 template <class Rule, bool kUpdateStates>
 void StatesAndDirections(const Rule &rule, const Tensor &t, const Plan &plan, int64_t begin, int n, const float *w,
-                         const float *g, const uint32_t *noise, float (*d)[kTile], Buffers &b) {
+                         const float *g, const uint32_t *noise, float (*d)[kTile], Buffers &b, TileSums &sums) {
   float *s[Rule::kStates];
   for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
-  RuleTile<Rule, kUpdateStates>(rule, plan, n, w, g, s, d);
+  const bool again = kUpdateStates && Rule::kLayerwise && plan.low_states;
+  if (again) {
+    RuleTile<Rule, kUpdateStates, false>(rule, plan, n, w, g, s, d, sums);
+  } else {
+    RuleTile<Rule, kUpdateStates, kUpdateStates>(rule, plan, n, w, g, s, d, sums);
+  }
   if (!kUpdateStates || !plan.low_states) return;
   for (int k = 0; k < Rule::kStates; ++k) StoreState(t, k, begin, n, s[k], noise);
-  if (!Rule::kLayerwise) return;
+  if (!again) return;
   for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
-  RuleTile<Rule, false>(rule, plan, n, w, g, s, d);
+  RuleTile<Rule, false, true>(rule, plan, n, w, g, s, d, sums);
+}
+
+void AddTileSums(const TileSums &sums, const float *g, const float *w, float (*d)[kTile], int n, int directions,
+                 double *sum) {
+  sum[kGradientSum] += ExactWhereLost(sums.Total(kGradientSum), g, n);
+  sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
+  sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), d[0], n);
+  if (directions < 2) return;
+  sum[kDirection2Sum] += ExactWhereLost(sums.Total(kDirection2Sum), d[1], n);
+  sum[kDirectionsDot] += sums.Total(kDirectionsDot);
 }
 
 // Stages of a chunk: new states and the sums of what they give (kUpdateStates), new weights (kMove), or both.
 template <class Rule, bool kUpdateStates, bool kMove>
 void RuleChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
   constexpr int kBlock = static_cast<int>(kCodeBlock);
+  constexpr bool kInBlocks = kUpdateStates && kMove && Rule::kStates == 2 && Rule::kDirections == 1;
   double sum[kSums] = {};
+  PendingBlock pending;
   ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
+    TileSums sums;
     float *w = LoadWeight(t, begin, n, b.weight);
-    if ((kUpdateStates && plan.low_states) || (kMove && plan.noisy_weight)) FillNoise(plan.noise, begin, n, b.noise);
-    if (kUpdateStates) {
-      sum[kGradientSum] += SumSquares(g, n);
-      sum[kWeightSum] += SumSquares(w, n);
-    }
     int first = 0;
-    if constexpr (kUpdateStates && kMove && Rule::kStates == 2 && Rule::kDirections == 1) {
+    if constexpr (kInBlocks) {
       for (; plan.coded && first + kBlock <= n; first += kBlock) {
-        CodedBlock(rule, plan, t, begin + first, w + first, g + first, b.state[0], b.state[1], b.direction[0] + first,
-                   b.noise + first);
+        const auto block = pending.state[0] == nullptr ? CodedBlock<Rule, false> : CodedBlock<Rule, true>;
+        block(rule, plan, t, begin + first, w + first, g + first, b.state[0] + first, b.state[1] + first,
+              b.direction[0] + first, sums, pending);
       }
+    }
+    if ((kUpdateStates && plan.low_states && first < n) || (kMove && plan.noisy_weight)) {
+      FillNoise(plan.noise, begin, n, b.noise);
     }
     if (first < n) {
+      pending.Finish();
       auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
       StatesAndDirections<Rule, kUpdateStates>(rule, t, plan, begin + first, n - first, w + first, g + first,
-                                               b.noise + first, d, b);
+                                               b.noise + first, d, b, sums);
     }
-    if (kUpdateStates) {
-      sum[kDirectionSum] += SumSquares(b.direction[0], n);
-      if (Rule::kDirections == 2) {
-        sum[kDirection2Sum] += SumSquares(b.direction[1], n);
-        sum[kDirectionsDot] += Dot(b.direction[0], b.direction[1], n);
-      }
-    }
+    if (kUpdateStates) AddTileSums(sums, g, w, b.direction, n, Rule::kDirections, sum);
     if (kMove) {
       MoveTile<Rule::kDirections>(plan, n, b.direction, w);
       StoreWeight(t, begin, n, w, plan.noisy_weight ? b.noise : nullptr);
     }
   });
+  pending.Finish();
   if (kUpdateStates) memcpy(chunk.sum, sum, sizeof(sum));
 }
 
@@ -380,6 +473,18 @@ class StepEngine {
   bool Has(Stage stage) const { return (step_.stages & stage) != 0; }
   double *SumsOf(int i) const { return step_.sums + int64_t{i} * kSums; }
   int64_t LayoutOf(int i, Layout column) const { return step_.layout[int64_t{i} * step_.layout_columns + column]; }
+
+  // Whether all places that the layout names are there.
+  Status CheckPlaces(bool reads_sums) const {
+    if (reads_sums && step_.sums_rows != step_.rows) return kWrongSize;
+    for (int i = 0; i < step_.count; ++i) {
+      const int64_t row = LayoutOf(i, kRow), rate = LayoutOf(i, kRateIndex), decay = LayoutOf(i, kDecayIndex);
+      if (row < 0 || row >= step_.rows || rate < 0 || decay < -1 || Max(rate, decay) >= step_.rate_count) {
+        return kWrongSize;
+      }
+    }
+    return kOk;
+  }
 
   bool CutChunks() {
     plans_.reset(new (std::nothrow) Plan[static_cast<size_t>(step_.count)]);
@@ -534,8 +639,9 @@ class Engine : StepEngine {
       : StepEngine(step), rule_(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags) {}
 
   Status Run() {
-    if (!CutChunks()) return kNoMemory;
     const bool gradients = Has(kGradientStage), moments = Has(kMomentsStage), apply = Has(kApplyStage);
+    if (const Status status = CheckPlaces(!gradients); status != kOk) return status;
+    if (!CutChunks()) return kNoMemory;
     // A bound on the global norm, or a step that is skipped whole, wants all gradients read before anything moves.
     const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
     if (gradients && (global || !moments)) SumGradients(0, step_.count);

@@ -7,6 +7,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "numbers.h"
 
@@ -49,6 +54,40 @@ struct Lanes {
     return total;
   }
 };
+
+// Bytes to numbers and back, written as conversions, since a loop so short that mixes widths so far is not vectorized;
+// in two steps, since compilers take one of such width element by element.
+template <class T>
+using LanesOf [[gnu::vector_size(kLanes * sizeof(T))]] = T;
+
+// AVX-512 has an instruction for each, which compilers do not find.
+template <class T>
+MS_OPTIM_FN void Widen(const T *from, int32_t (&to)[kLanes]) {
+#if defined(__AVX512F__)
+  const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
+  const __m512i numbers =
+      std::is_signed<T>::value ? _mm512_maskz_cvtepi8_epi32(0xffff, packed) : _mm512_maskz_cvtepu8_epi32(0xffff, packed);
+  memcpy(to, &numbers, sizeof(numbers));
+  return;
+#endif
+  LanesOf<T> bytes;
+  memcpy(&bytes, from, sizeof(bytes));
+  const auto wide = __builtin_convertvector(__builtin_convertvector(bytes, LanesOf<int16_t>), LanesOf<int32_t>);
+  memcpy(to, &wide, sizeof(wide));
+}
+
+template <class T>
+MS_OPTIM_FN void Narrow(const int32_t (&from)[kLanes], T *to) {
+  LanesOf<int32_t> wide;
+  memcpy(&wide, from, sizeof(wide));
+#if defined(__AVX512F__)
+  const __m128i packed = _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(wide));
+  memcpy(to, &packed, sizeof(packed));
+  return;
+#endif
+  const auto bytes = __builtin_convertvector(__builtin_convertvector(wide, LanesOf<int16_t>), LanesOf<T>);
+  memcpy(to, &bytes, sizeof(bytes));
+}
 
 // In float64: a mean is subtracted from numbers that may be close to it, which lays its error bare.
 MS_OPTIM_FN double Sum(const float *x, int n) {
@@ -98,10 +137,11 @@ double ExactSumSquares(const float *x, int n) {
 
 // In float32, squares overflow from 1.8e19 and vanish below 1e-23: a sum that may have lost something to either is
 // taken again. The result is not finite exactly where an element is not.
-MS_OPTIM_FN double SumSquares(const float *x, int n) {
-  const double total = Dot(x, x, n);
-  return total > 1e-30 && total < 1e38 ? total : ExactSumSquares(x, n);
+MS_OPTIM_FN double ExactWhereLost(double sum_squares, const float *x, int n) {
+  return sum_squares > 1e-30 && sum_squares < 1e38 ? sum_squares : ExactSumSquares(x, n);
 }
+
+MS_OPTIM_FN double SumSquares(const float *x, int n) { return ExactWhereLost(Dot(x, x, n), x, n); }
 
 }  // namespace
 }  // namespace ms_optim

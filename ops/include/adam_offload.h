@@ -13,7 +13,7 @@ struct AdamOffload : ElementwiseRule {
   AdamMoments moments;
   float eps;
   double rate_correction;
-  bool nesterov;
+  float of_moment, of_gradient;  // what the weight moves along: m, or with Nesterov beta1 * m + (1 - beta1) * g
 
   // constants: beta1, beta2, eps.
   MS_OPTIM_FN AdamOffload(const double *constants, int64_t t, unsigned flags)
@@ -21,15 +21,15 @@ struct AdamOffload : ElementwiseRule {
         eps(static_cast<float>(constants[2])),
         rate_correction(sqrt(1.0 - pow(constants[1], static_cast<double>(t))) /
                         (1.0 - pow(constants[0], static_cast<double>(t)))),
-        nesterov((flags & kNesterov) != 0) {}
+        of_moment((flags & kNesterov) != 0 ? moments.beta1 : 1.0f),
+        of_gradient((flags & kNesterov) != 0 ? moments.one_minus_beta1 : 0.0f) {}
 
   MS_OPTIM_FN float Gradient(float w, float g, float lambda) const { return g + lambda * w; }
 
   MS_OPTIM_FN void Moments(float g, float *s) const { moments.Update(g, s); }
 
   MS_OPTIM_FN void Directions(float, float g, float, const float *s, float *d) const {
-    const float m = nesterov ? moments.beta1 * s[0] + moments.one_minus_beta1 * g : s[0];
-    d[0] = m / (Sqrt(s[1]) + eps);
+    d[0] = (of_moment * s[0] + of_gradient * g) / (Sqrt(s[1]) + eps);
   }
 
   MS_OPTIM_FN double Coefficients(double lr, double, double, const double *, double *coefficient) const {

@@ -46,6 +46,12 @@ MS_OPTIM_FN uint32_t NoiseFor(NoiseUse use, uint32_t bits) {
   return (bits * (use == kThirdState ? 0x9e3779b1u : 0x85ebca6bu)) >> 16;
 }
 
+// 20 bits, as many as a code leaves of a float32 number. A third state is rare.
+MS_OPTIM_FN uint32_t CodeNoiseFor(NoiseUse use, uint32_t bits) {
+  if (use == kFirstState) return bits & 0xfffffu;
+  return (use == kSecondState ? bits : bits * 0x9e3779b1u) >> 12;
+}
+
 template <int kOctaves>
 struct SmallFloat {
   static constexpr int kShift = 20;  // 23 - 3 bits of mantissa
@@ -54,8 +60,7 @@ struct SmallFloat {
   // What the largest number of a block is mapped to, so that z is 1 there and the code exact.
   MS_OPTIM_FN static float Largest() { return 1.0f - FromBits(kDeltaBits); }
   MS_OPTIM_FN static uint32_t Encode(float magnitude, uint32_t noise) {
-    const uint32_t bits = BitsOf(magnitude + FromBits(kDeltaBits)) - kDeltaBits;
-    return (bits + (noise << (kShift - 16)) + (1u << (kShift - 17))) >> kShift;
+    return (BitsOf(magnitude + FromBits(kDeltaBits)) - kDeltaBits + noise) >> kShift;
   }
   MS_OPTIM_FN static float Decode(uint32_t code) {
     return FromBits((code << kShift) + kDeltaBits) - FromBits(kDeltaBits);
@@ -66,13 +71,14 @@ struct SmallFloat {
 struct SignedCode : SmallFloat<15> {
   typedef int8_t Type;
   static constexpr NoiseUse kUse = kFirstState;
-  MS_OPTIM_FN static float Decode(int8_t code) {
+  MS_OPTIM_FN static float Decode(int32_t code) {
     const float x = SmallFloat::Decode(static_cast<uint32_t>(code < 0 ? -code : code));
     return code < 0 ? -x : x;
   }
-  MS_OPTIM_FN static int8_t Encode(float x, uint32_t noise) {
-    const int magnitude = static_cast<int>(SmallFloat::Encode(x < 0.0f ? -x : x, noise) & 0x7fu);
-    return static_cast<int8_t>(x < 0.0f ? -magnitude : magnitude);
+  MS_OPTIM_FN static int32_t Encode(float x, uint32_t noise) {
+    const uint32_t magnitude = SmallFloat::Encode(FromBits(BitsOf(x) & 0x7fffffffu), noise);
+    const auto sign = static_cast<uint32_t>(static_cast<int32_t>(BitsOf(x)) >> 31);
+    return static_cast<int32_t>((magnitude ^ sign) - sign);
   }
 };
 
@@ -82,9 +88,8 @@ template <NoiseUse kState>
 struct UnsignedCode : SmallFloat<31> {
   typedef uint8_t Type;
   static constexpr NoiseUse kUse = kState;
-  MS_OPTIM_FN static uint8_t Encode(float x, uint32_t noise) {
-    const uint32_t magnitude = SmallFloat<31>::Encode(x, noise);
-    return static_cast<uint8_t>(magnitude == 0u && x > 0.0f ? 1u : magnitude);
+  MS_OPTIM_FN static int32_t Encode(float x, uint32_t noise) {
+    return static_cast<int32_t>(Max(SmallFloat<31>::Encode(x, noise), Min(BitsOf(x), 1u)));
   }
 };
 

@@ -114,8 +114,10 @@ struct Step {
   const int32_t *layout;
   const double *constants;
   const float *rates;
+  int64_t rate_count;
   const double *sums_in;
-  int64_t rows;  // of sums_in and statistics: N
+  int64_t sums_rows;
+  int64_t rows;  // of statistics: N; of sums_in too, where it is read
   int32_t *global_step, *skipped_steps;
   float *statistics;
   float *beta_power[2];  // null: none
@@ -333,10 +335,14 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, Step *step, st
              kWrongFlags);
 
   step->constants = in.Take<double>("float64", kRuleConstants + rule.rule_constants);
+  const int rates = in.next();
   step->rates = in.Take<float>("float32", -1);
+  const int sums = in.next();
   step->sums_in = in.Take<double>("float64", -1);
   if (rule.exchanges) TakeWires(&in, n, step);
   if (!in.ok()) return in.Finish();
+  step->rate_count = in.Size(rates);
+  step->sums_rows = in.Size(sums) / kSums;
 
   tensors->assign(static_cast<size_t>(n), Tensor{});
   if ((step->flags & kByAddress) != 0) {

@@ -286,8 +286,24 @@ MS_OPTIM_FN void ForLanes(int n, Body body) {
   for (int i = whole; i < n; ++i) body(i, i - whole);
 }
 
-template <class Rule, bool kUpdateStates, bool kSum>
-void RuleTile(const Rule &rule, const Plan &plan, int n, const float *__restrict w, const float *__restrict g,
+// By how much a weight moves along its directions.
+template <int kDirections>
+MS_OPTIM_FN float Moved(const Plan &plan, float d0, float d1) {
+  return kDirections == 1 ? plan.coefficient[0] * d0 : plan.coefficient[0] * d0 + plan.coefficient[1] * d1;
+}
+
+template <int kDirections>
+MS_OPTIM_FN void MoveTile(const Plan &plan, int n, float (*d)[kTile], float *w) {
+  const Plan p = plan;
+  MS_OPTIM_IVDEP
+  for (int i = 0; i < n; ++i) w[i] -= Moved<kDirections>(p, d[0][i], d[1][i]);
+}
+
+// What a loop over a tile does: new states from the gradient, sums, new weights.
+enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4 };
+
+template <class Rule, unsigned kParts>
+void RuleTile(const Rule &rule, const Plan &plan, int n, float *__restrict w, const float *__restrict g,
               float *const *s, float (*__restrict d)[kTile], TileSums &total) {
   static_assert(Rule::kStates == 2 || Rule::kStates == 3, "the loop below names its states");
   const Rule r = rule;
@@ -297,14 +313,19 @@ void RuleTile(const Rule &rule, const Plan &plan, int n, const float *__restrict
   float *__restrict d0 = d[0], *__restrict d1 = d[1];
   ForLanes(n, [&](int i, int lane) __attribute__((always_inline)) {
     float state[] = {s0[i], s1[i], s2[i]}, direction[kMaxDirections];
-    RuleElement<Rule, kUpdateStates, kSum>(r, p, w[i], g[i], state, direction, lane, sums);
-    if (kUpdateStates) {
+    RuleElement<Rule, (kParts & kNewStates) != 0, (kParts & kSumUp) != 0>(r, p, w[i], g[i], state, direction, lane,
+                                                                          sums);
+    if (kParts & kNewStates) {
       s0[i] = state[0];
       s1[i] = state[1];
       if (Rule::kStates > 2) s2[i] = state[2];
     }
-    d0[i] = direction[0];
-    if (Rule::kDirections > 1) d1[i] = direction[1];
+    if (kParts & kMoveWeights) {
+      w[i] -= Moved<Rule::kDirections>(p, direction[0], direction[1]);
+    } else {
+      d0[i] = direction[0];
+      if (Rule::kDirections > 1) d1[i] = direction[1];
+    }
   });
   total = sums;
 }
@@ -385,31 +406,24 @@ void CodedBlock(const Rule &rule, const Plan &plan, const Tensor &t, int64_t beg
   pending.noise_above = plan.noise.Above(begin);
 }
 
-template <int kDirections>
-MS_OPTIM_FN void MoveTile(const Plan &plan, int n, float (*d)[kTile], float *w) {
-  const float c0 = plan.coefficient[0], c1 = plan.coefficient[1];
-  MS_OPTIM_IVDEP
-  for (int i = 0; i < n; ++i) w[i] -= kDirections == 1 ? c0 * d[0][i] : c0 * d[0][i] + c1 * d[1][i];
-}
-
-// New states if kUpdateStates, and the directions. What a layer-wise rule moves by is to be what its norms were taken
-// of: states of lower precision are stored and read back first.
-template <class Rule, bool kUpdateStates>
-void StatesAndDirections(const Rule &rule, const Tensor &t, const Plan &plan, int64_t begin, int n, const float *w,
+// New states and the directions with their sums. What a layer-wise rule moves by is to be what its norms were taken of:
+// states of lower precision are stored and read back first.
+template <class Rule>
+void StatesAndDirections(const Rule &rule, const Tensor &t, const Plan &plan, int64_t begin, int n, float *w,
                          const float *g, const uint32_t *noise, float (*d)[kTile], Buffers &b, TileSums &sums) {
   float *s[Rule::kStates];
   for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
-  const bool again = kUpdateStates && Rule::kLayerwise && plan.low_states;
+  const bool again = Rule::kLayerwise && plan.low_states;
   if (again) {
-    RuleTile<Rule, kUpdateStates, false>(rule, plan, n, w, g, s, d, sums);
+    RuleTile<Rule, kNewStates>(rule, plan, n, w, g, s, d, sums);
   } else {
-    RuleTile<Rule, kUpdateStates, kUpdateStates>(rule, plan, n, w, g, s, d, sums);
+    RuleTile<Rule, kNewStates | kSumUp>(rule, plan, n, w, g, s, d, sums);
   }
-  if (!kUpdateStates || !plan.low_states) return;
+  if (!plan.low_states) return;
   for (int k = 0; k < Rule::kStates; ++k) StoreState(t, k, begin, n, s[k], noise);
   if (!again) return;
   for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
-  RuleTile<Rule, false, true>(rule, plan, n, w, g, s, d, sums);
+  RuleTile<Rule, kSumUp>(rule, plan, n, w, g, s, d, sums);
 }
 
 void AddTileSums(const TileSums &sums, const float *g, const float *w, float (*d)[kTile], int n, int directions,
@@ -422,41 +436,51 @@ void AddTileSums(const TileSums &sums, const float *g, const float *w, float (*d
   sum[kDirectionsDot] += sums.Total(kDirectionsDot);
 }
 
-// Stages of a chunk: new states and the sums of what they give (kUpdateStates), new weights (kMove), or both.
-template <class Rule, bool kUpdateStates, bool kMove>
-void RuleChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+// The moments stage of a chunk: new states and the sums of what they give; and where nothing waits for these sums, new
+// weights in the same pass (kMove).
+template <class Rule, bool kMove>
+void UpdateChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
   constexpr int kBlock = static_cast<int>(kCodeBlock);
-  constexpr bool kInBlocks = kUpdateStates && kMove && Rule::kStates == 2 && Rule::kDirections == 1;
   double sum[kSums] = {};
   PendingBlock pending;
   ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
     TileSums sums;
     float *w = LoadWeight(t, begin, n, b.weight);
     int first = 0;
-    if constexpr (kInBlocks) {
+    if constexpr (kMove && Rule::kStates == 2 && Rule::kDirections == 1) {
       for (; plan.coded && first + kBlock <= n; first += kBlock) {
         const auto block = pending.state[0] == nullptr ? CodedBlock<Rule, false> : CodedBlock<Rule, true>;
         block(rule, plan, t, begin + first, w + first, g + first, b.state[0] + first, b.state[1] + first,
               b.direction[0] + first, sums, pending);
       }
     }
-    if ((kUpdateStates && plan.low_states && first < n) || (kMove && plan.noisy_weight)) {
-      FillNoise(plan.noise, begin, n, b.noise);
-    }
+    if ((plan.low_states && first < n) || (kMove && plan.noisy_weight)) FillNoise(plan.noise, begin, n, b.noise);
     if (first < n) {
       pending.Finish();
       auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
-      StatesAndDirections<Rule, kUpdateStates>(rule, t, plan, begin + first, n - first, w + first, g + first,
-                                               b.noise + first, d, b, sums);
+      StatesAndDirections(rule, t, plan, begin + first, n - first, w + first, g + first, b.noise + first, d, b, sums);
     }
-    if (kUpdateStates) AddTileSums(sums, g, w, b.direction, n, Rule::kDirections, sum);
+    AddTileSums(sums, g, w, b.direction, n, Rule::kDirections, sum);
     if (kMove) {
       MoveTile<Rule::kDirections>(plan, n, b.direction, w);
       StoreWeight(t, begin, n, w, plan.noisy_weight ? b.noise : nullptr);
     }
   });
   pending.Finish();
-  if (kUpdateStates) memcpy(chunk.sum, sum, sizeof(sum));
+  memcpy(chunk.sum, sum, sizeof(sum));
+}
+
+// The apply stage of a chunk, after its moments stage: new weights.
+template <class Rule>
+void MoveChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+  ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
+    TileSums unused;
+    float *w = LoadWeight(t, begin, n, b.weight), *s[Rule::kStates];
+    for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
+    RuleTile<Rule, kMoveWeights>(rule, plan, n, w, g, s, b.direction, unused);
+    if (plan.noisy_weight) FillNoise(plan.noise, begin, n, b.noise);
+    StoreWeight(t, begin, n, w, plan.noisy_weight ? b.noise : nullptr);
+  });
 }
 
 // ---- The step ---------------------------------------------------------------------------------------------------
@@ -656,16 +680,14 @@ class Engine : StepEngine {
       last = Rule::kLayerwise ? LastOfRun(first, kCachedElements) : step_.count;
       if (Rule::kNormalizesGradient && gradients && !global) SumGradients(first, last);
       for (int i = first; i < last; ++i) Decide(i);
-      if (moments && apply && !Rule::kLayerwise) {
-        Pass<true, true>(first, last);
+      if (moments) {
+        const auto update = apply && !Rule::kLayerwise ? UpdateChunk<Rule, true> : UpdateChunk<Rule, false>;
+        Pass(first, last, false, update);
         AddSums(first, last);
-      } else {
-        if (moments) {
-          Pass<true, false>(first, last);
-          AddSums(first, last);
-        }
+      }
+      if (apply && (Rule::kLayerwise || !moments)) {
         for (int i = first; i < last; ++i) Decide(i);
-        if (apply) Pass<false, true>(first, last);
+        Pass(first, last, true, MoveChunk<Rule>);
       }
     }
     if (apply) {
@@ -675,10 +697,10 @@ class Engine : StepEngine {
   }
 
  private:
-  template <bool kUpdateStates, bool kMove>
-  void Pass(int first, int last) {
-    ForChunks(first, last, !kUpdateStates, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
-      RuleChunk<Rule, kUpdateStates, kMove>(rule_, t, plan, chunk, b);
+  template <class Body>
+  void Pass(int first, int last, bool backwards, Body body) {
+    ForChunks(first, last, backwards, [this, body](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
+      body(rule_, t, plan, chunk, b);
     });
   }
 

@@ -5,11 +5,15 @@
 // chunks and are added in the chunks' order, so the result does not depend on the number of threads.
 #pragma once
 
+#include <omp.h>
+
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <numeric>
+#include <vector>
 
 #include "lanes.h"
 #include "step.h"
@@ -485,6 +489,10 @@ void MoveChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk
 
 // ---- The step ---------------------------------------------------------------------------------------------------
 
+struct alignas(64) Share {
+  std::atomic<int64_t> taken{0};
+};
+
 // Data that two passes over a run of tensors share should still be in the cache the second time.
 constexpr int64_t kCachedElements = int64_t{1} << 19;
 
@@ -565,18 +573,24 @@ class StepEngine {
   }
 
   // The chunks of tensors first to last, backwards on request: what a first pass touched last is still in the cache.
+  // Every thread has a share of its own, the same in each pass, as its caches may be its own, too; one that is done
+  // helps the next.
   template <class Body>
   void ForChunks(int first, int last, bool backwards, Body body) {
-    const int begin = plans_[first].first_chunk, end = plans_[last - 1].last_chunk;
-    // Many small chunks are handed out several at a time.
-    const int grain = Max(1, (end - begin) / 512);
+    const int64_t begin = plans_[first].first_chunk, count = plans_[last - 1].last_chunk - begin;
+    std::vector<Share> shares(static_cast<size_t>(omp_get_max_threads()));
 #pragma omp parallel
     {
       Buffers buffers;
-#pragma omp for schedule(dynamic, grain)
-      for (int k = begin; k < end; ++k) {
-        Chunk &chunk = chunks_[backwards ? begin + end - 1 - k : k];
-        body(chunk, step_.tensors[chunk.tensor], plans_[chunk.tensor], buffers);
+      const int threads = omp_get_num_threads();
+      for (int i = 0; i < threads; ++i) {
+        const int owner = (omp_get_thread_num() + i) % threads;
+        const int64_t from = begin + count * owner / threads, to = begin + count * (owner + 1) / threads;
+        std::atomic<int64_t> &taken = shares[static_cast<size_t>(owner)].taken;
+        for (int64_t k; (k = from + taken.fetch_add(1, std::memory_order_relaxed)) < to;) {
+          Chunk &chunk = chunks_[backwards ? from + to - 1 - k : k];
+          body(chunk, step_.tensors[chunk.tensor], plans_[chunk.tensor], buffers);
+        }
       }
     }
   }

@@ -65,8 +65,8 @@ template <class T>
 MS_OPTIM_FN void Widen(const T *from, int32_t (&to)[kLanes]) {
 #if defined(__AVX512F__)
   const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
-  const __m512i numbers =
-      std::is_signed<T>::value ? _mm512_maskz_cvtepi8_epi32(0xffff, packed) : _mm512_maskz_cvtepu8_epi32(0xffff, packed);
+  const __m512i numbers = std::is_signed<T>::value ? _mm512_maskz_cvtepi8_epi32(0xffff, packed)
+                                                   : _mm512_maskz_cvtepu8_epi32(0xffff, packed);
   memcpy(to, &numbers, sizeof(numbers));
   return;
 #endif

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cmath>
@@ -39,7 +40,7 @@ struct Plan {
   float coefficient[kMaxDirections];
   int64_t row;  // elements that centralization averages over; 0: none
   Noise noise;
-  bool low_states, coded, noisy_weight;  // states in fewer bits; both in codes; weights rounded stochastically
+  bool low_states, coded, halved, noisy_weight;  // states in fewer bits: codes, bfloat16; weights with noise
   int first_chunk, last_chunk;
 };
 
@@ -334,6 +335,39 @@ void RuleTile(const Rule &rule, const Plan &plan, int n, float *__restrict w, co
   total = sums;
 }
 
+// The same for states in bfloat16, converted in the loop that uses them: whole lanes of a tile; returns how many
+// elements these are.
+template <class Rule>
+int HalvedTile(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begin, int n, const float *__restrict w,
+               const float *__restrict g, float *__restrict d, const uint32_t *__restrict noise, TileSums &total) {
+  const Rule r = rule;
+  const Plan p = plan;
+  TileSums sums = total;
+  auto *__restrict s0 = static_cast<uint16_t *>(t.state[0]) + begin;
+  auto *__restrict s1 = static_cast<uint16_t *>(t.state[1]) + begin;
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    int32_t bits0[kLanes], bits1[kLanes];
+    WidenShorts(s0 + i, bits0);
+    WidenShorts(s1 + i, bits1);
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const uint32_t random = noise[i + lane];
+      float state[] = {FromBits(static_cast<uint32_t>(bits0[lane]) << 16),
+                       FromBits(static_cast<uint32_t>(bits1[lane]) << 16), 0.0f};
+      float direction[kMaxDirections];
+      RuleElement<Rule, true, true>(r, p, w[i + lane], g[i + lane], state, direction, lane, sums);
+      d[i + lane] = direction[0];
+      bits0[lane] = static_cast<int32_t>(HalvedWithNoise(state[0], NoiseFor(kFirstState, random)));
+      bits1[lane] = static_cast<int32_t>(HalvedWithNoise(state[1], NoiseFor(kSecondState, random)));
+    }
+    NarrowToShorts(bits0, s0 + i);
+    NarrowToShorts(bits1, s1 + i);
+  }
+  total = sums;
+  return whole;
+}
+
 // A block of new states that waits to become codes.
 struct PendingBlock {
   const float *state[2] = {};
@@ -451,16 +485,18 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chu
     TileSums sums;
     float *w = LoadWeight(t, begin, n, b.weight);
     int first = 0;
+    if ((plan.low_states && !plan.coded) || (kMove && plan.noisy_weight)) FillNoise(plan.noise, begin, n, b.noise);
     if constexpr (kMove && Rule::kStates == 2 && Rule::kDirections == 1) {
+      if (plan.halved) first = HalvedTile(rule, plan, t, begin, n, w, g, b.direction[0], b.noise, sums);
       for (; plan.coded && first + kBlock <= n; first += kBlock) {
         const auto block = pending.state[0] == nullptr ? CodedBlock<Rule, false> : CodedBlock<Rule, true>;
         block(rule, plan, t, begin + first, w + first, g + first, b.state[0] + first, b.state[1] + first,
               b.direction[0] + first, sums, pending);
       }
     }
-    if ((plan.low_states && first < n) || (kMove && plan.noisy_weight)) FillNoise(plan.noise, begin, n, b.noise);
     if (first < n) {
       pending.Finish();
+      if (plan.coded) FillNoise(plan.noise, begin, n, b.noise);
       auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
       StatesAndDirections(rule, t, plan, begin + first, n - first, w + first, g + first, b.noise + first, d, b, sums);
     }
@@ -492,6 +528,20 @@ void MoveChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk
 struct alignas(64) Share {
   std::atomic<int64_t> taken{0};
 };
+
+// Before the first step, zeros that were never written have no memory yet: reading them first would cost a page fault
+// more for each page. Large pages spare the processor most look-ups of addresses. All of it is only advice.
+inline void Populate(void *data, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = uintptr_t{1} << 21;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = (address + kPage - 1) / kPage * kPage, end = (address + bytes) / kPage * kPage;
+  if (end <= begin) return;
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+  madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE);
+  madvise(reinterpret_cast<void *>(begin), end - begin, kPopulateWrite);
+#endif
+}
 
 // Data that two passes over a run of tensors share should still be in the cache the second time.
 constexpr int64_t kCachedElements = int64_t{1} << 19;
@@ -560,7 +610,18 @@ class StepEngine {
     plan.noisy_weight = (step_.flags & kStochasticRounding) != 0;
     plan.noise = Noise(seed, now, row);
     for (int k = 0; k < kMaxStates; ++k) plan.low_states |= t.state_type[k] != DType::kFloat32;
+    plan.halved = t.state_type[0] == DType::kBFloat16 && t.state_type[1] == DType::kBFloat16;
     plan.coded = t.state_type[0] == DType::kInt8 && t.state_type[1] == DType::kUInt8;
+  }
+
+  void PopulateStates() {
+#pragma omp parallel for schedule(dynamic) collapse(2)
+    for (int i = 0; i < step_.count; ++i) {
+      for (int k = 0; k < kMaxStates; ++k) {
+        const Tensor &t = step_.tensors[i];
+        if (t.state[k] != nullptr) Populate(t.state[k], t.size * SizeOf(t.state_type[k]));
+      }
+    }
   }
 
   int LastOfRun(int first, int64_t most) const {
@@ -685,6 +746,7 @@ class Engine : StepEngine {
     if (gradients && (global || !moments)) SumGradients(0, step_.count);
     if (!gradients) CopySums();
     if (!moments && !apply) return Commit(true);
+    if (moments && *step_.global_step == 0) PopulateStates();
     const double total = gradients && !global ? 0.0 : TotalGradientSum();
     // Whoever knows of more gradients than these may pass a scale that is not a number.
     if ((step_.flags & kSkipNonfinite) != 0 && !std::isfinite(total * step_.constants[kUnscale])) return Skip();

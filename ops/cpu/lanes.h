@@ -89,6 +89,20 @@ MS_OPTIM_FN void Narrow(const int32_t (&from)[kLanes], T *to) {
   memcpy(to, &bytes, sizeof(bytes));
 }
 
+MS_OPTIM_FN void WidenShorts(const uint16_t *from, int32_t (&to)[kLanes]) {
+  LanesOf<uint16_t> shorts;
+  memcpy(&shorts, from, sizeof(shorts));
+  const auto wide = __builtin_convertvector(shorts, LanesOf<int32_t>);
+  memcpy(to, &wide, sizeof(wide));
+}
+
+MS_OPTIM_FN void NarrowToShorts(const int32_t (&from)[kLanes], uint16_t *to) {
+  LanesOf<int32_t> wide;
+  memcpy(&wide, from, sizeof(wide));
+  const auto shorts = __builtin_convertvector(wide, LanesOf<uint16_t>);
+  memcpy(to, &shorts, sizeof(shorts));
+}
+
 // In float64: a mean is subtracted from numbers that may be close to it, which lays its error bare.
 MS_OPTIM_FN double Sum(const float *x, int n) {
   typedef float Half __attribute__((vector_size(kVectorBytes / 2)));

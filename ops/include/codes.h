@@ -94,11 +94,15 @@ struct UnsignedCode : SmallFloat<31> {
 };
 
 // Stochastic rounding to storage dtypes; noise is 16 bits.
-MS_OPTIM_FN void StoreWithNoise(float x, uint32_t noise, bfloat16 *out) {
+MS_OPTIM_FN uint32_t HalvedWithNoise(float x, uint32_t noise) {
   const uint32_t bits = BitsOf(x);
   const uint32_t rounded = (bits + noise) >> 16;
   const uint32_t special = (bits >> 16) | ((bits & 0x7fffffffu) > 0x7f800000u ? 0x40u : 0u);
-  out->bits = static_cast<uint16_t>((bits & 0x7fffffffu) >= 0x7f800000u ? special : rounded);
+  return (bits & 0x7fffffffu) >= 0x7f800000u ? special : rounded;
+}
+
+MS_OPTIM_FN void StoreWithNoise(float x, uint32_t noise, bfloat16 *out) {
+  out->bits = static_cast<uint16_t>(HalvedWithNoise(x, noise));
 }
 
 MS_OPTIM_FN void StoreWithNoise(float x, uint32_t noise, float16 *out) {

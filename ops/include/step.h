@@ -146,6 +146,10 @@ inline DType ParseDType(const char *name) {
   return DType::kOther;
 }
 
+inline int64_t SizeOf(DType type) {
+  return type == DType::kFloat32 ? 4 : type == DType::kFloat16 || type == DType::kBFloat16 ? 2 : 1;
+}
+
 inline bool IsFloat(DType type) {
   return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
 }

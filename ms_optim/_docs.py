@@ -91,6 +91,8 @@ ValueError: If a weight decay is less than 0 or not finite, or a number of steps
 network (Union[Cell, list[Parameter]]): The network, whose trainable parameters are grouped, or parameters.
 """,
     "no_decay": """\
+weight_decay (Union[float, int, Cell, None]): The weight decay of the others; ``None`` leaves it to the optimizer.
+    Default: ``None`` .
 no_decay (Union[list[str], tuple[str]]): Patterns of further names that are not decayed, as in
     :func:`pattern_groups`. Default: ``()`` .
 """,

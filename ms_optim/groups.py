@@ -88,8 +88,6 @@ def no_decay_groups(network, weight_decay=None, *, no_decay=()):
 
     Args:
         {network}
-        weight_decay (Union[float, int, Cell, None]): The weight decay of the others; ``None`` leaves it to the
-            optimizer. Default: ``None`` .
         {no_decay}
 
     Returns:
@@ -193,8 +191,6 @@ def layerwise_groups(network, learning_rate, decay, *, layers=None, weight_decay
         decay (float): The factor from each layer to the one before it, greater than 0 and at most 1.
         layers (Union[list[str], tuple[str], None]): A pattern for each layer, as in :func:`pattern_groups`, from the
             input to the output; together they match every parameter. Default: ``None`` .
-        weight_decay (Union[float, int, Cell, None]): The weight decay of the others; ``None`` leaves it to the
-            optimizer. Default: ``None`` .
         {no_decay}
 
     Returns:

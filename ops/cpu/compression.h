@@ -91,8 +91,8 @@ class CompressedEngine : StepEngine {
     const bool moments = Has(kMomentsStage), apply = Has(kApplyStage);
     if (const Status status = Check(); status != kOk) return status;
     const bool reads_sums = (apply && !moments) || step_.skipping[0] != 0.0f;
-    if (const Status status = CheckPlaces(reads_sums); status != kOk) return status;
-    if (!CutChunks() || !Prepare()) return kNoMemory;
+    if (const Status status = Begin(reads_sums); status != kOk) return status;
+    if (!Prepare()) return kNoMemory;
     if (Has(kGradientStage) && (!moments || (step_.flags & kSkipNonfinite) != 0)) {
       SumGradients(0, step_.count);
       if (!moments) return Commit(true);

@@ -257,11 +257,7 @@ MS_OPTIM_FN float LargestOf(const uint32_t *bits) {
 struct TileSums {
   float lane[kSums][kLanes] = {};
 
-  MS_OPTIM_FN double Total(enum Sum sum) const {
-    double total = 0.0;
-    for (int i = 0; i < kLanes; ++i) total += static_cast<double>(lane[sum][i]);
-    return total;
-  }
+  MS_OPTIM_FN double Total(enum Sum sum) const { return SumOfLanes(lane[sum]); }
 };
 
 template <class Rule, bool kUpdateStates, bool kSum>
@@ -335,6 +331,16 @@ void RuleTile(const Rule &rule, const Plan &plan, int n, float *__restrict w, co
   total = sums;
 }
 
+// Asks for what the loop reaches a tile later. Loops that convert states are too long for the processor to look ahead by
+// itself: it waited for a fifth of the time. In the loops without conversion it does, and this would only cost.
+template <class State0, class State1>
+MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, const State1 *s1) {
+  __builtin_prefetch(w + kTile, 1, 2);
+  __builtin_prefetch(g + kTile, 0, 2);
+  __builtin_prefetch(s0 + kTile, 1, 2);
+  __builtin_prefetch(s1 + kTile, 1, 2);
+}
+
 // The same for states in bfloat16, converted in the loop that uses them: whole lanes of a tile; returns how many
 // elements these are.
 template <class Rule>
@@ -347,6 +353,7 @@ int HalvedTile(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begi
   auto *__restrict s1 = static_cast<uint16_t *>(t.state[1]) + begin;
   const int whole = n / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes) {
+    FetchAhead(w + i, g + i, s0 + i, s1 + i);
     int32_t bits0[kLanes], bits1[kLanes];
     WidenShorts(s0 + i, bits0);
     WidenShorts(s1 + i, bits1);
@@ -414,6 +421,7 @@ void CodedBlock(const Rule &rule, const Plan &plan, const Tensor &t, int64_t beg
   const float unit0 = t.scale[0][block] / SignedCode::Largest(), unit1 = t.scale[1][block] / Second::Largest();
   uint32_t largest0[kLanes] = {}, largest1[kLanes] = {};
   for (int i = 0; i < kCodeBlock; i += kLanes) {
+    FetchAhead(w + i, g + i, c0 + i, c1 + i);
     int32_t code0[kLanes], code1[kLanes];
     Widen(c0 + i, code0);
     Widen(c1 + i, code1);
@@ -555,6 +563,13 @@ class StepEngine {
   bool Has(Stage stage) const { return (step_.stages & stage) != 0; }
   double *SumsOf(int i) const { return step_.sums + int64_t{i} * kSums; }
   int64_t LayoutOf(int i, Layout column) const { return step_.layout[int64_t{i} * step_.layout_columns + column]; }
+
+  Status Begin(bool reads_sums) {
+    if (const Status status = CheckPlaces(reads_sums); status != kOk) return status;
+    if (!CutChunks()) return kNoMemory;
+    if (Has(kMomentsStage) && *step_.global_step == 0) PopulateStates();
+    return kOk;
+  }
 
   // Whether all places that the layout names are there.
   Status CheckPlaces(bool reads_sums) const {
@@ -739,14 +754,12 @@ class Engine : StepEngine {
 
   Status Run() {
     const bool gradients = Has(kGradientStage), moments = Has(kMomentsStage), apply = Has(kApplyStage);
-    if (const Status status = CheckPlaces(!gradients); status != kOk) return status;
-    if (!CutChunks()) return kNoMemory;
+    if (const Status status = Begin(!gradients); status != kOk) return status;
     // A bound on the global norm, or a step that is skipped whole, wants all gradients read before anything moves.
     const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
     if (gradients && (global || !moments)) SumGradients(0, step_.count);
     if (!gradients) CopySums();
     if (!moments && !apply) return Commit(true);
-    if (moments && *step_.global_step == 0) PopulateStates();
     const double total = gradients && !global ? 0.0 : TotalGradientSum();
     // Whoever knows of more gradients than these may pass a scale that is not a number.
     if ((step_.flags & kSkipNonfinite) != 0 && !std::isfinite(total * step_.constants[kUnscale])) return Skip();

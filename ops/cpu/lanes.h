@@ -35,6 +35,13 @@ constexpr int kVectorBytes = 16;
 
 constexpr int kLanes = 16;
 
+template <class T>
+MS_OPTIM_FN double SumOfLanes(const T (&lane)[kLanes]) {
+  double total = 0.0;
+  for (int i = 0; i < kLanes; ++i) total += static_cast<double>(lane[i]);
+  return total;
+}
+
 struct Lanes {
   typedef float Vector __attribute__((vector_size(kVectorBytes)));
   static constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(float));
@@ -49,9 +56,7 @@ struct Lanes {
   MS_OPTIM_FN double Total() const {
     float lane[kLanes];
     memcpy(lane, part, sizeof(lane));
-    double total = 0.0;
-    for (int i = 0; i < kLanes; ++i) total += static_cast<double>(lane[i]);
-    return total;
+    return SumOfLanes(lane);
   }
 };
 
@@ -117,23 +122,10 @@ MS_OPTIM_FN double Sum(const float *x, int n) {
       part[k] += __builtin_convertvector(v, Vector);
     }
   }
-  double lane[kLanes], total = 0.0;
+  double lane[kLanes];
   memcpy(lane, part, sizeof(lane));
-  for (int i = 0; i < kLanes; ++i) total += lane[i];
+  double total = SumOfLanes(lane);
   for (int i = whole; i < n; ++i) total += static_cast<double>(x[i]);
-  return total;
-}
-
-MS_OPTIM_FN double Dot(const float *x, const float *y, int n) {
-  Lanes sum;
-  const int whole = n / kLanes * kLanes;
-  for (int i = 0; i < whole; i += kLanes) {
-    for (int k = 0; k < Lanes::kParts; ++k) {
-      sum.part[k] += Lanes::Load(x + i + k * Lanes::kWidth) * Lanes::Load(y + i + k * Lanes::kWidth);
-    }
-  }
-  double total = sum.Total();
-  for (int i = whole; i < n; ++i) total += static_cast<double>(x[i]) * static_cast<double>(y[i]);
   return total;
 }
 
@@ -144,9 +136,7 @@ double ExactSumSquares(const float *x, int n) {
   if (any == 0) return 0.0;
   double lane[kLanes] = {};
   for (int i = 0; i < n; ++i) lane[i % kLanes] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  double total = 0.0;
-  for (int i = 0; i < kLanes; ++i) total += lane[i];
-  return total;
+  return SumOfLanes(lane);
 }
 
 // In float32, squares overflow from 1.8e19 and vanish below 1e-23: a sum that may have lost something to either is
@@ -155,7 +145,19 @@ MS_OPTIM_FN double ExactWhereLost(double sum_squares, const float *x, int n) {
   return sum_squares > 1e-30 && sum_squares < 1e38 ? sum_squares : ExactSumSquares(x, n);
 }
 
-MS_OPTIM_FN double SumSquares(const float *x, int n) { return ExactWhereLost(Dot(x, x, n), x, n); }
+MS_OPTIM_FN double SumSquares(const float *x, int n) {
+  Lanes sum;
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    for (int k = 0; k < Lanes::kParts; ++k) {
+      const Lanes::Vector part = Lanes::Load(x + i + k * Lanes::kWidth);
+      sum.part[k] += part * part;
+    }
+  }
+  double total = sum.Total();
+  for (int i = whole; i < n; ++i) total += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return ExactWhereLost(total, x, n);
+}
 
 }  // namespace
 }  // namespace ms_optim

@@ -77,8 +77,7 @@ struct SignedCode : SmallFloat<15> {
   }
   MS_OPTIM_FN static int32_t Encode(float x, uint32_t noise) {
     const uint32_t magnitude = SmallFloat::Encode(FromBits(BitsOf(x) & 0x7fffffffu), noise);
-    const auto sign = static_cast<uint32_t>(static_cast<int32_t>(BitsOf(x)) >> 31);
-    return static_cast<int32_t>((magnitude ^ sign) - sign);
+    return static_cast<int32_t>(static_cast<int32_t>(BitsOf(x)) < 0 ? 0u - magnitude : magnitude);
   }
 };
 

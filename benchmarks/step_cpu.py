@@ -1,4 +1,4 @@
-"""Times one optimizer step on GPT-2 small's 148 tensors (124.4M float32 parameters), beside the peers installed here.
+"""Times one optimizer step on the tensors of a model, beside the peers installed here.
 
 Each row runs in a process of its own, which first compares two steps with float64 arithmetic, then times more of them;
 the memory bandwidth is measured between rows. Rounds repeat all rows, and a ratio is taken within its round, so that a
@@ -6,6 +6,7 @@ machine whose speed drifts does not favour anyone.
 
     python benchmarks/step_cpu.py                      all rows that can run here
     python benchmarks/step_cpu.py --rows adamw torch   only those whose name starts so
+    python benchmarks/step_cpu.py --tensors small      not GPT-2 small, but 400 tensors of 1,000 elements
 """
 
 # Peers are measured where they are installed.
@@ -37,12 +38,15 @@ LAYER = [
     (768, 3072),
     (768,),
 ]
-GPT2_SMALL = [(50257, 768), (1024, 768), *LAYER * 12, (768,), (768,)]
-PARAMETERS = sum(int(np.prod(shape)) for shape in GPT2_SMALL)
-assert (len(GPT2_SMALL), PARAMETERS) == (148, 124_439_808)
+# What there is to update, and which tensors of it are compared with float64.
+TENSORS = {
+    "gpt2-small": ([(50257, 768), (1024, 768), *LAYER * 12, (768,), (768,)], [1, 2, 6, 11]),
+    "small": ([(1000,)] * 400, [0, 399]),
+    "tiny": ([(100,)] * 10_000, [0, 9_999]),
+    "embedding": ([(250_000, 768)], [0]),
+}
 
 RATE, DECAY, BETA1, BETA2, EPS = 1e-3, 0.01, 0.9, 0.999, 1e-8
-CHECKED = [1, 2, 6, 11]  # tensors compared with float64; they hold all shapes but the largest
 CHECK_STEPS = 2
 # Of the largest move: weights are some 1e-1 and Lamb moves them by 1e-5, so rounding alone is worth 1e-4 of a move.
 ALLOWED = 1e-3
@@ -131,24 +135,24 @@ def expect_dgc(w, g, t, u, r):
 # ---- Rows ---------------------------------------------------------------------------------------------------------
 
 
-def tensors(seed=0):
-    """Return weights and gradients; gradients are some 1e-2, as eps should not matter."""
-    rng = np.random.default_rng(seed)
-    weights = [rng.standard_normal(s, np.float32) * np.float32(0.02) for s in GPT2_SMALL]
-    return weights, [rng.standard_normal(s, np.float32) * np.float32(0.01) for s in GPT2_SMALL]
+def tensors(name):
+    """Return weights and gradients; gradients are some 1e-2, as eps should not matter. And copies of those checked."""
+    rng = np.random.default_rng(0)
+    shapes, checked = TENSORS[name]
+    weights = [rng.standard_normal(s, np.float32) * np.float32(0.02) for s in shapes]
+    gradients = [rng.standard_normal(s, np.float32) * np.float32(0.01) for s in shapes]
+    return weights, gradients, {i: (weights[i].copy(), gradients[i].copy()) for i in checked}
 
 
 def mindspore_row(make, expect, mode="graph"):
     """Return a function that builds a MindSpore optimizer's step."""
 
-    def build():
+    def build(name):
         import mindspore as ms
 
         ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
         before = peak_bytes()
-        weights, gradients = tensors()
-        starts = {i: weights[i].copy() for i in CHECKED}
-        named_gradients = {i: gradients[i].copy() for i in CHECKED}
+        weights, gradients, checked = tensors(name)
         params = [ms.Parameter(ms.Tensor(w), name=f"w{i}") for i, w in enumerate(weights)]
         given = tuple(ms.Tensor(g) for g in gradients)
         del weights, gradients
@@ -156,9 +160,10 @@ def mindspore_row(make, expect, mode="graph"):
 
         def step():
             optimizer(given)
-            params[0][0, 0].asnumpy()
+            # The last to be done.
+            params[-1][(0,) * params[-1].ndim].asnumpy()
 
-        return step, lambda i: params[i].asnumpy(), starts, named_gradients, before
+        return step, lambda i: params[i].asnumpy(), checked, before
 
     return build, expect
 
@@ -166,14 +171,12 @@ def mindspore_row(make, expect, mode="graph"):
 def torch_row(make, expect, clip=None):
     """Return a function that builds a torch optimizer's step."""
 
-    def build():
+    def build(name):
         import torch
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         before = peak_bytes()
-        weights, gradients = tensors()
-        starts = {i: weights[i].copy() for i in CHECKED}
-        named_gradients = {i: gradients[i].copy() for i in CHECKED}
+        weights, gradients, checked = tensors(name)
         params = [torch.nn.Parameter(torch.from_numpy(w)) for w in weights]
         for p, g in zip(params, gradients):
             p.grad = torch.from_numpy(g)
@@ -184,7 +187,7 @@ def torch_row(make, expect, clip=None):
                 torch.nn.utils.clip_grad_norm_(params, clip)
             optimizer.step()
 
-        return step, lambda i: params[i].detach().numpy(), starts, named_gradients, before
+        return step, lambda i: params[i].detach().numpy(), checked, before
 
     return build, expect
 
@@ -308,24 +311,24 @@ def bandwidth(threads, size=32_000_000, repeats=5):
     return 12 * size * repeats * threads / (time.perf_counter() - start)
 
 
-def work(name, steps):
+def work(name, tensors_name, steps):
     """Check and time one row; print the result as JSON."""
     build, expect = ROWS[name][1]
-    step, read, starts, gradients, before = build()
+    step, read, checked, before = build(tensors_name)
     first = time.perf_counter()
     step()
     first = time.perf_counter() - first
     for _ in range(CHECK_STEPS - 1):
         step()
     worst = 0.0
-    for i in CHECKED:
-        w, g = starts[i].astype(np.float64), gradients[i].astype(np.float64)
+    for i, (start, gradient) in checked.items():
+        w, g = start.astype(np.float64), gradient.astype(np.float64)
         m, v = np.zeros_like(w), np.zeros_like(w)
         for t in range(1, CHECK_STEPS + 1):
             w = expect(w, g, t, m, v)
         error = np.abs(read(i) - w)
         error = np.sqrt(np.mean(error**2)) if name in NOISE_ALLOWED else np.max(error)
-        worst = max(worst, float(error / np.max(np.abs(w - starts[i]))))
+        worst = max(worst, float(error / np.max(np.abs(w - start))))
     times = []
     for _ in range(steps):
         start = time.perf_counter()
@@ -335,10 +338,10 @@ def work(name, steps):
     print("RESULT", json.dumps(result))
 
 
-def run(name, steps, threads):
+def run(name, tensors_name, steps, threads):
     """Run a row in a process of its own; return its result, or the last line of what went wrong."""
     process = subprocess.run(
-        [sys.executable, __file__, "--work", name, "--steps", str(steps)],
+        [sys.executable, __file__, "--work", name, "--tensors", tensors_name, "--steps", str(steps)],
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         capture_output=True,
         text=True,
@@ -353,13 +356,14 @@ def main():
     """Run the rows in rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", help="only rows whose name starts with one of these")
+    parser.add_argument("--tensors", choices=TENSORS, default="gpt2-small", help="what there is to update")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=9, help="timed steps of a row in a round")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.work, arguments.steps)
+        work(arguments.work, arguments.tensors, arguments.steps)
         return
 
     from rich.console import Console
@@ -368,13 +372,15 @@ def main():
     console = Console(width=max(110, Console().width))
     chosen = {n: row for n, row in ROWS.items() if not arguments.rows or n.lower().startswith(tuple(arguments.rows))}
     results, speeds, failed = {}, [], {}
+    shapes = TENSORS[arguments.tensors][0]
+    parameters = sum(int(np.prod(shape)) for shape in shapes)
     for number in range(arguments.rounds):
         for name, (needs, _, _) in chosen.items():
             if name in failed or importlib.util.find_spec(needs) is None:
                 failed.setdefault(name, f"{needs} is not installed")
                 continue
             speeds.append(bandwidth(arguments.threads))
-            result = run(name, arguments.steps, arguments.threads)
+            result = run(name, arguments.tensors, arguments.steps, arguments.threads)
             allowed = NOISE_ALLOWED.get(name, ALLOWED)
             if isinstance(result, dict) and not result["error"] <= allowed:
                 result = f"wrong: off by {result['error']:.1e} of the largest move, {allowed} allowed"
@@ -382,16 +388,16 @@ def main():
                 failed[name] = result
                 continue
             results.setdefault(name, []).append(result)
-            nanoseconds = result["seconds"] / PARAMETERS * 1e9
+            nanoseconds = result["seconds"] / parameters * 1e9
             console.print(f"round {number + 1}: {name}: {nanoseconds:.3f} ns a parameter", highlight=False)
 
     speed = statistics.median(speeds)
     title = (
-        f"GPT-2 small, {len(GPT2_SMALL)} tensors, {PARAMETERS / 1e6:.1f}M float32 parameters, {arguments.threads} "
+        f"{arguments.tensors}: {len(shapes)} tensors, {parameters / 1e6:.1f}M float32 parameters, {arguments.threads} "
         f"threads; a += b moves {speed / 1e9:.1f} GB/s ({min(speeds) / 1e9:.1f} to {max(speeds) / 1e9:.1f})"
     )
     table = Table(title=title, title_justify="left")
-    for heading in ("step", "ns/param", "÷ first", "B/param", "of a += b", "first step", "memory", "error"):
+    for heading in ("step", "ms", "ns/param", "÷ first", "B/param", "of a += b", "first step", "memory", "error"):
         table.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
     base = next(iter(results.values()), [])
     for name, rounds in results.items():
@@ -400,10 +406,11 @@ def main():
         moved = chosen[name][2]
         table.add_row(
             name,
-            f"{seconds / PARAMETERS * 1e9:.3f}",
+            f"{seconds * 1e3:.1f}",
+            f"{seconds / parameters * 1e9:.3f}",
             f"{ratio:.2f}",
             str(moved),
-            f"{moved * PARAMETERS / seconds / speed:.0%}",
+            f"{moved * parameters / seconds / speed:.0%}",
             f"{statistics.median(r['first'] for r in rounds):.2f} s",
             f"{max(r['peak'] for r in rounds) / 1e9:.2f} GB",
             f"{max(r['error'] for r in rounds):.0e}",

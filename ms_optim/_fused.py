@@ -1,4 +1,4 @@
-"""The step as launches of a fused kernel: one for all tensors, unless less is asked for."""
+"""The step as launches of a fused kernel: one for all tensors, unless less is asked for in a graph."""
 
 # FusedStep reads attributes of the optimizer it is mixed into.
 # pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -88,19 +88,20 @@ class FusedStep:
         self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
         self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics, *self.beta_powers))
 
-        direct, by_address = [], []
+        cells = []
         for (stages, tensors), held in zip(launches, self._launch_held):
             n, moves = len(tensors), stages != GRADIENT_STAGE
             written = (False,) * 5 + (True,) * len(self._counters)
             written += (True,) * n * moves + (False,) * n + (True,) * len(held) * moves
-            sums = [((n, len(_kernels.SUMS)), ms.float64)]
+            kernel = _kernels.operator(rule.name, device, written, [((n, len(_kernels.SUMS)), ms.float64)])
             own_layout = Tensor(np.ascontiguousarray(layout[list(tensors)]))
-            for cells, in_and_out, flags in ((direct, written, 0), (by_address, (False,) * 6, _kernels.BY_ADDRESS)):
-                kernel = _kernels.operator(rule.name, device, in_and_out, sums)
-                cells.append(LaunchCell(kernel, _kernels.flags(stages, shared + flags, rule.flags), own_layout))
-        self._launches = nn.CellList(direct)
+            cells.append(LaunchCell(kernel, _kernels.flags(stages, shared, rule.flags), own_layout))
+        self._launches = nn.CellList(cells)
         if device == "CPU" and not self.use_parallel:
-            self._launches_by_address = nn.CellList(by_address)
+            sums = [((self.param_length, len(_kernels.SUMS)), ms.float64)]
+            kernel = _kernels.operator(rule.name, device, (False,) * 6, sums)
+            flags = _kernels.flags(ALL_STAGES, shared + _kernels.BY_ADDRESS, rule.flags)
+            self._launch_by_address = LaunchCell(kernel, flags, Tensor(layout))
             self._addresses = _kernels.AddressTable(
                 self._parameters,
                 self.states,
@@ -109,7 +110,6 @@ class FusedStep:
                 self.scales,
                 self._scale_index,
                 self._counters,
-                self._launch_tensors,
             )
 
     def _shared_flags(self, rule, options):
@@ -158,12 +158,6 @@ class FusedStep:
 
     @ms.jit(backend="ms_backend")
     def _step_by_address(self, step, addresses):
-        """Run the step on what the tables of addresses name, one table for each launch."""
+        """Run the step, one launch whatever the number of tensors, on what a table of addresses names."""
         rates = ops.stack(self._current_rates(step))
-        sums = self._no_sums
-        for phase in self._phases:
-            found = ()
-            for k in phase:
-                found += (self._launches_by_address[k](self._constants, rates, sums, (addresses[k],)),)
-            sums = found[0] if len(phase) == 1 else ops.concat(found)
-        return sums
+        return self._launch_by_address(self._constants, rates, self._no_sums, (addresses,))

@@ -161,9 +161,8 @@ class AddressTable:
     parameter that was loaded or set since then lives elsewhere (and a graph would go on writing to where it was).
     """
 
-    def __init__(self, parameters, states, masters, master_index, scales, scale_index, shared, launches):
+    def __init__(self, parameters, states, masters, master_index, scales, scale_index, shared):
         n = len(parameters)
-        self._launches = [[*tensors, n] for tensors in launches]
         self._parameters = parameters
         self._states = [states[k : k + n] for k in range(0, len(states), n)]
         self._masters = [(i, masters[place]) for i, place in enumerate(master_index) if place >= 0]
@@ -180,8 +179,8 @@ class AddressTable:
             self._table[:n, self._types + 2 + k] = [DTYPES[s.dtype] for s in group]
         self._table[n, 3] = n
 
-    def fill(self, gradients) -> tuple[Tensor, ...]:
-        """Return a table for each launch of a step with these gradients."""
+    def fill(self, gradients) -> Tensor:
+        """Return the table for a step with these gradients."""
         table, n = self._table, len(self._parameters)
         table[:n, 0] = [_address(p) for p in self._parameters]
         table[:n, 1] = [_address(g) for g in gradients]
@@ -194,6 +193,4 @@ class AddressTable:
         table[:n, self._types + 1] = [DTYPES[g.dtype] for g in gradients]
         shared = [_address(p) for p in self._shared]
         table[n, :3], table[n, 4 : 1 + len(shared)] = shared[:3], shared[3:]
-        if len(self._launches) == 1:
-            return (Tensor(table),)
-        return tuple(Tensor(table[rows]) for rows in self._launches)
+        return Tensor(table)

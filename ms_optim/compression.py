@@ -254,7 +254,6 @@ class CompressedStep(FusedOptimizer):
                 (),
                 (),
                 self._counters,
-                [tuple(range(n))],
             )
         sums = ((n, len(_kernels.SUMS)), ms.float64)
         local, look, exchanges = [], [], []
@@ -295,7 +294,7 @@ class CompressedStep(FusedOptimizer):
     def _step_by_address(self, step, addresses):
         """Run the step on what a table of addresses names; Python knows the phase."""
         at = int(step.asnumpy()[0]) if self._worker_count > 1 else 0
-        return self._phase_by_address(step, addresses, sum(at >= end for end in self._ends))
+        return self._phase_by_address(step, (addresses,), sum(at >= end for end in self._ends))
 
     @ms.jit(backend="ms_backend")
     def _phase_by_address(self, step, addresses, known):

@@ -55,8 +55,8 @@ class LANS(AdamFamily):
         eps (float): Added to the denominator, greater than 0. Default: ``1e-6`` .
         lower_bound (Union[float, None]): Least that the weight's norm counts for. Default: ``None`` .
         upper_bound (Union[float, None]): Most that the weight's norm counts for. Default: ``None`` .
-        aggregate_num (Union[int, None]): How many tensors one launch takes at most, 0 or ``None`` for all. The result
-            does not depend on it. Default: ``4`` .
+        aggregate_num (Union[int, None]): How many tensors one launch takes at most in a graph, 0 or ``None`` for all.
+            The result does not depend on it; called from Python, a step is one launch. Default: ``4`` .
         use_fused_step (bool): Whether to use the fused kernel; ``False`` is another word for `backend` "composite".
             Default: ``True`` .
         {weight_decay}

@@ -8,6 +8,7 @@ from .dgc_momentum import DGCMomentum
 from .groups import ParamGroups, layerwise_groups, no_decay_groups, pattern_groups
 from .lamb import Lamb
 from .lans import LANS
+from .residuals import fold_residuals
 from .schedules import (
     ConstantWeightDecay,
     CosineWeightDecay,
@@ -19,6 +20,7 @@ from .schedules import (
     WarmUpWeightDecay,
     WeightDecaySchedule,
 )
+from .simulated_workers import SimulatedWorkers
 
 __all__ = [
     "LANS",
@@ -33,9 +35,11 @@ __all__ = [
     "ParamGroups",
     "PiecewiseConstantWeightDecay",
     "PolynomialWeightDecay",
+    "SimulatedWorkers",
     "WarmUpHoldDecayLR",
     "WarmUpWeightDecay",
     "WeightDecaySchedule",
+    "fold_residuals",
     "layerwise_groups",
     "no_decay_groups",
     "pattern_groups",

@@ -16,20 +16,20 @@ from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import communication as comm
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from . import _kernels
-from ._arguments import fail
+from ._arguments import check_gradients, fail
 from ._base import FusedOptimizer
 from ._composite import norm, write
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 
-# Places in a tensor of no more elements travel in 2 bytes.
-NARROW = 1 << 16
-LARGEST = 1 << 31
+LARGEST = 1 << 31  # elements of a tensor
+HALF = np.finfo(np.float16)
+WIRE_DTYPES = ("float32", "float16")
 
 # ---- The ramp -----------------------------------------------------------------------------------------------------
 
@@ -59,55 +59,119 @@ def sent(sparsity: float | None, size: int, min_compress_numel: int) -> int:
 # ---- The wire -----------------------------------------------------------------------------------------------------
 
 
-def wire_words(sizes: Sequence[int], counts: Sequence[int]) -> int:
+def place_bytes(size: int) -> int:
+    """Return how many bytes hold any place in a tensor."""
+    return max(1, ((size - 1).bit_length() + 7) // 8)
+
+
+def wire_words(sizes: Sequence[int], counts: Sequence[int], wire_dtype: str = "float32") -> int:
     """Return how many 4-byte words a worker sends: see ops/include/dgc.h.
 
     Args:
         sizes: The tensors' sizes.
         counts: How many elements of each are sent; 0: all.
+        wire_dtype: The dtype of what is sent of compressed tensors.
     """
-    values = sum(count or size for size, count in zip(sizes, counts))
-    narrow = sum(count for size, count in zip(sizes, counts) if size <= NARROW)
-    return values + sum(counts) - narrow + (narrow + 1) // 2
+    value = np.dtype(wire_dtype).itemsize
+    sent = (count * (value + place_bytes(size)) if count else 4 * size for size, count in zip(sizes, counts))
+    return (sum(sent) + 3) // 4
 
 
 # ---- The transport ------------------------------------------------------------------------------------------------
 
 
 class Workers:
-    """The processes that train together.
+    """The workers that compress and exchange: the processes that train together, or the hosts that these are on.
 
     Attributes:
-        count: How many there are.
+        count: How many workers there are.
+        rank: Which of them this process is, or belongs to.
         group: The communication group's name; None where there is but one process.
+        local_group: The name of the group of the processes on this host; None where each process is a worker.
+        local: How many processes a host has.
     """
 
-    def __init__(self, optimizer: str, group: str | None, num_trainers: int | None):
-        if group is not None and not isinstance(group, str):
-            fail(TypeError, optimizer, "group", "the name of a communication group or None", group)
+    def __init__(self, optimizer: str, group: str | None, local_group: str | None):
         initialized = comm.GlobalComm.INITED
-        if group is not None and not initialized:
-            fail(ValueError, optimizer, "group", "None before mindspore.communication.init() is called", group)
+        for name, value in (("group", group), ("local_group", local_group)):
+            if value is not None and not isinstance(value, str):
+                fail(TypeError, optimizer, name, "the name of a communication group or None", value)
+            if value is not None and not initialized:
+                fail(ValueError, optimizer, name, "None before mindspore.communication.init() is called", value)
         self.group = group if group is not None else (comm.GlobalComm.WORLD_COMM_GROUP if initialized else None)
-        self.count = 1 if self.group is None else comm.get_group_size(self.group)
-        if num_trainers is not None and num_trainers != self.count:
-            where = "there is one process" if self.group is None else f"the group '{self.group}' has {self.count}"
-            fail(ValueError, optimizer, "num_trainers", f"the number of processes that train together ({where})",
-                 num_trainers)  # fmt: skip
+        processes = 1 if self.group is None else comm.get_group_size(self.group)
         mode = ms.get_auto_parallel_context("parallel_mode")
-        if self.count > 1 and mode != "stand_alone":
+        if processes > 1 and mode != "stand_alone":
             raise ValueError(
                 f"For '{optimizer}', the parallel mode must be 'stand_alone', but is '{mode}': the optimizer exchanges "
-                "the gradients itself, and would get means of them."
+                "the gradients itself, and would get means of them. Set "
+                "mindspore.set_auto_parallel_context(parallel_mode='stand_alone')."
             )
+        place = 0 if self.group is None else comm.get_rank(self.group)
+        self.local_group = local_group
+        self.local = 1 if local_group is None else comm.get_group_size(local_group)
+        self.local_rank = 0 if local_group is None else comm.get_rank(local_group)
+        if processes % self.local or place % self.local != self.local_rank:
+            what = "a group of this host's processes: equally many on each host, and next to each other in 'group'"
+            fail(ValueError, optimizer, "local_group", what, local_group)
+        self.count, self.rank = processes // self.local, place // self.local
+
+    def check_trainers(self, optimizer: str, num_trainers: int | None) -> None:
+        """Check the number of processes, where it is given."""
+        processes = self.count * self.local
+        if num_trainers is not None and num_trainers != processes:
+            where = f"the group '{self.group}' has {processes}" if self.group else f"there {_are(processes)}"
+            what = f"the number of processes that train together ({where})"
+            fail(ValueError, optimizer, "num_trainers", what, num_trainers)
 
     def all_reduce(self):
-        """Return the operator that adds up a tensor over the workers."""
+        """Return the operator that adds up a tensor over all processes."""
         return ops.AllReduce(ops.ReduceOp.SUM, self.group)
 
-    def all_gather(self):
-        """Return the operator that concatenates the workers' tensors."""
-        return ops.AllGather(self.group)
+    def exchange(self, compressed: bool, words: int):
+        """Return a Cell that takes a worker's wire of so many words to all workers' wires, or to their sum."""
+        return GatherWires(self, words) if compressed else AddWires(self, words)
+
+
+def _are(processes: int) -> str:
+    return "is one process" if processes == 1 else f"are {processes}"
+
+
+class GatherWires(nn.Cell):
+    """From this worker's wire to those of all, in the workers' order.
+
+    The processes of one host hold the same wire: each sends its part of it, and it leaves the host once.
+    """
+
+    def __init__(self, workers, words):
+        super().__init__(auto_prefix=False)
+        self.all_gather = ops.AllGather(workers.group)
+        self.divided, self.words = workers.local > 1, words
+        part = -(-words // workers.local)
+        self.begin, self.end = workers.local_rank * part, (workers.local_rank + 1) * part
+        self.padding = Tensor(np.zeros(workers.local, np.int32))
+        self.shape = (workers.count, workers.local * part)
+
+    def construct(self, wire):
+        """Gather the wires."""
+        if not self.divided:
+            return self.all_gather(wire).reshape(self.shape)
+        part = ops.concat((wire, self.padding))[self.begin : self.end]
+        return self.all_gather(part).reshape(self.shape)[:, : self.words]
+
+
+class AddWires(nn.Cell):
+    """From this worker's wire, which holds gradients, to the sum over the workers."""
+
+    def __init__(self, workers, words):
+        super().__init__(auto_prefix=False)
+        self.all_reduce = workers.all_reduce()
+        self.local, self.shape = workers.local, (1, words)
+
+    def construct(self, wire):
+        """Add up the wires."""
+        total = self.all_reduce(wire).reshape(self.shape)
+        return total / self.local if self.local > 1 else total
 
 
 # ---- Top k with MindSpore's operators -----------------------------------------------------------------------------
@@ -155,25 +219,32 @@ class ExchangeCell(nn.Cell):
 
     def __init__(self, send, kernel, flags, layout, words, workers):
         super().__init__(auto_prefix=False)
-        self.send, self.kernel, self.flags, self.layout = send, kernel, flags, Tensor(layout)
-        self.compressed = bool(layout[:, -1].any())
-        self.transport = workers.all_gather() if self.compressed else workers.all_reduce()
-        self.shape = (workers.count if self.compressed else 1, words)
+        self.sender, self.kernel, self.flags, self.layout = send, kernel, flags, Tensor(layout)
+        self.compressed, self.words = bool(layout[:, -1].any()), words
+        self.exchange = workers.exchange(self.compressed, words)
 
     def construct(self, numbers, sums, skipping, tensors):
         """Run the phase's launches and what is between them."""
-        sums, wire = self.send(self.layout, numbers, sums, skipping, tensors)
-        wires = self.transport(wire).reshape(self.shape)
+        sums, wire = self.send(numbers, sums, skipping, tensors)
+        return self.apply(numbers, sums, skipping, self.exchange(wire), tensors)
+
+    def send(self, numbers, sums, skipping, tensors):
+        """Accumulate, and return the sums and this worker's wire."""
+        return self.sender(self.layout, numbers, sums, skipping, tensors)
+
+    def apply(self, numbers, sums, skipping, wires, tensors):
+        """Move the weights by what the workers sent."""
         return self.kernel(self.flags, self.layout, *numbers, sums, skipping, wires, *tensors)
 
 
 class Compression(NamedTuple):
-    """When compression begins, how it grows, and which tensors it spares."""
+    """When compression begins, how it grows, which tensors it spares, and as what values travel."""
 
     rampup_begin_step: int
     rampup_step: int
     sparsity: tuple[float, ...]
     min_compress_numel: int
+    wire_dtype: str
 
 
 class CompressedStep(FusedOptimizer):
@@ -200,7 +271,7 @@ class CompressedStep(FusedOptimizer):
                     f"For '{self.cls_name}', the parameter '{p.name}' must have at most {LARGEST} elements, "
                     f"but has {p.size}."
                 )
-        begin, length, sparsity, least = self.compression
+        begin, length, sparsity, least, wire_dtype = self.compression
         phases = ramp(begin, length, sparsity)
         self._counts = np.array([[sent(part, size, least) for size in sizes] for _, part in phases], np.int32)
         self._ends = tuple(begin for begin, _ in phases[1:])
@@ -209,11 +280,59 @@ class CompressedStep(FusedOptimizer):
         self._at_most = tuple(int(k) for k in self._counts.max(axis=0))
         self._no_worker = Tensor(np.zeros(1, np.float32))
         self._sizes = sizes
-        self._worker_count = self.workers.count
-        self._share = 1.0 / math.sqrt(self._worker_count)
+        self._half_values = wire_dtype == "float16"
+        workers = self._worker_count = self.workers.count
+        self._per_host = self.workers.local
+        self._local_sum = ops.AllReduce(ops.ReduceOp.SUM, self.workers.local_group) if self._per_host > 1 else None
+        # Of the residuals each worker has its own: a checkpoint says whose it holds. Being of another shape among
+        # another number of workers, it is refused there.
+        whose = np.eye(workers, dtype=np.int32)[self.workers.rank]
+        self.dgc_worker = Parameter(Tensor(whose), name="dgc_worker", requires_grad=False)
+        self._share = 1.0 / math.sqrt(workers)
         self._skips = options.skip_nonfinite
-        self._all_reduce = self.workers.all_reduce() if self._worker_count > 1 else None
+        self._all_reduce = self.workers.all_reduce() if workers * self._per_host > 1 else None
         super()._prepare_step(rule, options)
+
+    def _checked_entries(self, name, state_dict):
+        entries = super()._checked_entries(name, state_dict)
+        if (whose := entries.get("dgc_worker")) is not None:
+            whose = whose.asnumpy()
+            rank, count = int(whose.argmax()), whose.size
+            if (rank, count) != (self.workers.rank, self.workers.count):
+                raise ValueError(
+                    f"For '{name}', 'state_dict' must be that of worker {self.workers.rank} of {self.workers.count}, "
+                    f"but got that of worker {rank} of {count}: ms_optim.fold_residuals() makes the states of one "
+                    "number of workers from those of another."
+                )
+        return entries
+
+    def __call__(self, gradients):
+        """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
+        if self._addresses is not None and self._local_sum is not None:
+            gradients = self._mean_on_host(check_gradients(self.cls_name, self._names, self._shapes, gradients))
+        return super().__call__(gradients)
+
+    @ms.jit(backend="ms_backend")
+    def _mean_on_host(self, gradients):
+        return self._local_mean(gradients)
+
+    def _local_mean(self, gradients):
+        """Return the mean gradients of this host's processes: of these, one collective."""
+        if self._local_sum is None:
+            return gradients
+        flat = ()
+        for g in gradients:
+            flat += (F.cast(g, mstype.float32).reshape(-1),)
+        return self._cut(self._local_sum(ops.concat(flat)) / self._per_host)
+
+    def _cut(self, flat):
+        """Return the tensors that lie end to end."""
+        tensors, begin = (), 0
+        for i in range(self.param_length):
+            size = self._sizes[i]
+            tensors += (flat[begin : begin + size].reshape(self._shapes[i]),)
+            begin += size
+        return tensors
 
     def _place_in_ramp(self, step):
         """Return which phase of training a step is in, an int32 tensor of no dimensions."""
@@ -269,7 +388,7 @@ class CompressedStep(FusedOptimizer):
             look.append(StageCell(*stage(GRADIENT_STAGE, written_by_look, [sums])))
             cells = []
             for layout, counts in zip(layouts, self._counts.tolist()):
-                words = wire_words(self._sizes, counts)
+                words = wire_words(self._sizes, counts, self.compression.wire_dtype)
                 wire = ((words,), ms.int32 if any(counts) else ms.float32)
                 send = StageCell(*stage(MOMENTS_STAGE, written, [sums, wire]))
                 apply = stage(APPLY_STAGE + COMMIT_STAGE, written, [sums])
@@ -279,6 +398,7 @@ class CompressedStep(FusedOptimizer):
 
     def _fused_step(self, rates, gradients):
         """Run the step in a graph."""
+        gradients = self._local_mean(gradients)
         numbers = (self._constants, ops.stack(rates))
         phase = self._place_in_ramp(self.global_step)
         tensors = self._counters + self.parameters + gradients + self.states + self.masters
@@ -293,8 +413,11 @@ class CompressedStep(FusedOptimizer):
 
     def _step_by_address(self, step, addresses):
         """Run the step on what a table of addresses names; Python knows the phase."""
-        at = int(step.asnumpy()[0]) if self._worker_count > 1 else 0
-        return self._phase_by_address(step, (addresses,), sum(at >= end for end in self._ends))
+        return self._phase_by_address(step, (addresses,), self._known_place(step) if self._worker_count > 1 else 0)
+
+    def _known_place(self, step):
+        at = int(step.asnumpy()[0])
+        return sum(at >= end for end in self._ends)
 
     @ms.jit(backend="ms_backend")
     def _phase_by_address(self, step, addresses, known):
@@ -304,6 +427,24 @@ class CompressedStep(FusedOptimizer):
         sums, skipping = self._looked_at(1, numbers, addresses)
         return self._exchanges[1][known](numbers, sums, skipping, addresses)
 
+    # What a step of one of several simulated workers is made of; see simulated_workers.py.
+
+    @ms.jit(backend="ms_backend")
+    def _look_by_address(self, step, addresses):
+        if not self._skips:
+            return self._no_sums, self._no_worker
+        return self._looked_here(1, (self._constants, ops.stack(self._current_rates(step))), addresses)
+
+    @ms.jit(backend="ms_backend")
+    def _send_by_address(self, step, addresses, sums, skipping, known):
+        numbers = (self._constants, ops.stack(self._current_rates(step)))
+        return self._exchanges[1][known].send(numbers, sums, skipping, addresses)
+
+    @ms.jit(backend="ms_backend")
+    def _apply_by_address(self, step, addresses, sums, skipping, wires, known):
+        numbers = (self._constants, ops.stack(self._current_rates(step)))
+        return self._exchanges[1][known].apply(numbers, sums, skipping, wires, addresses)
+
     def _run_locally(self, form, phase, numbers, tensors):
         layout = ops.gather(self._layouts, phase, 0)
         return self._local[form](layout, numbers, self._no_sums, self._no_worker, tensors)
@@ -312,14 +453,18 @@ class CompressedStep(FusedOptimizer):
         """Return sums of the gradients, and of how many workers they are not finite, if that matters."""
         if not self._skips:
             return self._no_sums, self._no_worker
+        sums, skipping = self._looked_here(form, numbers, tensors)
+        return sums, self._all_reduce(skipping)
+
+    def _looked_here(self, form, numbers, tensors):
+        """Return sums of the gradients, and whether they are not finite, float32 of shape (1,)."""
         sums = self._look[form](self._layouts[0], numbers, self._no_sums, self._no_worker, tensors)
-        finite = ops.isfinite(sums[:, 0].sum())
-        return sums, self._all_reduce(1.0 - F.cast(finite, mstype.float32).reshape((1,)))
+        return sums, 1.0 - F.cast(ops.isfinite(sums[:, 0].sum()), mstype.float32).reshape((1,))
 
     # ---- In MindSpore's operators ----
 
     def _composite_step(self, rates, gradients):
-        gradients = self._prepared(gradients)
+        gradients = self._prepared(self._local_mean(gradients))
         phase = self._place_in_ramp(self.global_step)
         finite = ()
         for g in gradients:
@@ -343,7 +488,7 @@ class CompressedStep(FusedOptimizer):
             new_u, direction = self.moved(means[i], u)
             if self._at_most[i] > 0:
                 compressed = self._sent[phase, i] > 0
-                kept = ops.where(masks[i], ops.zeros_like(r), residuals[i])
+                kept = ops.where(masks[i], self._behind(residuals[i]), residuals[i])
                 masked = ops.where(masks[i], ops.zeros_like(u), velocities[i])
                 new_u = ops.where(compressed, masked, new_u)
                 direction = ops.where(compressed, means[i], direction)
@@ -372,8 +517,21 @@ class CompressedStep(FusedOptimizer):
         new_u, direction = self.moved(clipped, u)
         new_r = r + direction
         mask = largest(new_r, ops.maximum(count, ops.ones_like(count)), self._at_most[i])
-        value = ops.where(count > 0, ops.where(mask, new_r, ops.zeros_like(new_r)), g)
+        value = ops.where(count > 0, ops.where(mask, self._travelled(new_r), ops.zeros_like(new_r)), g)
         return value, mask, new_u, new_r
+
+    def _travelled(self, value):
+        """Return a value as it arrives."""
+        if not self._half_values:
+            return value
+        finite = ops.isfinite(value)
+        clamped = ops.where(finite, ops.clamp(value, float(HALF.min), float(HALF.max)), value)
+        return F.cast(F.cast(clamped, mstype.float16), mstype.float32)
+
+    def _behind(self, value):
+        """Return what rounding takes from a value that is sent: it is sent another time."""
+        left = value - self._travelled(value)
+        return ops.where(ops.isnan(left), ops.zeros_like(left), left)
 
     def _mean(self, values):
         if self._worker_count == 1:
@@ -381,13 +539,7 @@ class CompressedStep(FusedOptimizer):
         flat = ()
         for value in values:
             flat += (value.reshape(-1),)
-        total = self._all_reduce(ops.concat(flat)) / self._worker_count
-        means, begin = (), 0
-        for i in range(self.param_length):
-            size = self._sizes[i]
-            means += (total[begin : begin + size].reshape(self._shapes[i]),)
-            begin += size
-        return means
+        return self._cut(self._all_reduce(ops.concat(flat)) / (self._worker_count * self._per_host))
 
     def _everywhere(self, finite):
         if self._worker_count == 1:

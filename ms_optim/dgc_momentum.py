@@ -9,7 +9,7 @@ from mindspore import ops
 from ._arguments import check_choice, check_count, check_type, fail, is_number
 from ._base import Rule
 from ._docs import documented
-from .compression import CompressedStep, Compression, Workers
+from .compression import WIRE_DTYPES, CompressedStep, Compression, Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -73,6 +73,12 @@ class DGCMomentum(CompressedStep):
         {loss_scale}
         group (Union[str, None]): The communication group of the processes that train together; ``None`` means all
             processes once communication is initialized, else this one. Default: ``None`` .
+        local_group (Union[str, None]): The communication group of the processes on this host, if these average their
+            gradients among themselves first, uncompressed: then hosts take the place of workers, :math:`N` is their
+            number, and each packed buffer leaves its host once. Hosts have equally many processes, which are next to
+            each other in `group`. Default: ``None`` .
+        wire_dtype (str): The dtype in which the values of compressed tensors travel, "float32" or "float16"; what
+            rounding takes from a value stays in :math:`r`. Default: ``"float32"`` .
         {unclipped}
 
     Inputs:
@@ -85,12 +91,13 @@ class DGCMomentum(CompressedStep):
         TypeError: If `momentum` is not a number, `sparsity` is not a list or tuple of numbers, or `use_nesterov` is not
             a bool.
         TypeError: If `rampup_begin_step`, `rampup_step`, `num_trainers` or `min_compress_numel` is not an int, or
-            `decay_type` or `group` not a string.
+            `decay_type`, `group`, `local_group` or `wire_dtype` not a string.
         ValueError: If `momentum` or an element of `sparsity` is not in the range [0.0, 1.0), or `sparsity` is empty.
         ValueError: If `rampup_begin_step` is negative, or `rampup_step` or `min_compress_numel` less than 1.
-        ValueError: If `decay_type` is neither "l2" nor "l1".
-        ValueError: If `num_trainers` is not the number of processes, or `group` is given before communication is
-            initialized, or the parallel mode of several processes is not "stand_alone".
+        ValueError: If `decay_type` is neither "l2" nor "l1", or `wire_dtype` neither "float32" nor "float16".
+        ValueError: If `num_trainers` is not the number of processes, or `group` or `local_group` is given before
+            communication is initialized, or the parallel mode of several processes is not "stand_alone".
+        ValueError: If hosts have different numbers of processes, or these are not next to each other in `group`.
         ValueError: If a parameter has more than 2,147,483,648 elements.
         {raises}
 
@@ -123,6 +130,8 @@ class DGCMomentum(CompressedStep):
         min_compress_numel=16384,
         loss_scale=1.0,
         group=None,
+        local_group=None,
+        wire_dtype="float32",
         **shared: Unpack[Unclipped],
     ):
         name = type(self).__name__
@@ -141,9 +150,11 @@ class DGCMomentum(CompressedStep):
         if num_trainers is not None:
             check_count(name, "num_trainers", num_trainers, 1)
         check_choice(name, "decay_type", decay_type, ("l2", "l1"))
-        workers = Workers(name, group, num_trainers)
-        compression = Compression(rampup_begin_step, rampup_step, tuple(sparsity), min_compress_numel)
-        flags = use_nesterov + 2 * (decay_type == "l1")
+        check_choice(name, "wire_dtype", wire_dtype, WIRE_DTYPES)
+        workers = group if isinstance(group, Workers) else Workers(name, group, local_group)
+        workers.check_trainers(name, num_trainers)
+        compression = Compression(rampup_begin_step, rampup_step, tuple(sparsity), min_compress_numel, wire_dtype)
+        flags = use_nesterov + 2 * (decay_type == "l1") + 4 * (wire_dtype == "float16")
         rule = Rule(
             "dgc_momentum", ("dgc_u", "dgc_r"), (float(momentum), float(workers.count)), flags, takes_low_states=False
         )

@@ -7,12 +7,25 @@ from harness import NUMPY
 SHAPES = [(70_000,), (4097,), (13, 11), (), (7,)]
 STEPS, POISONED = 10, 6
 RAMP = {"momentum": 0.5, "rampup_begin_step": 3, "rampup_step": 4, "sparsity": (0.75, 0.99), "min_compress_numel": 16}
-CLIPPED = {"use_nesterov": True, "grad_clip_norm": 3.0, "weight_decay": 0.1, "skip_nonfinite": True}
+CLIPPED = {
+    "use_nesterov": True,
+    "grad_clip_norm": 3.0,
+    "weight_decay": 0.1,
+    "skip_nonfinite": True,
+    "wire_dtype": "float16",
+}
 CONFIGURATIONS = {
     "aot": ("float32", {**RAMP, "backend": "aot"}),
     "aot, clipped": ("bfloat16", {**RAMP, **CLIPPED, "backend": "aot"}),
     "composite, clipped": ("float32", {**RAMP, **CLIPPED, "backend": "composite"}),
 }
+# In the middle of the ramp of these all is saved, and another optimizer goes on from it.
+RESUMED, RESUMING = 4, ("aot", "composite, clipped")
+
+
+def configurations(per_host):
+    """Return those that run with so many processes on a host."""
+    return [name for name in CONFIGURATIONS if per_host == 1 or "clipped" in name]
 
 
 def drawn(seed, dtype):

@@ -8,7 +8,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import mindspore as ms
 import numpy as np
 import pytest
-from exchange import CONFIGURATIONS, POISONED, SHAPES, STEPS, gradients, start
+from exchange import CONFIGURATIONS, POISONED, RESUMED, RESUMING, SHAPES, STEPS, configurations, gradients, start
 from harness import Step, numbers, tensor
 from mindspore import Parameter, communication
 
@@ -20,22 +20,39 @@ def refused(match, **arguments):
         DGCMomentum([Parameter(tensor([1.0], "float32"), name="w")], 0.1, 0.9, 0, **arguments)
 
 
-def main(mode, folder):
+def made(dtype, arguments):
+    params = [Parameter(tensor(w, dtype), name=f"w{i}") for i, w in enumerate(start(dtype))]
+    return params, DGCMomentum(params, 0.01, **arguments)
+
+
+def main(mode, folder, per_host):
     refused("'group' must be None before", group="hccl_world_group")
     communication.init()
     rank = communication.get_rank()
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    per_host = int(per_host)
     refused("'num_trainers' must be the number of processes that train together .the group", num_trainers=3)
     ms.set_auto_parallel_context(parallel_mode="data_parallel")
     refused("the parallel mode must be 'stand_alone', but is 'data_parallel'")
     ms.reset_auto_parallel_context()
+    shared = {"num_trainers": communication.get_group_size()}
+    if per_host > 1:
+        first = rank // per_host * per_host
+        shared["local_group"] = f"host of {first}"
+        communication.create_group(shared["local_group"], list(range(first, first + per_host)))
     record = {}
-    for name, (dtype, arguments) in CONFIGURATIONS.items():
-        params = [Parameter(tensor(w, dtype), name=f"w{i}") for i, w in enumerate(start(dtype))]
-        optimizer = DGCMomentum(params, 0.01, num_trainers=2, **arguments)
+    for name in configurations(per_host):
+        dtype, arguments = CONFIGURATIONS[name]
+        params, optimizer = made(dtype, {**arguments, **shared})
         assert optimizer.fused == (arguments["backend"] == "aot")
         call = Step(optimizer) if mode == "graph" else lambda *g, optimizer=optimizer: optimizer(g)
         for step in range(STEPS):
+            if step == RESUMED and name in RESUMING:
+                path = f"{folder}/{rank}.ckpt"
+                ms.save_checkpoint(optimizer, path)
+                params, optimizer = made(dtype, {**arguments, **shared})
+                ms.load_param_into_net(optimizer, ms.load_checkpoint(path), strict_load=True)
+                call = Step(optimizer) if mode == "graph" else lambda *g, optimizer=optimizer: optimizer(g)
             given = gradients(step, rank, dtype)
             if step == POISONED and rank == 1 and arguments.get("skip_nonfinite"):
                 given[2].reshape(-1)[-1] = np.nan

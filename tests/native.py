@@ -121,7 +121,7 @@ class CompressedLaunch:
         self.global_step, self.skipped = np.zeros(1, np.int32), np.zeros(1, np.int32)
         self.statistics = np.zeros((n, len(_kernels.STATISTICS)), np.float32)
         self.sums = np.zeros((n, len(_kernels.SUMS)))
-        words = wire_words([w.size for w in weights], sent)
+        words = wire_words([w.size for w in weights], sent, "float16" if rule_flags & 4 else "float32")
         self.wire = np.zeros(words, np.int32 if any(sent) else np.float32)
         moments, apply = bool(stages & _kernels.MOMENTS_STAGE), bool(stages & _kernels.APPLY_STAGE)
         self.arrays = [

@@ -313,7 +313,7 @@ def test_arguments_of_dgc_momentum_in_order():
     """Those that the document of PaddlePaddle's names stand where it has them."""
     optimizer = DGCMomentum(params(), 0.1, 0.9, 0, 100, [0.75, 0.999], True, 1, 0.1, "l1", 2.0, 1, 8.0, None)
     assert (optimizer.momentum, optimizer.use_nesterov, optimizer.decay_type) == (0.9, True, "l1")
-    assert optimizer.compression == (0, 100, (0.75, 0.999), 1)
+    assert optimizer.compression == (0, 100, (0.75, 0.999), 1, "float32")
     assert (optimizer.options.grad_clip_norm, optimizer.options.loss_scale) == (2.0, 8.0)
 
 

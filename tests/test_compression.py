@@ -10,7 +10,7 @@ from native import CompressedLaunch
 from test_kernels import instruction_sets
 
 from ms_optim import _kernels
-from ms_optim.compression import largest, ramp, sent, wire_words
+from ms_optim.compression import largest, place_bytes, ramp, sent, wire_words
 
 SEND = _kernels.MOMENTS_STAGE
 APPLY = _kernels.APPLY_STAGE + _kernels.COMMIT_STAGE
@@ -56,9 +56,17 @@ VALUES = {
 }
 
 
+def unpacked(wire, size, k, dtype=np.float32):
+    """Return the values and the places that one compressed tensor sends."""
+    raw = wire.view(np.uint8)
+    values, width = k * np.dtype(dtype).itemsize, place_bytes(size)
+    digits = raw[values : values + k * width].reshape(k, width).astype(np.int64)
+    return raw[:values].view(dtype), digits @ 256 ** np.arange(width)
+
+
 @needs_kernel
 @pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("size", [1, 2, 15, 17, 64, 65, 4097, 70_000])
+@pytest.mark.parametrize("size", [1, 2, 15, 17, 64, 256, 257, 4097, 70_000])
 def test_exactly_the_largest_are_sent(values, size):
     rng = np.random.default_rng(size)
     with np.errstate(all="ignore"):
@@ -71,13 +79,39 @@ def test_exactly_the_largest_are_sent(values, size):
         assert launch.run() == 0
         mask = top(g, k)
         wanted = np.flatnonzero(mask)
-        values_sent = launch.wire[:k].view(np.float32)
-        places = launch.wire[k:].view(np.uint16 if size <= 65536 else np.uint32)[:k]
+        values_sent, places = unpacked(launch.wire, size, k)
         np.testing.assert_array_equal(places, wanted)
         np.testing.assert_array_equal(values_sent, g[wanted])
         np.testing.assert_array_equal(r, np.where(mask, 0, g))
         np.testing.assert_array_equal(u, np.where(mask, 0, g))
         np.testing.assert_array_equal(w, 0)
+
+
+@needs_kernel
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("size", [300, 70_000])
+def test_what_rounding_takes_from_a_value_stays_behind(values, size):
+    """As float16, and of numbers beyond its range as its largest; of infinity and NaN nothing stays."""
+    rng = np.random.default_rng(size)
+    with np.errstate(all="ignore"):
+        g = VALUES[values](rng, size).astype(np.float32)
+        k = size // 3
+        mask = top(g, k)
+        travelled = np.where(np.isfinite(g), np.clip(g, -65504, 65504), g).astype(np.float16)
+        behind = np.where(np.isfinite(g), g - travelled.astype(np.float32), 0)
+    w, u, r = zeros([size, size, size])
+    launch = CompressedLaunch([w], [g], [u], [r], [k], momentum=0.0, stages=SEND, rule_flags=4)
+    assert launch.run() == 0
+    values_sent, places = unpacked(launch.wire, size, k, np.float16)
+    np.testing.assert_array_equal(places, np.flatnonzero(mask))
+    np.testing.assert_array_equal(values_sent, travelled[mask])
+    np.testing.assert_array_equal(r, np.where(mask, behind, g))
+    np.testing.assert_array_equal(u, np.where(mask, 0, g))
+    # In one launch the same moves the weight.
+    w, u, r = zeros([size, size, size])
+    assert CompressedLaunch([w], [g], [u], [r], [k], momentum=0.0, rule_flags=4).run() == 0
+    np.testing.assert_array_equal(w, -np.float32(0.125) * np.where(mask, travelled, 0).astype(np.float32))
+    np.testing.assert_array_equal(r, np.where(mask, behind, g))
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -195,8 +229,8 @@ def test_one_worker_on_its_own_wire_does_what_one_launch_does(dtype):
 
 @needs_kernel
 @pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("compressed", [True, False])
-def test_wires_of_several_workers_are_merged(workers, compressed):
+@pytest.mark.parametrize("compressed, half", [(True, False), (True, True), (False, False)])
+def test_wires_of_several_workers_are_merged(workers, compressed, half):
     rng = np.random.default_rng(workers)
     shapes = [(5000,), (70_000,), (20,), (13, 11)]
     counts = [400, 3000, 0, 30] if compressed else [0] * 4
@@ -205,10 +239,11 @@ def test_wires_of_several_workers_are_merged(workers, compressed):
     for _ in range(workers):
         g = [np.asarray(rng.standard_normal(s)).astype(np.float32) for s in shapes]
         u, r = zeros(shapes), zeros(shapes)
-        launch = CompressedLaunch(copies(start), g, u, r, counts, workers=workers, stages=SEND)
+        launch = CompressedLaunch(copies(start), g, u, r, counts, workers=workers, stages=SEND, rule_flags=4 * half)
         assert launch.run() == 0
         wires.append(launch.wire)
-        masked.append([np.where(top(x, k), x, np.float32(0)) if k else x for x, k in zip(g, counts)])
+        travelled = [x.astype(np.float16).astype(np.float32) if half and k else x for x, k in zip(g, counts)]
+        masked.append([np.where(top(x, k), y, np.float32(0)) if k else x for x, y, k in zip(g, travelled, counts)])
     total = [masked[0][i].copy() for i in range(4)]
     for other in masked[1:]:
         total = [a + b for a, b in zip(total, other)]
@@ -218,7 +253,9 @@ def test_wires_of_several_workers_are_merged(workers, compressed):
     w, u, r = copies(start), zeros(shapes), zeros(shapes)
     tensors = (w, zeros(shapes), u, r, counts)
     sums = np.zeros((len(shapes), len(_kernels.SUMS)))
-    launch = CompressedLaunch(*tensors, workers=workers, stages=APPLY, wires=np.stack(wires), sums=sums)
+    launch = CompressedLaunch(
+        *tensors, workers=workers, stages=APPLY, wires=np.stack(wires), sums=sums, rule_flags=4 * half
+    )
     assert launch.run() == 0
     mean = [t / np.float32(workers) for t in total]
     for i in range(4):
@@ -268,7 +305,7 @@ def test_places_from_elsewhere_are_not_followed():
     w, g, u, r = (np.zeros(100, np.float32) for _ in range(4))
     wire = np.zeros(3, np.int32)
     wire[:2] = np.ones(2, np.float32).view(np.int32)
-    wire[2:].view(np.uint16)[:] = [60_000, 3]
+    wire[2:].view(np.uint8)[:2] = [250, 3]
     launch = CompressedLaunch([w], [g], [u], [r], [2], workers=1, stages=APPLY, wires=wire.reshape(1, -1))
     assert launch.run() == 0
     np.testing.assert_array_equal(w, 0)
@@ -296,6 +333,10 @@ def test_how_many_are_sent():
 
 
 def test_the_wire_is_as_short_as_it_can_be():
+    assert [place_bytes(n) for n in (1, 256, 257, 65_536, 65_537, 1 << 24, (1 << 24) + 1, 1 << 31)] == [
+        1, 1, 2, 2, 3, 3, 4, 4,
+    ]  # fmt: skip
     assert wire_words([10, 20], [0, 0]) == 30
-    assert wire_words([10, 70_000], [0, 70]) == 10 + 70 + 70
-    assert wire_words([65_536, 65_537], [3, 5]) == 3 + 5 + 5 + 2
+    assert wire_words([10, 70_000], [0, 72]) == 10 + 72 + 54
+    assert wire_words([10, 70_000], [0, 72], "float16") == 10 + 36 + 54
+    assert wire_words([65_536, 65_537], [3, 5]) == (3 * 6 + 5 * 7 + 3) // 4

@@ -17,8 +17,9 @@ PUBLIC = [getattr(ms_optim, name) for name in ms_optim.__all__]
 OPTIMIZERS = _doctor.optimizers()
 SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) and x not in OPTIMIZERS]
 FUNCTIONS = [x for x in PUBLIC if inspect.isfunction(x)]
+TOOLS = [ms_optim.SimulatedWorkers]
 
-DOCUMENTED = [*OPTIMIZERS, *SCHEDULES, *FUNCTIONS]
+DOCUMENTED = [*OPTIMIZERS, *SCHEDULES, *FUNCTIONS, *TOOLS]
 every_name = pytest.mark.parametrize("public", DOCUMENTED, ids=lambda public: public.__name__)
 
 
@@ -80,7 +81,9 @@ def test_every_public_name_is_looked_at():
 def test_docstrings_have_every_section(public):
     doc = inspect.getdoc(public)
     cell = ("Inputs", "Outputs", "Raises", "Supported Platforms", "Examples")
-    sections = ("Returns", "Raises", "Examples") if public in FUNCTIONS else cell
+    tool = ("Attributes", "Inputs", "Outputs", "Raises", "Examples")
+    function = ("Returns", "Raises", "Examples")
+    sections = function if public in FUNCTIONS else tool if public in TOOLS else cell
     if signature_defaults(public):
         sections = ("Args", *sections)
     assert [line[:-1] for line in doc.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)] == list(sections)

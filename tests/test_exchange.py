@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import reference
-from exchange import CONFIGURATIONS, POISONED, SHAPES, STEPS, gradients, start
+from exchange import CONFIGURATIONS, POISONED, SHAPES, STEPS, configurations, gradients, start
 from harness import check_close, check_units
 from sources import TESTS
 from tolerances import TOLERANCE
@@ -24,34 +24,49 @@ def free_port():
         return s.getsockname()[1]
 
 
-@pytest.fixture(scope="module", params=["graph", "pynative"])
-def records(request, tmp_path_factory):
-    """Run the processes; return what each recorded."""
-    folder = tmp_path_factory.mktemp(request.param)
+def launched(count, folder, script, *arguments):
+    """Run a script in so many processes; return how they ended and the ends of what they said."""
     binaries = pathlib.Path(sys.executable).parent
-    command = [str(binaries / "msrun"), f"--worker_num={WORKERS}", f"--local_worker_num={WORKERS}", "--join=True"]
-    command += [f"--master_port={free_port()}", f"--log_dir={folder}", str(TESTS / "exchange_worker.py")]
+    command = [str(binaries / "msrun"), f"--worker_num={count}", f"--local_worker_num={count}", "--join=True"]
+    command += [f"--master_port={free_port()}", f"--log_dir={folder}", str(TESTS / script)]
     environment = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [*command, request.param, str(folder)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        [*command, *map(str, arguments)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
     logs = "".join(path.read_text()[-3000:] for path in sorted(folder.glob("worker_*.log")))
-    said = f"msrun ended with {run.returncode}: {run.stdout[-2000:]}{run.stderr[-2000:]}{logs}"
-    assert all((folder / f"{rank}.npz").exists() for rank in range(WORKERS)), said
-    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(WORKERS)]
+    return run.returncode, f"msrun ended with {run.returncode}: {run.stdout[-2000:]}{run.stderr[-2000:]}{logs}"
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_weights_are_the_same_bits_on_all_workers_after_every_step(name, records):
+def means(step, per_host, host, dtype):
+    """Return the mean gradients of a host's processes."""
+    drawn = [gradients(step, per_host * host + i, dtype) for i in range(per_host)]
+    return [sum(gs) / per_host for gs in zip(*drawn)]
+
+
+@pytest.mark.parametrize("mode, per_host", [("graph", 1), ("pynative", 1), ("pynative", 2)])
+def test_workers_hold_the_same_weights_and_follow_the_reference(mode, per_host, tmp_path):
+    """Two workers, which are processes or hosts of several."""
+    _, said = launched(WORKERS * per_host, tmp_path, "exchange_worker.py", mode, tmp_path, per_host)
+    paths = [[tmp_path / f"{per_host * k + i}.npz" for i in range(per_host)] for k in range(WORKERS)]
+    assert all(path.exists() for host in paths for path in host), said
+    records = [[dict(np.load(path)) for path in host] for host in paths]
+    for name in configurations(per_host):
+        check_weights_are_the_same_bits_after_every_step(name, records)
+        check_the_reference_is_followed(name, records)
+
+
+def check_weights_are_the_same_bits_after_every_step(name, records):
+    processes = [record for host in records for record in host]
     for step in range(STEPS):
         for i in range(len(SHAPES)):
             key = f"{name}/{step}/w{i}"
-            assert records[0][key].tobytes() == records[1][key].tobytes(), key
-    assert records[0][f"{name}/{STEPS - 1}/r0"].tobytes() != records[1][f"{name}/{STEPS - 1}/r0"].tobytes()
+            assert len({record[key].tobytes() for record in processes}) == 1, key
+    key = f"{name}/{STEPS - 1}/r0"
+    assert [len({record[key].tobytes() for record in host}) for host in records] == [1, 1]
+    assert records[0][0][key].tobytes() != records[1][0][key].tobytes()
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_two_workers_follow_the_reference_of_two(name, records):
+def check_the_reference_is_followed(name, records):
     dtype, arguments = CONFIGURATIONS[name]
     known = {key: value for key, value in arguments.items() if key not in ("backend", "weight_decay")}
     n = len(SHAPES)
@@ -65,13 +80,15 @@ def test_two_workers_follow_the_reference_of_two(name, records):
         **known,
     )
     for step in range(STEPS):
-        given = [gradients(step, rank, dtype) for rank in range(WORKERS)]
+        given = [means(step, len(host), k, dtype) for k, host in enumerate(records)]
         if step == POISONED and arguments.get("skip_nonfinite"):
-            given[1][2].reshape(-1)[-1] = np.nan
+            given[0][2].reshape(-1)[-1] = np.nan
         held = [
-            {key: r[f"{name}/{step}/{key}"] for i in range(n) for key in (f"w{i}", f"u{i}", f"r{i}")} for r in records
+            {key: host[0][f"{name}/{step}/{key}"] for i in range(n) for key in (f"w{i}", f"u{i}", f"r{i}")}
+            for host in records
         ]
-        expected.sent = [[(h[f"u{i}"] == 0) & (h[f"r{i}"] == 0) for i in range(n)] for h in held]
+        expected.sent = [[h[f"u{i}"] == 0 for i in range(n)] for h in held]
+        expected.behind = [[h[f"r{i}"].astype(np.float64) for i in range(n)] for h in held]
         expected.step(given)
         for i in range(n):
             for worker, h in enumerate(held):
@@ -83,7 +100,38 @@ def test_two_workers_follow_the_reference_of_two(name, records):
                 check_close(held[0][f"w{i}"], expected.weights[i], TOLERATED["w"], np.maximum(peak, 1.0), f"w{i}")
             else:
                 check_units(held[0][f"w{i}"], expected.weights[i], dtype, 1, peak, f"w{i}")
-    for record in records:
+    for record in (record for host in records for record in host):
         assert record[f"{name}/counts"].tolist() == [expected.step_count, expected.skipped]
     assert expected.skipped == bool(arguments.get("skip_nonfinite"))
     assert expected.count(SHAPES[0][0]) == 700
+
+
+def test_a_worker_that_dies_gives_the_others_an_error(tmp_path):
+    """Started one by one: msrun would end the others itself."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MS_WORKER_NUM": str(WORKERS),
+        "MS_SCHED_HOST": "127.0.0.1",
+        "MS_SCHED_PORT": str(free_port()),
+    }
+    command = [sys.executable, str(TESTS / "dying_worker.py"), str(tmp_path)]
+    roles = [{"MS_ROLE": "MS_SCHED"}, *({"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(k)} for k in range(WORKERS))]
+    logs = [tmp_path / f"{k}.log" for k in range(len(roles))]
+    processes = []
+    try:
+        for role, log in zip(roles, logs):
+            with log.open("w") as file:
+                processes.append(
+                    subprocess.Popen(command, env=environment | role, cwd=tmp_path, stdout=file, stderr=file)
+                )
+        ends = [process.wait(240) for process in processes[1:]]
+    finally:
+        for process in processes:
+            process.kill()
+    said = "".join(log.read_text()[-3000:] for log in logs)
+    assert all(end != 0 for end in ends), said
+    assert not (tmp_path / "went_on.npz").exists()
+    assert (tmp_path / "error").exists(), said
+    what, *_ = (tmp_path / "error").read_text().splitlines()
+    assert what == f"5 {len(SHAPES)} True", "the step it died in, and no weight moved"

@@ -140,7 +140,7 @@ class CompressedEngine : StepEngine {
     if (step_.count == 0) return kWrongCount;
     for (int i = 0; i < step_.count; ++i) {
       const Tensor &t = step_.tensors[i];
-      if (Sent(i) < 0 || Sent(i) > t.size || t.size > kWide) return kWrongSize;
+      if (Sent(i) < 0 || Sent(i) > t.size || t.size > kMostElements) return kWrongSize;
       for (int k = 0; k < DgcMomentum::kStates; ++k) {
         if (t.state_type[k] != DType::kFloat32) return kWrongDType;
       }
@@ -252,7 +252,7 @@ class CompressedEngine : StepEngine {
         sum[kDirectionSum] += Momentum(t, plan, begin, n, w, b);
       } else {
         GradientTile(plan, 1.0f, n, w, g, b.direction[0]);
-        float *values = static_cast<float *>(step_.wire) + wire_[chunk.tensor].values;
+        auto *values = reinterpret_cast<float *>(static_cast<uint8_t *>(step_.wire) + wire_[chunk.tensor].values);
         memcpy(values + begin, b.direction[0], static_cast<size_t>(n) * sizeof(float));
       }
     });
@@ -369,31 +369,36 @@ class CompressedEngine : StepEngine {
     const Tensor &t = step_.tensors[tensor];
     const Plan &plan = plans_[tensor];
     const WirePlace &wire = wire_[tensor];
-    float *values = static_cast<float *>(step_.wire);
-    uint32_t *places = static_cast<uint32_t *>(step_.wire);
-    uint16_t *narrow_places = static_cast<uint16_t *>(step_.wire);
+    auto *bytes = static_cast<uint8_t *>(step_.wire);
     const bool apply = Has(kApplyStage);
     float *u = U(t), *r = R(t);
     int64_t k = 0;
     double sum = 0.0;
     ForCandidates<true>(tensor, magnitude, [&](int64_t i, int32_t key) {
       if (key == magnitude && ties-- <= 0) return;
-      const float value = r[i];
+      const float value = rule_.Travelled(r[i]);
       // Momentum factor masking, section 3.3: what is sent starts anew.
-      u[i] = r[i] = 0.0f;
+      u[i] = 0.0f;
+      r[i] = rule_.Behind(r[i]);
       if (apply) {
         sum += MoveByMean(t, plan, i, value);
         return;
       }
-      values[wire.values + k] = value;
-      if (wire.narrow) {
-        narrow_places[wire.places + k] = static_cast<uint16_t>(i);
-      } else {
-        places[wire.places + k] = static_cast<uint32_t>(i);
+      PutValue(bytes + wire.values, k, value);
+      for (int b = 0; b < wire.place_bytes; ++b) {
+        bytes[wire.places + k * wire.place_bytes + b] = static_cast<uint8_t>(static_cast<uint64_t>(i) >> 8 * b);
       }
       ++k;
     });
     SumsOf(tensor)[kDirectionSum] = sum;
+  }
+
+  void PutValue(uint8_t *values, int64_t k, float value) const {
+    if (rule_.half_values) {
+      Store(value, reinterpret_cast<float16 *>(values) + k);
+    } else {
+      reinterpret_cast<float *>(values)[k] = value;
+    }
   }
 
   // Plain SGD: r holds velocities, a second momentum would count them twice. Returns the square of the mean.
@@ -405,14 +410,22 @@ class CompressedEngine : StepEngine {
 
   // ---- What is received -------------------------------------------------------------------------------------------
 
-  const float *Wire(int64_t worker) const {
-    return static_cast<const float *>(step_.wires) + worker * step_.wire_words;
+  const uint8_t *Wire(int64_t worker) const {
+    return static_cast<const uint8_t *>(step_.wires) + 4 * worker * step_.wire_words;
+  }
+  const float *DenseOf(int64_t worker, int tensor) const {
+    return reinterpret_cast<const float *>(Wire(worker) + wire_[tensor].values);
   }
 
-  static int64_t Place(const WirePlace &wire, const float *words, int64_t k) {
-    const void *start = words;
-    return wire.narrow ? int64_t{static_cast<const uint16_t *>(start)[wire.places + k]}
-                       : int64_t{static_cast<const uint32_t *>(start)[wire.places + k]};
+  float ValueAt(const uint8_t *values, int64_t k) const {
+    return rule_.half_values ? ToFloat(reinterpret_cast<const float16 *>(values)[k])
+                             : reinterpret_cast<const float *>(values)[k];
+  }
+
+  static int64_t PlaceAt(const uint8_t *places, int bytes, int64_t k) {
+    uint64_t place = 0;
+    for (int b = bytes - 1; b >= 0; --b) place = place << 8 | places[k * bytes + b];
+    return static_cast<int64_t>(place);
   }
 
   // Sums what the workers sent in their order, one stretch of indices after the other.
@@ -443,33 +456,32 @@ class CompressedEngine : StepEngine {
     const WirePlace &wire = wire_[tensor];
     const int64_t sent = Sent(tensor);
     for (int64_t worker = 0; worker < step_.wire_count; ++worker) {
-      const float *words = Wire(worker);
+      const uint8_t *values = Wire(worker) + wire.values, *places = Wire(worker) + wire.places;
       int64_t first = 0;
       for (int64_t step = sent; step > 0;) {
         const int64_t half = step / 2;
-        const bool before = Place(wire, words, first + half) < begin;
+        const bool before = PlaceAt(places, wire.place_bytes, first + half) < begin;
         first = before ? first + half + 1 : first;
         step = before ? step - half - 1 : half;
       }
       for (int64_t k = first; k < sent; ++k) {
-        const int64_t i = Place(wire, words, k);
+        const int64_t i = PlaceAt(places, wire.place_bytes, k);
         // Places ascend; those that do not came from elsewhere than a worker of this step.
         if (i < begin || i >= end) break;
-        body(i, words[wire.values + k]);
+        body(i, ValueAt(values, k));
       }
     }
   }
 
   void ReceiveDense(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
-    const int64_t values = wire_[chunk.tensor].values;
     const DgcMomentum rule = rule_;
     double sum = 0.0;
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
       const int n = static_cast<int>(Min(kTile, chunk.end - begin));
       float *__restrict mean = b.direction[0];
-      memcpy(mean, Wire(0) + values + begin, static_cast<size_t>(n) * sizeof(float));
+      memcpy(mean, DenseOf(0, chunk.tensor) + begin, static_cast<size_t>(n) * sizeof(float));
       for (int64_t worker = 1; worker < step_.wire_count; ++worker) {
-        const float *__restrict more = Wire(worker) + values + begin;
+        const float *__restrict more = DenseOf(worker, chunk.tensor) + begin;
         MS_OPTIM_IVDEP
         for (int i = 0; i < n; ++i) mean[i] += more[i];
       }

@@ -331,8 +331,8 @@ void RuleTile(const Rule &rule, const Plan &plan, int n, float *__restrict w, co
   total = sums;
 }
 
-// Asks for what the loop reaches a tile later. Loops that convert states are too long for the processor to look ahead by
-// itself: it waited for a fifth of the time. In the loops without conversion it does, and this would only cost.
+// Asks for what the loop reaches a tile later. Loops that convert states are too long for the processor to look ahead
+// by itself: it waited for a fifth of the time. In the loops without conversion it does, and this would only cost.
 template <class State0, class State1>
 MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, const State1 *s1) {
   __builtin_prefetch(w + kTile, 1, 2);

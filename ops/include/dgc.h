@@ -8,18 +8,19 @@ namespace ms_optim {
 
 struct DgcMomentum {
   static constexpr int kStates = 2;  // the velocity u, and r, what has not been sent yet
-  enum Flags : unsigned { kNesterov = 1, kL1 = 2 };
+  enum Flags : unsigned { kNesterov = 1, kL1 = 2, kHalfValues = 4 };
 
   float momentum;
   double workers;
-  bool nesterov, l1;
+  bool nesterov, l1, half_values;
 
   // constants: momentum, number of workers.
   MS_OPTIM_FN DgcMomentum(const double *constants, unsigned flags)
       : momentum(static_cast<float>(constants[0])),
         workers(constants[1]),
         nesterov((flags & kNesterov) != 0),
-        l1((flags & kL1) != 0) {}
+        l1((flags & kL1) != 0),
+        half_values((flags & kHalfValues) != 0) {}
 
   // Decay enters the local gradient, before momentum and exchange: applied to the mean afterwards it would be sparse
   // too, and costs 2 % of accuracy.
@@ -33,6 +34,20 @@ struct DgcMomentum {
 
   // What momentum SGD moves a weight along, and what r accumulates.
   MS_OPTIM_FN float Direction(float g, float u) const { return nesterov ? g + momentum * u : u; }
+
+  // A value as it arrives. What rounding takes from it stays behind in r: it is sent another time.
+  MS_OPTIM_FN float Travelled(float value) const {
+    constexpr float kLargestHalf = 65504.0f;
+    if (!half_values) return value;
+    const bool finite = (BitsOf(value) & 0x7fffffffu) < 0x7f800000u;
+    float16 half;
+    Store(finite ? Max(-kLargestHalf, Min(value, kLargestHalf)) : value, &half);
+    return ToFloat(half);
+  }
+  MS_OPTIM_FN float Behind(float value) const {
+    const float left = value - Travelled(value);
+    return left == left ? left : 0.0f;  // of infinity and NaN nothing
+  }
 
   // The mean is formed after the exchange: divided before, small numbers would lose bits in low precision.
   MS_OPTIM_FN float Mean(float sum) const { return sum / static_cast<float>(workers); }
@@ -52,37 +67,42 @@ MS_OPTIM_FN int32_t MagnitudeKey(float x) {
   return bits < kNanKey ? bits : kNanKey;
 }
 
-// What a worker sends, in 4-byte words and in this order: float32 values, the gradients of uncompressed tensors among
-// them, tensor after tensor; the places of compressed tensors' values in 4 bytes, tensor after tensor; places that fit
-// into 2 bytes, where a tensor has no more than 65,536 elements. Places ascend within a tensor.
+// What a worker sends, byte after byte and in this order: the float32 gradients of uncompressed tensors, tensor after
+// tensor; the values of compressed tensors, float32 or float16; their places, each in the fewest bytes that hold the
+// last place of its tensor, the lowest byte first. Places ascend within a tensor.
 struct WirePlace {
-  int64_t values;  // word of the first value
-  int64_t places;  // word of the first place, or half-word if narrow
-  bool narrow;
+  int64_t values, places;  // byte of the first of them
+  int place_bytes;
 };
 
-constexpr int64_t kNarrow = int64_t{1} << 16, kWide = int64_t{1} << 31;
+constexpr int64_t kMostElements = int64_t{1} << 31;
 
-// Fills in where each tensor is, and returns how many words there are.
+inline int PlaceBytes(int64_t size) {
+  int bytes = 1;
+  while (size > int64_t{1} << 8 * bytes) ++bytes;
+  return bytes;
+}
+
+// Fills in where each tensor is, and returns how many 4-byte words there are.
 inline int64_t LayWire(const Step &step, WirePlace *wire) {
+  const int64_t value_bytes = (step.rule_flags & DgcMomentum::kHalfValues) != 0 ? 2 : 4;
   const auto sent = [&step](int i) { return int64_t{step.layout[int64_t{i} * step.layout_columns + kSent]}; };
-  int64_t words = 0;
+  int64_t bytes = 0;
   for (int i = 0; i < step.count; ++i) {
-    wire[i] = WirePlace{words, 0, step.tensors[i].size <= kNarrow};
-    words += sent(i) > 0 ? sent(i) : step.tensors[i].size;
+    if (sent(i) > 0) continue;
+    wire[i] = WirePlace{bytes, 0, 0};
+    bytes += 4 * step.tensors[i].size;
   }
   for (int i = 0; i < step.count; ++i) {
-    if (wire[i].narrow) continue;
-    wire[i].places = words;
-    words += sent(i);
+    if (sent(i) == 0) continue;
+    wire[i] = WirePlace{bytes, 0, PlaceBytes(step.tensors[i].size)};
+    bytes += value_bytes * sent(i);
   }
-  int64_t halves = 2 * words;
   for (int i = 0; i < step.count; ++i) {
-    if (!wire[i].narrow) continue;
-    wire[i].places = halves;
-    halves += sent(i);
+    wire[i].places = bytes;
+    bytes += wire[i].place_bytes * sent(i);
   }
-  return (halves + 1) / 2;
+  return (bytes + 3) / 4;
 }
 
 }  // namespace ms_optim

@@ -19,7 +19,7 @@ class DGCMomentum(Reference):
     decay_in_states = True
     momentum, use_nesterov, decay_type = 0.9, False, "l2"
     rampup_begin_step, rampup_step, sparsity = 0, 1, (0.999,)
-    min_compress_numel, workers = 16384, 1
+    min_compress_numel, workers, wire_dtype = 16384, 1, "float32"
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -28,8 +28,9 @@ class DGCMomentum(Reference):
             {name: [np.zeros_like(x) for x in arrays] for name, arrays in blank.items()}
             for _ in range(self.workers - 1)
         ]  # fmt: skip
-        # For each worker and tensor what the optimizer sent, where that is known; see chosen().
-        self.sent = None
+        # For each worker and tensor what the optimizer sent, where that is known; see chosen(). And what its r is now;
+        # see travelled().
+        self.sent = self.behind = None
 
     def count(self, size):
         """Return how many elements of a tensor are sent now; None while all are."""
@@ -89,10 +90,25 @@ class DGCMomentum(Reference):
             peak = np.maximum(np.abs(r), 4 * self.peak["dgc_u"][i])
             self.peak["dgc_r"][i] = np.maximum(self.peak["dgc_r"][i], peak)
             mask = self.chosen(i, worker, r, k)
-            total += np.where(mask, r, 0.0)
+            travelled = self.travelled(i, worker, r, mask)
+            total += np.where(mask, travelled, 0.0)
             state["dgc_u"][i] = np.where(mask, 0.0, state["dgc_u"][i])
-            state["dgc_r"][i] = np.where(mask, 0.0, r)
+            state["dgc_r"][i] = np.where(mask, r - travelled, r)
         return total / self.workers
+
+    def travelled(self, i, worker, r, mask):
+        """Return what arrives of numbers.
+
+        Where float32 and float64 lie on either side of the middle between two float16 numbers, either may arrive.
+        """
+        if self.wire_dtype == "float32":
+            return r
+        if self.behind is None:
+            return r.astype(np.float16).astype(np.float64)
+        arrived = (r - np.where(mask, self.behind[worker][i], 0.0)).astype(np.float16).astype(np.float64)
+        unit = 2.0 ** np.floor(np.log2(np.maximum(np.abs(r), 2.0**-14))) * 2.0**-10
+        assert not (mask & (np.abs(r - arrived) > 0.501 * unit)).any(), f"tensor {i}: not the nearest float16 number"
+        return arrived
 
     def chosen(self, i, worker, r, k):
         """Return the mask of what is sent: what the optimizer sent, if that can be right.

@@ -1,0 +1,122 @@
+"""Simulated workers do what real ones do: they follow the reference of so many, and hold the same weights."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+import reference
+from exchange import RAMP, SHAPES, start
+from harness import check_close, numbers, tensor
+from mindspore import Parameter
+from test_arguments import refused
+from tolerances import TOLERANCE
+
+from ms_optim import AdamW, DGCMomentum, SimulatedWorkers, _kernels
+from ms_optim.compression import wire_words
+
+STEPS = 9
+pytestmark = pytest.mark.skipif(
+    _kernels.why_not("dgc_momentum", "CPU") is not None, reason=str(_kernels.why_not("dgc_momentum", "CPU"))
+)
+
+
+def parameters():
+    return [Parameter(tensor(w, "float32"), name=f"w{i}") for i, w in enumerate(start("float32"))]
+
+
+def made(count, **arguments):
+    return SimulatedWorkers(
+        count, parameters(), lambda params, group: DGCMomentum(params, 0.01, group=group, **{**RAMP, **arguments})
+    )
+
+
+def drawn(count, step, poisoned=False):
+    rng = np.random.default_rng([2, step])
+    given = [[np.asarray(rng.standard_normal(s)).astype(np.float32) for s in SHAPES] for _ in range(count)]
+    if poisoned:
+        given[-1][0][3] = np.nan
+    return given
+
+
+def run(workers, step, poisoned=False):
+    given = drawn(len(workers.optimizers), step, poisoned)
+    return workers([tuple(tensor(g, "float32") for g in one) for one in given])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("wire_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("extra", [{}, {"use_nesterov": True, "grad_clip_norm": 3.0, "skip_nonfinite": True}])
+def test_they_follow_the_reference_of_so_many(count, wire_dtype, extra):
+    workers = made(count, wire_dtype=wire_dtype, weight_decay=0.1, **extra)
+    n = len(SHAPES)
+    expected = reference.DGCMomentum(
+        [np.asarray(w) for w in start("float32")],
+        [lambda k: 0.01] * n,
+        [lambda k: 0.1] * n,
+        [False] * n,
+        ["float32"] * n,
+        workers=count,
+        wire_dtype=wire_dtype,
+        **{**RAMP, **extra},
+    )
+    for step in range(STEPS):
+        poisoned = step == 5 and "skip_nonfinite" in extra
+        before = [numbers(o.states[k]) for o in workers.optimizers for k in range(2 * n)]
+        assert run(workers, step, poisoned) == (True,) * n
+        if poisoned:
+            after = [numbers(o.states[k]) for o in workers.optimizers for k in range(2 * n)]
+            assert all((a == b).all() for a, b in zip(before, after))
+        given = [[g.astype(np.float64) for g in one] for one in drawn(count, step, poisoned)]
+        expected.sent = [[numbers(u) == 0 for u in o.states[:n]] for o in workers.optimizers]
+        expected.behind = [[numbers(r).astype(np.float64) for r in o.states[n:]] for o in workers.optimizers]
+        expected.step(given if count > 1 else given[0])
+        for i in range(n):
+            same = {o.parameters[i].asnumpy().tobytes() for o in workers.optimizers}
+            assert len(same) == 1, f"w{i} after step {step}"
+            weight, peak = numbers(workers.optimizers[0].parameters[i]), np.maximum(expected.peak["weight"][i], 1.0)
+            check_close(weight, expected.weights[i], TOLERANCE["weight"], peak, f"w{i}")
+            for worker, o in enumerate(workers.optimizers):
+                for place, state in ((i, "dgc_u"), (n + i, "dgc_r")):
+                    peak = np.maximum(expected.peak[state][i], 1.0)
+                    wanted = expected.of_worker[worker][state][i]
+                    check_close(numbers(o.states[place]), wanted, TOLERANCE["state with decay"], peak, state)
+    assert {int(o.skipped_steps.asnumpy()[0]) for o in workers.optimizers} == {int("skip_nonfinite" in extra)}
+    assert {int(o.global_step.asnumpy()[0]) for o in workers.optimizers} == {expected.step_count}
+
+
+def test_bytes_are_those_of_the_wire():
+    workers = made(3, wire_dtype="float16")
+    sizes = [int(np.prod(s)) for s in SHAPES]
+    run(workers, 0)
+    assert workers.bytes_sent == 4 * sum(sizes)
+    for step in range(1, 6):
+        run(workers, step)
+    counts = [700, 41, 1, 0, 0]
+    assert workers.bytes_sent == 4 * wire_words(sizes, counts, "float16")
+
+
+def test_a_simulated_worker_takes_no_step_of_its_own():
+    workers = made(2)
+    gradients = tuple(tensor(g, "float32") for g in drawn(1, 0)[0])
+    with pytest.raises(RuntimeError, match="call the SimulatedWorkers instead"):
+        workers.optimizers[0](gradients)
+
+
+def test_what_does_not_fit_is_refused():
+    refused(ValueError, "'count' must be", lambda: made(0))
+    refused(TypeError, "'count'", lambda: made(1.5))
+    refused(TypeError, "'params' must be a list of Parameters", lambda: SimulatedWorkers(2, [1], made))
+    refused(TypeError, "'make' must be a function", lambda: SimulatedWorkers(2, parameters(), 3))
+    wrong = [lambda p, g: AdamW(p), lambda p, g: DGCMomentum(p, 0.1, 0.9, 0)]
+    for make in wrong:
+        refused(TypeError, "built with its group", lambda make=make: SimulatedWorkers(2, parameters(), make))
+    refused(ValueError, "'num_trainers'", lambda: made(2, num_trainers=3))
+    refused(RuntimeError, "the fused kernel is needed", lambda: made(2, backend="composite"))
+    workers = made(2)
+    run(workers, 0)
+    before = [o.parameters[0].asnumpy().tobytes() for o in workers.optimizers]
+    given = [tuple(tensor(g, "float32") for g in one) for one in drawn(2, 1)]
+    refused(ValueError, "of each of 2 workers", lambda: workers(given[:1]))
+    refused(ValueError, "gradients", lambda: workers([given[0], given[1][:-1]]))
+    assert [o.parameters[0].asnumpy().tobytes() for o in workers.optimizers] == before
+    assert int(workers.optimizers[0].global_step.asnumpy()[0]) == 1
+    ms.set_context(mode=ms.GRAPH_MODE)

@@ -64,7 +64,7 @@ def test_results_and_last_words_are_read_from_the_same_output():
 
 
 def test_a_command_that_fails_says_why():
-    with pytest.raises(RuntimeError, match="^'cat nowhere' failed: cat: nowhere"):
+    with pytest.raises(RuntimeError, match=r"^'cat nowhere' failed: cat: nowhere"):
         dgc_cluster.sh("cat", "nowhere")
 
 
@@ -109,6 +109,6 @@ def test_nothing_stays_after_an_interrupt():
 
 @pytest.mark.usefixtures("_hosts_can_be_made")
 def test_nothing_stays_of_hosts_that_could_not_be_made():
-    with pytest.raises(RuntimeError, match="^'tc .* failed"), dgc_cluster.hosts(2, "no"):
+    with pytest.raises(RuntimeError, match=r"^'tc .* failed"), dgc_cluster.hosts(2, "no"):
         pass
     assert own() == []

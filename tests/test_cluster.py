@@ -52,9 +52,11 @@ def test_left_over_namespaces_are_those_of_runs_no_longer_alive():
 
 
 def test_a_cluster_is_as_slow_as_its_slowest_worker():
-    fast = {"DGC": {"rule": "DGC", "seconds": 0.1, "sent": 7.0, "received": 5.0}}
-    slow = {"DGC": {"rule": "DGC", "seconds": 0.2, "sent": 5.0, "received": 6.0}}
-    assert dgc_cluster.together([fast, slow]) == {"DGC": {"seconds": 0.2, "sent": 7.0, "received": 6.0}}
+    fast = {"DGC": {"rule": "DGC", "seconds": 0.1, "least": 0.1, "sent": 7.0, "received": 5.0}}
+    slow = {"DGC": {"rule": "DGC", "seconds": 0.2, "least": 0.1, "sent": 5.0, "received": 6.0}}
+    assert dgc_cluster.together([fast, slow]) == {
+        "DGC": {"seconds": 0.2, "least": 0.1, "sent": 7.0, "received": 6.0},
+    }
 
 
 def test_results_and_last_words_are_read_from_the_same_output():

@@ -202,10 +202,12 @@ def tables(measured):
 
     inputs, hidden, outputs = LAYERS
     size = (inputs + 1) * hidden + (hidden + 1) * outputs
-    rules = Table(title=f"{size / 1e6:.2f}M float32 parameters; bytes and times of the busiest worker, a step")
+    rules = Table(
+        title=f"{size / 1e6:.2f}M float32 parameters; a step of the busiest worker; ÷: the better dense by it"
+    )
     parts = Table(title="Where the time of a step of DGC goes, ms, by the quickest of its steps")
     for table, headings in (
-        (rules, ("workers", "link", "rule", "sent", "received", "s", "least s", "dense sent ÷", "dense s ÷")),
+        (rules, ("workers", "link", "rule", "sent", "received", "s", "least s", "÷ bytes", "÷ s")),
         (parts, ("workers", "link", "step", "gradients", "optimizer", "exchange", "AllGather alone")),
     ):
         table.title_justify = "left"
@@ -256,7 +258,7 @@ def main():
 
     from rich.console import Console
 
-    console = Console(width=max(110, Console().width))
+    console = Console(width=max(120, Console().width))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     reason = why_not()

@@ -56,7 +56,8 @@ def take_shard_groups(optimizer: str, params: list[Any], supported: bool) -> tup
                     f"For '{optimizer}', '{argument}' must be left out: it exchanges gradients of whole tensors itself."
                 )
             _check_shard_group(optimizer, argument, group[KEY])
-            found |= {p.name: group[KEY] for p in group["params"]}
+            if comm.get_group_size(group[KEY]) > 1:
+                found |= {p.name: group[KEY] for p in group["params"]}
             group = {key: value for key, value in group.items() if key != KEY}
         taken.append(group)
     return taken, found

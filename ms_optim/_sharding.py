@@ -136,9 +136,7 @@ class ShardedStep:
 
     def _prepare_sharding(self, shard_groups: dict[str, str]):
         self._sharded = bool(shard_groups)
-        self._sum_over_processes = None
-        if self._sharded:
-            self._sum_over_processes = SumOverProcesses([shard_groups.get(p.name) for p in self._parameters])
+        self._sum_over_processes = SumOverProcesses([shard_groups.get(p.name) for p in self._parameters])
 
     def _whole_sums(self, phase, sums, known):
         """Return the sums that a phase of launches made, of whole tensors; after the last phase nobody needs them.

@@ -23,7 +23,7 @@ SHAPES = {
 NAMES = list(SHAPES)
 CENTRALIZED = ("split.matrix", "split.convolution", "whole.matrix")
 RATE, SPLIT_DECAY, WHOLE_DECAY = 0.01, 0.1, 0.02
-STEPS, POISONED, POISONED_TENSOR = 6, 4, "split.vector"
+STEPS, POISONED, POISONED_TENSOR = 10, 6, "split.vector"
 REFERENCES = {
     ms_optim.Lamb: reference.Lamb,
     ms_optim.LANS: reference.LANS,

@@ -14,7 +14,7 @@ from mindspore import dtype as mstype
 STATE_DTYPES = ("float32", "bfloat16", "8bit")
 BACKENDS = ("auto", "aot", "composite")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
-GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "order_params")
+GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
 
 
 class Unclipped(TypedDict, total=False):
@@ -311,6 +311,8 @@ def check_settings(optimizer: str, name: str, settings: dict[str, Any]) -> dict[
         check_weight_decay(optimizer, settings["weight_decay"])
     if "grad_centralization" in settings:
         check_type(optimizer, f"{name}['grad_centralization']", settings["grad_centralization"], bool)
+    if "shard_group" in settings:
+        check_type(optimizer, f"{name}['shard_group']", settings["shard_group"], str)
     return checked
 
 

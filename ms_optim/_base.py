@@ -25,6 +25,7 @@ from ._arguments import (
 )
 from ._composite import CompositeStep, dense
 from ._fused import FusedStep
+from ._sharding import ShardedStep, take_shard_groups
 from ._state import StateDict
 
 _check_shapes = constexpr(check=False)(check_shapes)
@@ -42,6 +43,7 @@ class Rule(NamedTuple):
         shared_flags: What it asks of its launches besides, as bits.
         at_most: How many tensors one launch may take; 0: all.
         rescale: What gradients are multiplied by besides unscaling.
+        is_layerwise: Whether the weights move by norms of whole tensors.
         takes_low_states: Whether its states may be held in fewer bits: the first as a signed number, the others as
             unsigned ones.
     """
@@ -53,6 +55,7 @@ class Rule(NamedTuple):
     shared_flags: int = 0
     at_most: int = 0
     rescale: float = 1.0
+    is_layerwise: bool = False
     takes_low_states: bool = True
 
 
@@ -89,7 +92,7 @@ def _scales_of(prefix, parameter):
     return Parameter(zeros, name=f"{prefix}_scale.{parameter.name}", requires_grad=False)
 
 
-class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
+class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep, ShardedStep):
     """Base of the optimizers: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -106,6 +109,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
     normalizes_gradient = False
     # Whether parameters that are not in groups are decayed whatever their names, as MindFormers does.
     decays_every_name = False
+    # Whether tensors may be split over processes.
+    takes_shard_groups = True
     # Whether the rule's arithmetic runs on the host whatever the device.
     runs_on_host = False
     # Parameters that the step keeps at beta1^t and beta2^t for checkpoints.
@@ -114,7 +119,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
     def __init__(self, params, learning_rate, weight_decay, rule: Rule, **shared):
         name = type(self).__name__
         options = Options.of(name, shared)
-        params = [group for group in check_params(name, params) if group != {"params": []}]
+        params, shard_groups = take_shard_groups(name, check_params(name, params), self.takes_shard_groups)
+        params = [group for group in params if group != {"params": []}]
         learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
         check_weight_decay(name, weight_decay)
         # The kernels unscale gradients themselves: told of the loss scale, the base class would scale the decay by it.
@@ -124,6 +130,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
         self.rule = rule
         self._collect_rates()
         self._create_states(rule, options)
+        self._prepare_sharding(shard_groups)
         self._prepare_step(rule, options)
 
     # ---- What a subclass states in MindSpore operators ------------------------------------------------------------
@@ -299,7 +306,12 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
         gradients = kept
         _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
         rates = self._current_rates(self.global_step)
-        done = self._fused_step(rates, gradients) if self.fused else self._composite_step(rates, gradients)
+        if self.fused:
+            done = self._fused_step(rates, gradients)
+        elif self._sharded:
+            done = self._sharded_composite_step(rates, gradients)
+        else:
+            done = self._composite_step(rates, gradients)
         if self.use_parallel:
             done = F.depend(done, self.broadcast_params(done))
         return F.depend(self._succeeded, done)

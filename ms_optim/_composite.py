@@ -85,9 +85,10 @@ class CompositeStep:
         reports = ()
         for i in range(self.param_length):
             if self.optim_filter[i]:
-                # Normalizing undoes clipping.
-                g = gradients[i] if self.normalizes_gradient else gradients[i] * clip
-                reports += (self._composite_update(i, scalars, rates, g, norms[i], finite[i], applied),)
+                directed = self._directed(i, scalars, rates, gradients[i], norms[i], clip)
+                found = self._norms_of(directed)
+                moved = self._moved(i, rates, directed, found, applied)
+                reports += (ops.stack((norms[i], found[0], *moved, F.cast(finite[i], mstype.float32))),)
             else:
                 reports += (self.statistics[i],)
         self._count(applied, ops.stack(reports))
@@ -106,6 +107,8 @@ class CompositeStep:
         for g in gradients:
             norms += (norm(g),)
             finite += (ops.all(ops.isfinite(g)),)
+        if self._sharded:
+            norms, finite = self._whole_survey(norms, finite)
         applied = ops.logical_or(ops.all(ops.stack(finite)), self._never_skips)
         return gradients, norms, finite, applied, self._clip_factor(ops.stack(norms))
 
@@ -135,32 +138,41 @@ class CompositeStep:
         total = norm(norms)
         return ops.where(total > self._clip_norm, self._clip_norm / total, ops.ones_like(total))
 
-    def _composite_update(self, i, scalars, rates, gradient, gradient_norm, finite, applied):
+    def _directed(self, i, scalars, rates, gradient, gradient_norm, clip):
+        """Return a tensor's weight, the directions it moves along, and its new states."""
         weight = self._weight(i)
-        learning_rate = rates[self._rate_index[i]]
-        weight_decay = self._weight_decay(i, rates)
         if self.normalizes_gradient:
+            # Which undoes clipping.
             gradient = gradient / ops.where(gradient_norm == 0, ops.ones_like(gradient_norm), gradient_norm)
+        else:
+            gradient = gradient * clip
         states = ()
         for k in range(self._state_count):
             states += (self.states[k * self.param_length + i],)
+        directions, new_states = self.directions(scalars, weight, gradient, self._weight_decay(i, rates), states)
+        return weight, directions, new_states
 
-        directions, new_states = self.directions(scalars, weight, gradient, weight_decay, states)
-        weight_norm = norm(weight)
-        direction_norms = ()
-        for d in directions:
-            direction_norms += (norm(d),)
-        coefficients, ratio = self.coefficients(learning_rate, weight_decay, weight_norm, direction_norms)
+    def _norms_of(self, directed):
+        """Return the norms of the weight and of the directions that :meth:`_directed` found."""
+        norms = (norm(directed[0]),)
+        for d in directed[1]:
+            norms += (norm(d),)
+        return norms
+
+    def _moved(self, i, rates, directed, norms, applied):
+        """Write a tensor's new weight and states; return the norm of its update, and its trust ratio."""
+        weight, directions, new_states = directed
+        learning_rate, weight_decay = rates[self._rate_index[i]], self._weight_decay(i, rates)
+        coefficients, ratio = self.coefficients(learning_rate, weight_decay, norms[0], norms[1:])
         update = coefficients[0] * directions[0]
         for k in range(1, len(directions)):
             update = update + coefficients[k] * directions[k]
 
         self._write_weight(i, ops.where(applied, weight - update, weight))
         for k in range(self._state_count):
-            write(states[k], ops.where(applied, new_states[k], states[k]))
-        update_norm = ops.where(applied, norm(update), self._zero)
-        ratio = ops.where(applied, ratio, self._zero)
-        return ops.stack((gradient_norm, weight_norm, update_norm, ratio, F.cast(finite, mstype.float32)))
+            state = self.states[k * self.param_length + i]
+            write(state, ops.where(applied, new_states[k], state))
+        return ops.where(applied, norm(update), self._zero), ops.where(applied, ratio, self._zero)
 
     def _weight(self, i):
         """Return a weight in float32: its master, unless the weight was loaded or set since then."""

@@ -19,6 +19,9 @@ params (Union[list[Parameter], list[dict]]): The parameters to update, of dtype 
       Default: `weight_decay`.
     - grad_centralization: Optional. Whether to subtract from each gradient of 2 or more dimensions its mean over
       all dimensions but the first. Default: ``False`` .
+    - shard_group: Optional. The name of the communication group, a str, over whose processes the group's tensors are
+      split: what this process holds are slices, and norms are those of whole tensors. With `grad_centralization`,
+      tensors must be split along their first dimension. Default: none, tensors are whole.
     - order_params: Optional, in a dict of its own. All the parameters of the groups, in the order in which the
       optimizer shall keep them.
 """,

@@ -31,15 +31,37 @@ def plan(count: int, own: tuple[int, ...], at_most: int, looks_at_all: bool) -> 
         at_most: How many tensors one launch may take.
         looks_at_all: Whether nothing may move before all gradients were read, as for their global norm.
     """
-
-    def launches(stages, tensors):
-        return [Launch(stages, tensors[k : k + at_most]) for k in range(0, len(tensors), at_most)]
-
     if not looks_at_all or count == len(own) <= at_most:
-        phases = [launches(ALL_STAGES - COMMIT_STAGE, own)]
-    else:
-        everything = tuple(range(count))
-        phases = [launches(GRADIENT_STAGE, everything), launches(MOMENTS_STAGE + APPLY_STAGE, own)]
+        return _committed([_launches(ALL_STAGES - COMMIT_STAGE, own, at_most)])
+    everything = tuple(range(count))
+    first = _launches(GRADIENT_STAGE, everything, at_most)
+    return _committed([first, _launches(MOMENTS_STAGE + APPLY_STAGE, own, at_most)])
+
+
+def sharded_plan(count: int, at_most: int, is_layerwise: bool, looks_first: bool) -> list[list[Launch]]:
+    """Split a step of split tensors into phases: after each but the last, sums are added up over processes.
+
+    Args:
+        count: How many tensors there are.
+        at_most: How many tensors one launch may take.
+        is_layerwise: Whether weights move by the sums of the moments' phase.
+        looks_first: Whether the moments need sums of gradients.
+    """
+    everything = tuple(range(count))
+    phases = [_launches(GRADIENT_STAGE, everything, at_most)] if looks_first else []
+    moments = MOMENTS_STAGE if looks_first else GRADIENT_STAGE + MOMENTS_STAGE
+    if is_layerwise:
+        phases += [_launches(moments, everything, at_most), _launches(APPLY_STAGE, everything, at_most)]
+        return _committed(phases)
+    return [*phases, _launches(moments + APPLY_STAGE, everything, at_most), [Launch(COMMIT_STAGE, everything)]]
+
+
+def _launches(stages: int, tensors: tuple[int, ...], at_most: int) -> list[Launch]:
+    return [Launch(stages, tensors[k : k + at_most]) for k in range(0, len(tensors), at_most)]
+
+
+def _committed(phases: list[list[Launch]]) -> list[list[Launch]]:
+    """Have the last launch commit the step."""
     last = phases[-1][-1]
     phases[-1][-1] = last._replace(stages=last.stages + COMMIT_STAGE)
     return phases
@@ -72,13 +94,21 @@ class FusedStep:
         """Lay out the launches: flags, operator and constant inputs of each."""
         own = tuple(i for i, mine in enumerate(self.optim_filter) if mine)
         looks_at_all = options.grad_clip_norm is not None or options.skip_nonfinite
-        phases = plan(self.param_length, own, rule.at_most or self.param_length, looks_at_all)
+
+        def planned(at_most):
+            if self._sharded:
+                looks_first = looks_at_all or self.normalizes_gradient
+                return sharded_plan(self.param_length, at_most, rule.is_layerwise, looks_first)
+            return plan(self.param_length, own, at_most, looks_at_all)
+
+        phases = planned(rule.at_most or self.param_length)
         launches = [launch for phase in phases for launch in phase]
         places = iter(range(len(launches)))
         self._phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
         self._launch_tensors = tuple(launch.tensors for launch in launches)
         self._takes_all = tuple(len(launch.tensors) == self.param_length for launch in launches)
-        self._takes_weights = tuple(launch.stages != GRADIENT_STAGE for launch in launches)
+        self._takes_gradients = tuple(launch.stages != COMMIT_STAGE for launch in launches)
+        self._takes_weights = tuple(launch.stages not in (GRADIENT_STAGE, COMMIT_STAGE) for launch in launches)
         self._launch_held = tuple(self._held_by(launch.tensors) for launch in launches)
         shared = self._shared_flags(rule, options)
         columns = [self._rate_index, self._decay_index, self._centralized, range(self.param_length)]
@@ -89,10 +119,10 @@ class FusedStep:
         self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics, *self.beta_powers))
 
         cells = []
-        for (stages, tensors), held in zip(launches, self._launch_held):
-            n, moves = len(tensors), stages != GRADIENT_STAGE
+        for k, ((stages, tensors), held) in enumerate(zip(launches, self._launch_held)):
+            n, reads, moves = len(tensors), self._takes_gradients[k], self._takes_weights[k]
             written = (False,) * 5 + (True,) * len(self._counters)
-            written += (True,) * n * moves + (False,) * n + (True,) * len(held) * moves
+            written += (True,) * n * moves + (False,) * n * reads + (True,) * len(held) * moves
             kernel = _kernels.operator(rule.name, device, written, [((n, len(_kernels.SUMS)), ms.float64)])
             own_layout = Tensor(np.ascontiguousarray(layout[list(tensors)]))
             cells.append(LaunchCell(kernel, _kernels.flags(stages, shared, rule.flags), own_layout))
@@ -100,8 +130,11 @@ class FusedStep:
         if device == "CPU" and not self.use_parallel:
             sums = [((self.param_length, len(_kernels.SUMS)), ms.float64)]
             kernel = _kernels.operator(rule.name, device, (False,) * 6, sums)
-            flags = _kernels.flags(ALL_STAGES, shared + _kernels.BY_ADDRESS, rule.flags)
-            self._launch_by_address = LaunchCell(kernel, flags, Tensor(layout))
+            cells = []
+            for ((stages, _),) in planned(self.param_length):
+                flags = _kernels.flags(stages, shared + _kernels.BY_ADDRESS, rule.flags)
+                cells.append(LaunchCell(kernel, flags, Tensor(layout)))
+            self._launches_by_address = nn.CellList(cells)
             self._addresses = _kernels.AddressTable(
                 self._parameters,
                 self.states,
@@ -138,11 +171,12 @@ class FusedStep:
     def _launch_all(self, rates, gradients):
         rates = ops.stack(rates)
         sums = self._no_sums
-        for phase in self._phases:
+        for place, phase in enumerate(self._phases):
             found = ()
             for k in phase:
                 found += (self._launches[k](self._constants, rates, sums, self._taken_by(k, gradients)),)
-            sums = found[0] if len(phase) == 1 else ops.concat(found)
+            made = found[0] if len(phase) == 1 else ops.concat(found)
+            sums = self._whole_sums(place, made, sums) if self._sharded else made
         return sums
 
     def _taken_by(self, k, gradients):
@@ -152,12 +186,18 @@ class FusedStep:
             weights = picked(weights, self._launch_tensors[k])
             gradients = picked(gradients, self._launch_tensors[k])
             held = picked(held, self._launch_held[k])
+        if not self._takes_gradients[k]:
+            return self._counters
         if not self._takes_weights[k]:
             return self._counters + gradients
         return self._counters + weights + gradients + held
 
     @ms.jit(backend="ms_backend")
     def _step_by_address(self, step, addresses):
-        """Run the step, one launch whatever the number of tensors, on what a table of addresses names."""
+        """Run the step, one launch a phase whatever the number of tensors, on what a table of addresses names."""
         rates = ops.stack(self._current_rates(step))
-        return self._launch_by_address(self._constants, rates, self._no_sums, (addresses,))
+        sums = self._no_sums
+        for place, launch in enumerate(self._launches_by_address):
+            made = launch(self._constants, rates, sums, (addresses,))
+            sums = self._whole_sums(place, made, sums) if self._sharded else made
+        return sums

@@ -82,6 +82,8 @@ class OffloadedStep(FusedStep):
             return
         if options.stochastic_rounding:
             raise RuntimeError(f"For '{self.cls_name}', 'stochastic_rounding' needs weights in host memory.")
+        if self._sharded:
+            raise RuntimeError(f"For '{self.cls_name}', the group key 'shard_group' needs weights in host memory.")
         self._take_master = ops.Assign()
         self._take_master.set_device("CPU")
         self.masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)

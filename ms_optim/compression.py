@@ -256,6 +256,7 @@ class CompressedStep(FusedOptimizer):
 
     # Each worker needs the whole of every gradient.
     _support_parallel_optimizer = False
+    takes_shard_groups = False
 
     def __init__(self, params, learning_rate, weight_decay, rule, workers: Workers, compression: Compression, **shared):
         # Past Cell's bookkeeping, which begins in the constructor below.

@@ -29,6 +29,8 @@ from ._docs import documented
 
 SPARED = {"weight_decay": 0.0}
 SETTINGS = tuple(key for key in GROUP_KEYS if key not in ("params", "order_params"))
+# Settings that have a column in the table only where some group states them.
+HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group"}
 # LayerNorm, BatchNorm2d, LayerNormExt, LlamaRMSNorm: a class, or one of its bases, of such a name normalizes.
 NORMALIZATION = re.compile(r"Norm(\dd|Ext)?$")
 LearningRateSchedule = nn.learning_rate_schedule.LearningRateSchedule
@@ -43,18 +45,16 @@ class ParamGroups(list):
     def __rich__(self):
         """Return the table that `rich.print` shows."""
         groups = [group for group in self if "params" in group]
-        centralized = any("grad_centralization" in group for group in groups)
+        used = [key for key in SETTINGS if key not in HEADINGS or any(key in group for group in groups)]
         table = Table(box=box.SIMPLE_HEAD)
-        for heading in ("Tensors", "Elements", "lr", "weight_decay"):
+        for heading in ("Tensors", "Elements", *(HEADINGS.get(key, key) for key in used)):
             table.add_column(heading, justify="right", no_wrap=True)
-        if centralized:
-            table.add_column("centralized", justify="right", no_wrap=True)
         table.add_column("Parameters", overflow="fold")
         for group in groups:
             params = group["params"]
             names = [params[0].name, "…", params[-1].name] if len(params) > 2 else [p.name for p in params]
             row = [f"{len(params):,}", f"{sum(p.size for p in params):,}"]
-            row += [_describe(group, key) for key in SETTINGS if key != "grad_centralization" or centralized]
+            row += [_describe(group, key) for key in used]
             table.add_row(*row, Text(" ".join(names)))
         return table
 
@@ -127,8 +127,8 @@ def pattern_groups(network, patterns, *, filter_bias_and_norm=False):
 
     Args:
         {network}
-        patterns (dict[str, dict]): For each pattern the settings of its group: any of `lr`, `weight_decay` and
-            `grad_centralization`, as in the groups that optimizers take.
+        patterns (dict[str, dict]): For each pattern the settings of its group: any of `lr`, `weight_decay`,
+            `grad_centralization` and `shard_group`, as in the groups that optimizers take.
         filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
             decayed where the settings state no `weight_decay`. Default: ``False`` .
 

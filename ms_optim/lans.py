@@ -120,7 +120,10 @@ class LANS(AdamFamily):
         check_positive(name, "rescale_grad", rescale_grad)
         shared = choose_backend(name, "use_fused_step", use_fused_step, shared)
         largest = math.inf if clip_gradient is None else float(clip_gradient)
-        rule = Rule("lans", ("lans_m", "lans_v"), (largest, *phi), at_most=aggregate_num or 0, rescale=rescale_grad)
+        at_most = aggregate_num or 0
+        rule = Rule(
+            "lans", ("lans_m", "lans_v"), (largest, *phi), at_most=at_most, rescale=rescale_grad, is_layerwise=True
+        )
         betas = {"beta1": beta1, "beta2": beta2}
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared)
         self.weight_norm_bounds, self.clip_gradient = phi, clip_gradient

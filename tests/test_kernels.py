@@ -153,6 +153,30 @@ def test_norms_survive_squares_that_float32_cannot_hold(magnitude):
     assert launch.skipped[0] == 0
 
 
+@pytest.mark.parametrize("poison", [0.0, np.nan])
+@pytest.mark.parametrize("function, constants, flags", [(r[0], r[2], r[3]) for r in (ADAMW, OFFLOAD)])
+def test_a_commit_of_its_own_reports_the_sums_that_it_is_given(function, constants, flags, poison):
+    """As for split tensors, whose sums are known only after the weights moved."""
+
+    def launch(stages):
+        rng = np.random.default_rng(0)
+        w, g = (rng.standard_normal(5000).astype(np.float32) for _ in range(2))
+        g[17] += poison
+        states = [[np.zeros(5000, np.float32)] for _ in range(2)]
+        shared = _kernels.SKIP_NONFINITE
+        return Launch(function, [w], [g], states, constants, flags, stages=stages, shared=shared)
+
+    whole = launch(_kernels.ALL_STAGES)
+    assert whole.run() == 0
+    commit = launch(_kernels.COMMIT_STAGE)
+    # It takes no tensors.
+    commit.arrays = [*commit.arrays[:4], whole.sums.copy(), *commit.arrays[5:8], commit.sums]
+    assert commit.run() == 0
+    assert commit.statistics.tobytes() == whole.statistics.tobytes()
+    counts = (int(commit.global_step[0]), int(commit.skipped[0]))
+    assert counts == (int(whole.global_step[0]), int(whole.skipped[0])) == ((0, 1) if poison else (1, 0))
+
+
 def test_conversions_round_as_numpy_does():
     """All float16 and bfloat16 numbers and many float32 between them, by a step that moves nothing."""
     for dtype, bits in ((np.float16, np.uint16), (ml_dtypes.bfloat16, np.uint16)):

@@ -759,7 +759,7 @@ class Engine : StepEngine {
     const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
     if (gradients && (global || !moments)) SumGradients(0, step_.count);
     if (!gradients) CopySums();
-    if (!moments && !apply) return Commit(true);
+    if (step_.stages == kGradientStage) return kOk;
     const double total = gradients && !global ? 0.0 : TotalGradientSum();
     // Whoever knows of more gradients than these may pass a scale that is not a number.
     if ((step_.flags & kSkipNonfinite) != 0 && !std::isfinite(total * step_.constants[kUnscale])) return Skip();
@@ -779,7 +779,8 @@ class Engine : StepEngine {
         Pass(first, last, true, MoveChunk<Rule>);
       }
     }
-    if (apply) {
+    // A launch that only commits knows sums that those before it did not: see ms_optim/_sharding.py.
+    if (apply || !moments) {
       for (int i = 0; i < step_.count; ++i) Report(i, true);
     }
     return Commit(true);

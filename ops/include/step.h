@@ -17,7 +17,7 @@
 //   statistics    float32 [N, kStatistics], written
 //   n weights, written; n gradients; n of each state, written; a float32 master, written, for each weight of
 //   lower precision if kMasters; a float32 array of scales, written, for each state held in 8-bit codes. A launch of
-//   the gradient stage alone takes the gradients and nothing else of these.
+//   the gradient stage alone takes the gradients and nothing else of these, one of the commit stage alone nothing.
 //
 // If kBetaPowers, beta1_power and beta2_power, float32 [1], written, follow statistics.
 //
@@ -48,7 +48,7 @@ enum Stage : unsigned {
   kGradientStage = 1,  // sums of squares of the gradients, before anything is decided
   kMomentsStage = 2,   // new states, and the sums of squares of weights and directions
   kApplyStage = 4,     // new weights
-  kCommitStage = 8,    // count the step, or count it as skipped
+  kCommitStage = 8,    // count the step, or count it as skipped; alone, report from sums as well
 };
 
 enum SharedFlag : unsigned {
@@ -224,6 +224,7 @@ class ArgumentReader {
 inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::vector<Tensor> *tensors) {
   const bool gradients_only = step.stages == kGradientStage, returned = (step.flags & kReturned) != 0;
   const int n = static_cast<int>(tensors->size());
+  if (step.stages == kCommitStage) return;
   in->Require(!returned || in->count() - n >= in->next(), kWrongCount);
   if (!in->ok()) return;
   for (int i = 0; i < n; ++i) {

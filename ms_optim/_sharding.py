@@ -1,0 +1,194 @@
+"""Tensors of which each process holds a slice: their norms are those of the whole tensor.
+
+A param group says by `shard_group` between which processes its tensors are split. Each process sums squares over what
+it holds; where a step needs a norm, the sums of all split tensors are exchanged at once and added up, on every process
+in the same order, so that all go on with the same bits. All else about a step stays with the process.
+
+Sums are exchanged between two phases of a step:
+
+    gradients | moments and weights | commit     a rule that looks at single elements
+    gradients | moments | weights and commit     a layer-wise rule
+
+where gradients have a phase of their own only if all of them are looked at first, for clipping, say.
+"""
+
+# ShardedStep reads attributes of the optimizer it is mixed into.
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore import communication as comm
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from ._arguments import fail
+
+KEY = "shard_group"
+# In the others MindSpore splits tensors itself, or averages gradients over processes that hold different slices.
+PARALLEL_MODES = ("stand_alone", "hybrid_parallel")
+
+
+def take_shard_groups(optimizer: str, params: list[Any], supported: bool) -> tuple[list[Any], dict[str, str]]:
+    """Take the key `shard_group`, which nn.Optimizer does not know, out of param groups.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        params: Parameters or param groups, checked.
+        supported: Whether the optimizer's tensors may be split.
+
+    Returns:
+        The same without the key, and by name of the split parameters the communication group of each.
+
+    Raises:
+        ValueError: If the optimizer's tensors may not be split, communication is not initialized, a group is not known,
+            or the parallel mode does not fit.
+    """
+    taken, found = [], {}
+    for i, group in enumerate(params):
+        if isinstance(group, dict) and KEY in group:
+            argument = f"params[{i}][{KEY!r}]"
+            if not supported:
+                raise ValueError(
+                    f"For '{optimizer}', '{argument}' must be left out: it exchanges gradients of whole tensors itself."
+                )
+            _check_shard_group(optimizer, argument, group[KEY])
+            if comm.get_group_size(group[KEY]) > 1:
+                found |= {p.name: group[KEY] for p in group["params"]}
+            group = {key: value for key, value in group.items() if key != KEY}
+        taken.append(group)
+    return taken, found
+
+
+def _check_shard_group(optimizer: str, argument: str, group: str) -> None:
+    if not comm.GlobalComm.INITED:
+        fail(ValueError, optimizer, argument, "left out before mindspore.communication.init() is called", group)
+    try:
+        known = comm.get_rank() in comm.get_process_group_ranks(group)
+    except (RuntimeError, ValueError):
+        known = False
+    if not known:
+        expected = "the name of a communication group that this process belongs to, made by create_group"
+        fail(ValueError, optimizer, argument, f"{expected}, or '{comm.GlobalComm.WORLD_COMM_GROUP}'", group)
+    mode = ms.get_auto_parallel_context("parallel_mode")
+    if mode not in PARALLEL_MODES:
+        raise ValueError(
+            f"For '{optimizer}', the parallel mode must be one of {list(PARALLEL_MODES)} where '{argument}' is given, "
+            f"but is '{mode}'."
+        )
+
+
+class _GroupSum(nn.Cell):
+    """Adds up some rows of a table over the processes of one communication group, in the same order on each.
+
+    Each process puts its rows into a place of its own among zeros, and AllReduce brings all of them to all: adding
+    zeros rounds nothing. (On CPU, AllGather knows no group but that of all processes.) Sums of squares travel as their
+    roots, whose range is float32's, and these as two float32 numbers, high and low: on CPU, collectives do not take
+    float64, or take it for float32.
+    """
+
+    def __init__(self, group: str, rows: list[int]):
+        super().__init__(auto_prefix=False)
+        self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, group)
+        own, count = comm.get_rank(group), comm.get_group_size(group)
+        self.is_own = Tensor([[[[place == own]]] for place in range(count)])
+        self.rows, self.places = Tensor(rows, mstype.int32), Tensor([[row] for row in rows], mstype.int32)
+
+    def construct(self, table):
+        mine = ops.gather(table, self.rows, 0)
+        roots = ops.sign(mine) * ops.sqrt(ops.abs(mine))
+        high = F.cast(roots, mstype.float32)
+        low = F.cast(roots - F.cast(high, roots.dtype), mstype.float32)
+        pair = ops.stack((high, ops.where(ops.isfinite(low), low, ops.zeros_like(low))))
+        pairs = F.cast(self.all_reduce(ops.where(self.is_own, pair, ops.zeros_like(pair))), roots.dtype)
+        parts = pairs[:, 0] + pairs[:, 1]
+        return ops.tensor_scatter_update(table, self.places, (parts * ops.abs(parts)).sum(0))
+
+
+class SumOverProcesses(nn.Cell):
+    """Adds up the rows of split tensors in a table of sums, one exchange for each communication group.
+
+    Args:
+        groups: For each row the communication group of its tensor; None if it is whole.
+    """
+
+    def __init__(self, groups: list[str | None]):
+        super().__init__(auto_prefix=False)
+        rows: dict[str, list[int]] = {}
+        for row, group in enumerate(groups):
+            if group is not None:
+                rows.setdefault(group, []).append(row)
+        # All processes have the same tensors in the same order, and exchange over their groups in the same order.
+        self.groups = nn.CellList([_GroupSum(group, places) for group, places in rows.items()])
+
+    def construct(self, table):
+        """Return the table, of any float dtype and of shape (tensors, sums), with sums of whole tensors."""
+        for group in self.groups:
+            table = group(table)
+        return table
+
+
+class ShardedStep:
+    """What split tensors add to a step, fused or composite; a mixin that reads the optimizer's attributes."""
+
+    def _prepare_sharding(self, shard_groups: dict[str, str]):
+        self._sharded = bool(shard_groups)
+        self._sum_over_processes = SumOverProcesses([shard_groups.get(p.name) for p in self._parameters])
+
+    def _whole_sums(self, phase, sums, known):
+        """Return the sums that a phase of launches made, of whole tensors; after the last phase nobody needs them.
+
+        The first phase settles the gradients' sums: a launch that skips the step only passes them on, and even where
+        one sums them up anew, all launches shall clip alike.
+
+        Args:
+            phase: Which phase it is, from 0.
+            sums: What the launches returned, float64 of shape (tensors, kinds of sums); gradients' sums are in front.
+            known: What this returned after the phase before.
+        """
+        if phase + 1 == len(self._phases):
+            return sums
+        whole = self._sum_over_processes(sums)
+        return whole if phase == 0 else ops.concat((known[:, :1], whole[:, 1:]), 1)
+
+    def _whole_norms(self, norms):
+        """Return the norms of whole tensors from a table of those of slices, of shape (tensors, kinds of norms)."""
+        return ops.sqrt(self._sum_over_processes(ops.square(norms)))
+
+    def _whole_survey(self, norms, finite):
+        """Return what is known of whole gradients: for each its norm, and whether it is finite."""
+        infinite = 1.0 - F.cast(ops.stack(finite), mstype.float32)
+        whole = self._whole_norms(ops.stack((ops.stack(norms), infinite), 1))
+        norms, finite = (), ()
+        for i in range(self.param_length):
+            norms += (whole[i, 0],)
+            finite += (whole[i, 1] == 0.0,)
+        return norms, finite
+
+    def _sharded_composite_step(self, rates, gradients):
+        """Run the step in MindSpore's operators, all tensors a phase at a time."""
+        gradients, norms, finite, applied, clip = self._surveyed(gradients)
+        scalars = self.scalars(F.cast(self.global_step, self._step_dtype).reshape(()) + 1.0)
+        directed, found = (), ()
+        for i in range(self.param_length):
+            directed += (self._directed(i, scalars, rates, gradients[i], norms[i], clip),)
+            found += (ops.stack(self._norms_of(directed[i])),)
+        found = self._whole_norms(ops.stack(found))
+        update_norms, ratios = (), ()
+        for i in range(self.param_length):
+            update_norm, ratio = self._moved(i, rates, directed[i], found[i], applied)
+            update_norms += (update_norm.reshape((1,)),)
+            ratios += (ratio,)
+        update_norms = self._whole_norms(ops.stack(update_norms))[:, 0]
+        columns = (
+            ops.stack(norms),
+            found[:, 0],
+            update_norms,
+            ops.stack(ratios),
+            F.cast(ops.stack(finite), mstype.float32),
+        )
+        self._count(applied, ops.stack(columns, 1))
+        return applied

@@ -1,0 +1,107 @@
+"""What the processes of test_sharding.py and the test itself agree on."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import reference
+from harness import NUMPY
+
+import ms_optim
+
+# Split along the first dimension, but for the whole ones. A slice of the largest is more than one chunk.
+SHAPES = {
+    "split.matrix": (13, 11),
+    "whole.vector": (17,),
+    "split.convolution": (6, 4, 3, 3),
+    "split.zero": (9, 5),
+    "split.large": (3500, 20),
+    "whole.matrix": (5, 3),
+    "whole.scalar": (),
+    "split.vector": (4097,),
+}
+NAMES = list(SHAPES)
+CENTRALIZED = ("split.matrix", "split.convolution", "whole.matrix")
+RATE, SPLIT_DECAY, WHOLE_DECAY = 0.01, 0.1, 0.02
+STEPS, POISONED, POISONED_TENSOR = 10, 6, "split.vector"
+REFERENCES = {
+    ms_optim.Lamb: reference.Lamb,
+    ms_optim.LANS: reference.LANS,
+    ms_optim.AdamW: reference.AdamW,
+    ms_optim.AdamOffload: reference.AdamOffload,
+}
+ALL = {"grad_clip_norm": 3.0, "skip_nonfinite": True, "loss_scale": 8.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    optimizer: Any
+    backend: str
+    mode: str
+    arguments: dict[str, Any]
+    dtype: str = "float32"
+    group: str = "world"
+    processes: tuple[int, ...] = (2,)
+
+    @property
+    def name(self):
+        said = (*self.arguments, *([self.group] if self.group != "world" else []))
+        return "-".join((self.optimizer.__name__, self.backend, self.mode, self.dtype, *said))
+
+    def sharers(self, processes):
+        """Return how many processes share a split tensor."""
+        return processes if self.group == "world" else 2
+
+
+def _configurations():
+    both = (2, 4)
+    for optimizer in (ms_optim.Lamb, ms_optim.LANS):
+        yield Configuration(optimizer, "aot", "graph", {}, processes=both)
+        yield Configuration(optimizer, "aot", "pynative", ALL, processes=both)
+    yield Configuration(ms_optim.Lamb, "aot", "graph", ALL)
+    yield Configuration(ms_optim.LANS, "aot", "pynative", {})
+    yield Configuration(ms_optim.LANS, "aot", "graph", ALL, group="pair", processes=(4,))
+    yield Configuration(ms_optim.AdamW, "aot", "graph", ALL)
+    yield Configuration(ms_optim.AdamW, "aot", "pynative", {}, "bfloat16", processes=both)
+    yield Configuration(ms_optim.AdamOffload, "aot", "graph", {})
+    yield Configuration(ms_optim.AdamOffload, "aot", "pynative", ALL)
+    yield Configuration(ms_optim.Lamb, "aot", "pynative", {"skip_nonfinite": True}, "bfloat16")
+    yield Configuration(ms_optim.Lamb, "composite", "pynative", {})
+    yield Configuration(ms_optim.LANS, "composite", "graph", ALL)
+    yield Configuration(ms_optim.AdamW, "composite", "pynative", ALL)
+
+
+def configurations(processes):
+    return [c for c in _configurations() if processes in c.processes]
+
+
+def own_part(name, array, place, sharers):
+    """Return what one of the processes holds of a tensor: more the later it stands."""
+    if name.startswith("whole"):
+        return array
+    cuts = [round(len(array) * k * (k + 1) / (sharers * (sharers + 1))) for k in range(sharers + 1)]
+    return array[cuts[place] : cuts[place + 1]]
+
+
+def _drawn(seed, dtype, scale=1.0):
+    rng = np.random.default_rng(seed)
+    drawn = {name: np.asarray(rng.standard_normal(shape) * scale) for name, shape in SHAPES.items()}
+    return {name: x.astype(NUMPY[dtype]).astype(np.float64) for name, x in drawn.items()}
+
+
+def start(dtype):
+    drawn = _drawn(0, dtype)
+    drawn["split.zero"] *= 0.0
+    return drawn
+
+
+def is_poisoned(step, configuration):
+    return step == POISONED and bool(configuration.arguments.get("skip_nonfinite"))
+
+
+def gradients(step, configuration):
+    """Return the gradients of whole tensors; the last element of a split one is a NaN where that is skipped."""
+    drawn = _drawn([1, step], configuration.dtype, configuration.arguments.get("loss_scale", 1.0))
+    if is_poisoned(step, configuration):
+        drawn[POISONED_TENSOR][-1] = np.nan
+    return drawn

@@ -1,0 +1,93 @@
+"""One of the processes of test_sharding.py: steps with slices of tensors, and a record of what they do."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import mindspore as ms
+import numpy as np
+import pytest
+from harness import Step, numbers, tensor
+from mindspore import Parameter, communication
+from sharding import (
+    CENTRALIZED,
+    NAMES,
+    RATE,
+    SPLIT_DECAY,
+    STEPS,
+    WHOLE_DECAY,
+    configurations,
+    gradients,
+    own_part,
+    start,
+)
+
+from ms_optim import Lamb
+
+
+def groups(params, shard_group):
+    """Group parameters by whether they are split and centralized, in the order of their names."""
+    made = []
+    for kind, settings in (
+        ("split", {"weight_decay": SPLIT_DECAY, "shard_group": shard_group}),
+        ("whole", {"weight_decay": WHOLE_DECAY}),
+    ):
+        for centralized in (False, True):
+            members = [p for n, p in params.items() if n.startswith(kind) and (n in CENTRALIZED) == centralized]
+            made.append({"params": members, "grad_centralization": centralized, **settings})
+    return [*made, {"order_params": list(params.values())}]
+
+
+def refused(match):
+    with pytest.raises(ValueError, match=match):
+        Lamb([{"params": [Parameter(tensor([1.0], "float32"), name="w")], "shard_group": "nobody"}], 0.1)
+
+
+def check_refusals():
+    refused(r"params\[0\]\['shard_group'\]' must be the name of a communication group that this process belongs to")
+    world = communication.GlobalComm.WORLD_COMM_GROUP
+    ms.set_auto_parallel_context(parallel_mode="data_parallel")
+    with pytest.raises(ValueError, match=r"must be one of \['stand_alone', 'hybrid_parallel'\] .* 'data_parallel'"):
+        Lamb([{"params": [Parameter(tensor([1.0], "float32"), name="w")], "shard_group": world}], 0.1)
+    ms.reset_auto_parallel_context()
+
+
+def run(configuration, group, place, sharers, record):
+    c = configuration
+    ms.set_context(mode=ms.GRAPH_MODE if c.mode == "graph" else ms.PYNATIVE_MODE)
+    ms.set_context(pynative_synchronize=c.backend == "composite")
+    parts = {name: own_part(name, w, place, sharers) for name, w in start(c.dtype).items()}
+    params = {name: Parameter(tensor(w, c.dtype), name=name) for name, w in parts.items()}
+    optimizer = c.optimizer(groups(params, group), RATE, backend=c.backend, **c.arguments)
+    assert optimizer.fused == (c.backend == "aot")
+    call = Step(optimizer) if c.mode == "graph" else lambda *g: optimizer(g)
+    for step in range(STEPS):
+        given = gradients(step, c)
+        call(*(tensor(own_part(name, given[name], place, sharers), c.dtype) for name in NAMES))
+        for name, p in params.items():
+            record[f"{c.name}/{step}/{name}"] = numbers(p).astype(np.float32)
+        record[f"{c.name}/{step}/statistics"] = optimizer.statistics.asnumpy().copy()
+    for state in optimizer.states:
+        record[f"{c.name}/{state.name}"] = numbers(state).astype(np.float32)
+    record[f"{c.name}/counts"] = [int(optimizer.global_step.asnumpy()[0]), int(optimizer.skipped_steps.asnumpy()[0])]
+
+
+def main(processes, folder):
+    communication.init()
+    rank = communication.get_rank()
+    check_refusals()
+    world, pair = communication.GlobalComm.WORLD_COMM_GROUP, rank // 2 * 2
+    if int(processes) > 2:
+        communication.create_group(f"pair {pair}", [pair, pair + 1])
+    record = {}
+    for c in configurations(int(processes)):
+        group, place = (world, rank) if c.group == "world" else (f"pair {pair}", rank - pair)
+        run(c, group, place, c.sharers(int(processes)), record)
+    np.savez(pathlib.Path(folder) / f"{rank}.npz", **record)
+    # A process that ends before its peers' last exchange makes that fail.
+    ms.ops.AllReduce()(ms.Tensor([1.0], ms.float32)).asnumpy()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,208 @@
+"""Processes that hold slices of tensors follow the reference, which knows whole tensors only."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cases import constant
+from harness import check_close, check_units, tensor
+from mindspore import Parameter
+from sharding import (
+    CENTRALIZED,
+    NAMES,
+    POISONED_TENSOR,
+    RATE,
+    REFERENCES,
+    SHAPES,
+    SPLIT_DECAY,
+    STEPS,
+    WHOLE_DECAY,
+    configurations,
+    gradients,
+    is_poisoned,
+    own_part,
+    start,
+)
+from sources import TESTS
+from tolerances import TOLERANCE
+
+from ms_optim import LANS, AdamOffload, AdamW, DGCMomentum, Lamb, pattern_groups
+from ms_optim._fused import Launch, sharded_plan
+
+# How far a whole tensor may stray from the reference, as a vector, relative to the largest that it has been.
+RELATIVE = 1e-6
+GRADIENT, MOMENTS, APPLY, COMMIT = 1, 2, 4, 8
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run(processes, folder):
+    """Run the processes; return what each recorded."""
+    binaries = pathlib.Path(sys.executable).parent
+    command = [str(binaries / "msrun"), f"--worker_num={processes}", f"--local_worker_num={processes}", "--join=True"]
+    command += [f"--master_port={free_port()}", f"--log_dir={folder}", str(TESTS / "sharding_worker.py")]
+    environment = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, str(processes), str(folder)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    logs = "".join(path.read_text()[-3000:] for path in sorted(folder.glob("worker_*.log")))
+    said = f"msrun ended with {ended.returncode}: {ended.stdout[-2000:]}{ended.stderr[-2000:]}{logs}"
+    assert all((folder / f"{rank}.npz").exists() for rank in range(processes)), said
+    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(processes)]
+
+
+def joined(name, parts, sharers):
+    """Put a tensor together from what the first processes hold of it."""
+    if name.startswith("whole"):
+        return parts[0]
+    return np.concatenate(parts[:sharers])
+
+
+def whole_reference(c):
+    n = len(NAMES)
+    decays = [SPLIT_DECAY if name.startswith("split") else WHOLE_DECAY for name in NAMES]
+    return REFERENCES[c.optimizer](
+        list(start(c.dtype).values()),
+        [constant(RATE)] * n,
+        [constant(decay) for decay in decays],
+        [name in CENTRALIZED for name in NAMES],
+        [c.dtype] * n,
+        **c.arguments,
+    )
+
+
+def check_trajectory(c, held, sharers):
+    """Hold every step of every process to the reference."""
+    expected = whole_reference(c)
+    for step in range(STEPS):
+        given = gradients(step, c)
+        expected.step(list(given.values()))
+        for i, name in enumerate(NAMES):
+            where = f"{c.name}, step {step}, {name}"
+            parts = [record[f"{c.name}/{step}/{name}"] for record in held]
+            for rank, part in enumerate(parts):
+                same = rank % sharers if name.startswith("split") else 0
+                assert part.tobytes() == parts[same].tobytes(), where
+            actual, peak = joined(name, parts, sharers), expected.peak["weight"][i]
+            if c.dtype == "float32":
+                check_tensor(actual, expected.weights[i], "weight", peak, expected, where)
+            else:
+                check_units(actual, expected.weights[i], c.dtype, 1, peak, where)
+        where, statistics = f"{c.name}, step {step}", [record[f"{c.name}/{step}/statistics"] for record in held]
+        assert all(s.tobytes() == statistics[0].tobytes() for s in statistics), where
+        if is_poisoned(step, c):
+            check_skipped(c, given, statistics[0])
+        else:
+            peak = expected.peak["statistics"]
+            check_close(statistics[0], expected.statistics, TOLERANCE["statistics"], peak, where)
+    for prefix in expected.states:
+        for i, name in enumerate(NAMES):
+            actual = joined(name, [record[f"{c.name}/{prefix}.{name}"] for record in held], sharers)
+            peak, where = expected.peak[prefix][i], f"{c.name}, {prefix}.{name}"
+            check_tensor(actual, expected.state[prefix][i], "state", peak, expected, where)
+    assert all(r[f"{c.name}/counts"].tolist() == [expected.step_count, expected.skipped] for r in held), c.name
+    assert expected.skipped == bool(c.arguments.get("skip_nonfinite"))
+
+
+def check_tensor(actual, exact, kind, peak, expected, where):
+    """Compare tensors as vectors, and element by element but where a decay may all but cancel a gradient."""
+    assert np.linalg.norm(actual - exact) <= RELATIVE * np.linalg.norm(peak), where
+    if not expected.decay_in_states:
+        check_close(actual, exact, TOLERANCE[kind], peak, where)
+
+
+def check_skipped(c, given, statistics):
+    """Statistics of a skipped step know whole gradients, and that nothing moved."""
+    finite = np.array([name != POISONED_TENSOR for name in NAMES])
+    np.testing.assert_array_equal(statistics[:, 4], finite)
+    np.testing.assert_array_equal(statistics[:, 2:4], 0.0)
+    norms = []
+    for name, g in given.items():
+        g = g / c.arguments.get("loss_scale", 1.0)
+        if name in CENTRALIZED:
+            g = g - g.mean(tuple(range(1, g.ndim)), keepdims=True)
+        norms.append(np.linalg.norm(g))
+    np.testing.assert_allclose(statistics[finite, 0], np.array(norms)[finite], rtol=RELATIVE)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_slices_follow_the_whole_tensors_trajectory(processes, tmp_path):
+    held = run(processes, tmp_path)
+    for c in configurations(processes):
+        check_trajectory(c, held, c.sharers(processes))
+
+
+@pytest.mark.parametrize("sharers", [2, 4])
+def test_tensors_are_split_unevenly(sharers):
+    for name, shape in SHAPES.items():
+        if name.startswith("split"):
+            parts = [own_part(name, np.zeros(shape), place, sharers) for place in range(sharers)]
+            assert sum(map(len, parts)) == shape[0]
+            assert 0 < len(parts[0]) < len(parts[-1])
+
+
+# ---- Phases ------------------------------------------------------------------------------------------------------
+
+
+def test_phases_of_layerwise_rules():
+    everything = (0, 1, 2)
+    lamb = [[Launch(GRADIENT + MOMENTS, everything)], [Launch(APPLY + COMMIT, everything)]]
+    assert sharded_plan(3, 3, True, False) == lamb
+    stages = [[launch.stages for launch in phase] for phase in sharded_plan(3, 2, True, True)]
+    assert stages == [[GRADIENT] * 2, [MOMENTS] * 2, [APPLY, APPLY + COMMIT]]
+
+
+def test_phases_of_rules_that_look_at_single_elements():
+    def stages(looks_first):
+        return [[launch.stages for launch in phase] for phase in sharded_plan(3, 3, False, looks_first)]
+
+    assert stages(False) == [[GRADIENT + MOMENTS + APPLY], [COMMIT]]
+    assert stages(True) == [[GRADIENT], [MOMENTS + APPLY], [COMMIT]]
+
+
+# ---- Arguments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parameter():
+    return Parameter(tensor(np.ones((4, 3)), "float32"), name="w")
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, Lamb, LANS, AdamOffload])
+def test_a_group_needs_a_name_and_communication(optimizer, parameter):
+    with pytest.raises(TypeError, match=r"params\[0\]\['shard_group'\]' must be of type str, but got 3"):
+        optimizer([{"params": [parameter], "shard_group": 3}], 0.1)
+    expected = r"params\[1\]\['shard_group'\]' must be left out before mindspore.communication.init\(\) is called"
+    other = Parameter(tensor([1.0], "float32"), name="v")
+    with pytest.raises(ValueError, match=expected):
+        optimizer([{"params": [other]}, {"params": [parameter], "shard_group": "mccl_world_group"}], 0.1)
+
+
+def test_dgc_refuses_slices(parameter):
+    with pytest.raises(ValueError, match=r"'DGCMomentum', 'params\[0\]\['shard_group'\]' must be left out: it exch"):
+        DGCMomentum([{"params": [parameter], "shard_group": "mccl_world_group"}], 0.1, 0.9, 0)
+
+
+def test_patterns_may_name_a_group(parameter, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    other = Parameter(tensor([1.0], "float32"), name="v")
+    groups = pattern_groups([parameter, other], {"w": {"shard_group": "tensor parallel"}})
+    assert groups[0] == {"params": [parameter], "shard_group": "tensor parallel"}
+    assert "shard_group" in str(groups)
+    assert "tensor parallel" in str(groups)
+    assert "shard_group" not in str(pattern_groups([parameter, other], {"w": {"lr": 0.1}}))
+    with pytest.raises(TypeError, match=r"shard_group'\]' must be of type str"):
+        pattern_groups([parameter], {"w": {"shard_group": None}})

@@ -25,10 +25,12 @@ from ._arguments import (
 )
 from ._composite import CompositeStep, dense
 from ._fused import FusedStep
+from ._shares import Shares, SplitStep, workers
 from ._state import StateDict
 
 _check_shapes = constexpr(check=False)(check_shapes)
 _warned: set[str] = set()
+BYTES = {mstype.float32: 4, mstype.bfloat16: 2, mstype.int8: 1, mstype.uint8: 1}
 
 
 class Rule(NamedTuple):
@@ -65,12 +67,12 @@ def _state_dtype(state_dtype, k, size):
     return mstype.float32
 
 
-def _zeros_like(prefix, parameter, dtype):
+def _zeros_like(prefix, parameter, dtype, shape):
     """Make zeros with what parallel training knows of a parameter.
 
     ``Parameter.clone`` would keep the dtype, and spoil a parameter whose data is yet to be initialized.
     """
-    state = Parameter(initializer("zeros", parameter.shape, dtype), requires_grad=parameter.requires_grad)
+    state = Parameter(initializer("zeros", shape, dtype), requires_grad=parameter.requires_grad)
     info = parameter.param_info.clone()
     info.obj = state
     if not hasattr(parameter.param_info, "cloned_obj"):
@@ -82,14 +84,14 @@ def _zeros_like(prefix, parameter, dtype):
     return state
 
 
-def _scales_of(prefix, parameter):
-    """Make the scales of a state that is held in codes, one for each block."""
-    blocks = -(-parameter.size // _kernels.CODE_BLOCK)
+def _scales_of(prefix, parameter, size):
+    """Make the scales of a state of some size that is held in codes, one for each block."""
+    blocks = -(-size // _kernels.CODE_BLOCK)
     zeros = initializer("zeros", (blocks,), mstype.float32)
     return Parameter(zeros, name=f"{prefix}_scale.{parameter.name}", requires_grad=False)
 
 
-class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
+class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeStep):
     """Base of the optimizers: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -108,12 +110,14 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
     decays_every_name = False
     # Whether the rule's arithmetic runs on the host whatever the device.
     runs_on_host = False
+    # Whether the states may be split over workers.
+    takes_shares = True
     # Parameters that the step keeps at beta1^t and beta2^t for checkpoints.
     beta_powers: tuple[Parameter, ...] = ()
 
     def __init__(self, params, learning_rate, weight_decay, rule: Rule, **shared):
         name = type(self).__name__
-        options = Options.of(name, shared)
+        options = Options.of(name, shared, () if self.takes_shares else ("shard_states",))
         params = [group for group in check_params(name, params) if group != {"params": []}]
         learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
         check_weight_decay(name, weight_decay)
@@ -123,6 +127,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
         self.options = options
         self.rule = rule
         self._collect_rates()
+        self._look_at_parameters()
+        self.shares = self._split_states(rule, options)
         self._create_states(rule, options)
         self._prepare_step(rule, options)
 
@@ -203,27 +209,61 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
         object.__setattr__(self, "_rates", tuple(rates))
         self._rate_is_cell = tuple(isinstance(rate, nn.Cell) for rate in rates)
 
+    def _look_at_parameters(self):
+        """Note what the step is to know of the parameters."""
+        self._names = tuple(p.name for p in self._parameters)
+        self._shapes = tuple(p.shape for p in self._parameters)
+        flags = self.grad_centralization_flags if self.is_group else (False,) * self.param_length
+        self._centralized = tuple(flag and len(shape) > 1 for flag, shape in zip(flags, self._shapes))
+
+    def _split_states(self, rule, options):
+        """Return which part of the states this worker keeps; None: all."""
+        these = workers()
+        self._splits = options.shard_states and these.count > 1
+        if not self._splits:
+            return None
+        mode = ms.get_auto_parallel_context("parallel_mode")
+        if mode not in ("stand_alone", "data_parallel") or self.use_parallel:
+            what = f"the parallel mode '{mode}'" + " with enable_parallel_optimizer" * self.use_parallel
+            raise ValueError(
+                f"For '{type(self).__name__}', shard_states=True is for the parallel modes 'stand_alone' and "
+                f"'data_parallel', without enable_parallel_optimizer, but this is {what}."
+            )
+        costs = []
+        for p in self._parameters:
+            dtypes = [_state_dtype(options.state_dtype, k, p.size) for k in range(len(rule.states))]
+            master = options.master_weights and p.dtype != mstype.float32
+            costs.append(sum(BYTES[dtype] for dtype in dtypes) + 4 * master)
+        return Shares(these, self._names, self._shapes, costs, self._centralized, (*rule.states, "master"))
+
     def _create_states(self, rule, options):
         """Create the optimizer's parameters: states, masters, counters and statistics."""
         if options.state_dtype != "float32" and not rule.takes_low_states:
             fail(ValueError, type(self).__name__, "state_dtype", "'float32'", options.state_dtype)
+        kept = self.shares.kept if self.shares else tuple(enumerate(self._shapes))
         states, scales = [], []
         self._scale_index = ()
         for k, prefix in enumerate(rule.states):
-            for p in self._parameters:
+            for i, shape in kept:
+                p = self._parameters[i]
                 dtype = _state_dtype(options.state_dtype, k, p.size)
-                states.append(_zeros_like(prefix, p, dtype))
+                states.append(_zeros_like(prefix, p, dtype, shape))
                 coded = dtype in (mstype.int8, mstype.uint8)
                 self._scale_index += (len(scales) if coded else -1,)
                 if coded:
-                    scales.append(_scales_of(prefix, p))
+                    scales.append(_scales_of(prefix, p, states[-1].size))
         self.states, self.scales = ParameterTuple(states), ParameterTuple(scales)
         self._state_count = len(rule.states)
-        low = [p for p in self._parameters if p.dtype != mstype.float32]
+        low = [(self._parameters[i], shape) for i, shape in kept if self._parameters[i].dtype != mstype.float32]
         low = low if options.master_weights else []
-        self.masters = ParameterTuple([_zeros_like("master", p, mstype.float32) for p in low])
-        places = {p.name: i for i, p in enumerate(low)}
+        self.masters = ParameterTuple([_zeros_like("master", p, mstype.float32, shape) for p, shape in low])
+        places = {p.name: i for i, (p, _) in enumerate(low)}
         self._master_index = tuple(places.get(p.name, -1) for p in self._parameters)
+        if self.shares:
+            for p in (*states, *self.masters, *scales):
+                # Else data parallelism would make all workers begin with the first one's.
+                p.layerwise_parallel = True
+            self.state_shares = self.shares.entry((*states, *self.masters, *scales))
         self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
         self.statistics = Parameter(
             Tensor(np.zeros((self.param_length, len(_kernels.STATISTICS)), np.float32)),
@@ -234,10 +274,6 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
     def _prepare_step(self, rule, options):
         """Choose the path and lay out what it needs."""
         n = self.param_length
-        self._names = tuple(p.name for p in self._parameters)
-        self._shapes = tuple(p.shape for p in self._parameters)
-        flags = self.grad_centralization_flags if self.is_group else (False,) * n
-        self._centralized = tuple(flag and len(shape) > 1 for flag, shape in zip(flags, self._shapes))
         self._succeeded = (True,) * n
 
         self._unscale = rule.rescale / options.loss_scale
@@ -249,13 +285,21 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
         self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
         self._addresses = None
         self.fused = self._choose_backend(rule, options, "CPU" if self.runs_on_host else device)
-        if self.fused:
-            self._prepare_launches(rule, options, device)
-        elif options.state_dtype != "float32" or options.stochastic_rounding:
-            argument = "stochastic_rounding" if options.stochastic_rounding else "state_dtype"
+        needing = {
+            "stochastic_rounding": options.stochastic_rounding,
+            "state_dtype": options.state_dtype != "float32",
+            "shard_states": self._splits,
+        }
+        needing = [argument for argument, needs in needing.items() if needs]
+        if needing and not self.fused:
             raise RuntimeError(
-                f"For '{type(self).__name__}', '{argument}' needs the fused kernel: {self.backend_reason}."
+                f"For '{type(self).__name__}', '{needing[0]}' needs the fused kernel: {self.backend_reason}."
             )
+        self._layerwise = type(self).coefficients is not FusedOptimizer.coefficients
+        if self._splits:
+            self._prepare_split(rule, options, device)
+        elif self.fused:
+            self._prepare_launches(rule, options, device)
 
     def _choose_backend(self, rule, options, device):
         """Return whether the fused kernel runs; without one, say so once."""
@@ -299,7 +343,12 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep):
         gradients = kept
         _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
         rates = self._current_rates(self.global_step)
-        done = self._fused_step(rates, gradients) if self.fused else self._composite_step(rates, gradients)
+        if self._splits:
+            done = self._split_step(rates, gradients)
+        elif self.fused:
+            done = self._fused_step(rates, gradients)
+        else:
+            done = self._composite_step(rates, gradients)
         if self.use_parallel:
             done = F.depend(done, self.broadcast_params(done))
         return F.depend(self._succeeded, done)

@@ -25,12 +25,11 @@ from ._arguments import (
 )
 from ._composite import CompositeStep, dense
 from ._fused import FusedStep
-from ._shares import Shares, SplitStep, workers
+from ._shares import SplitStep
 from ._state import StateDict
 
 _check_shapes = constexpr(check=False)(check_shapes)
 _warned: set[str] = set()
-BYTES = {mstype.float32: 4, mstype.bfloat16: 2, mstype.int8: 1, mstype.uint8: 1}
 
 
 class Rule(NamedTuple):
@@ -56,15 +55,6 @@ class Rule(NamedTuple):
     at_most: int = 0
     rescale: float = 1.0
     takes_low_states: bool = True
-
-
-def _state_dtype(state_dtype, k, size):
-    """Return the dtype of the k-th state of a tensor."""
-    if state_dtype == "bfloat16":
-        return mstype.bfloat16
-    if state_dtype == "8bit" and size >= _kernels.LEAST_CODED:
-        return mstype.int8 if k == 0 else mstype.uint8
-    return mstype.float32
 
 
 def _zeros_like(prefix, parameter, dtype, shape):
@@ -216,26 +206,6 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         flags = self.grad_centralization_flags if self.is_group else (False,) * self.param_length
         self._centralized = tuple(flag and len(shape) > 1 for flag, shape in zip(flags, self._shapes))
 
-    def _split_states(self, rule, options):
-        """Return which part of the states this worker keeps; None: all."""
-        these = workers()
-        self._splits = options.shard_states and these.count > 1
-        if not self._splits:
-            return None
-        mode = ms.get_auto_parallel_context("parallel_mode")
-        if mode not in ("stand_alone", "data_parallel") or self.use_parallel:
-            what = f"the parallel mode '{mode}'" + " with enable_parallel_optimizer" * self.use_parallel
-            raise ValueError(
-                f"For '{type(self).__name__}', shard_states=True is for the parallel modes 'stand_alone' and "
-                f"'data_parallel', without enable_parallel_optimizer, but this is {what}."
-            )
-        costs = []
-        for p in self._parameters:
-            dtypes = [_state_dtype(options.state_dtype, k, p.size) for k in range(len(rule.states))]
-            master = options.master_weights and p.dtype != mstype.float32
-            costs.append(sum(BYTES[dtype] for dtype in dtypes) + 4 * master)
-        return Shares(these, self._names, self._shapes, costs, self._centralized, (*rule.states, "master"))
-
     def _create_states(self, rule, options):
         """Create the optimizer's parameters: states, masters, counters and statistics."""
         if options.state_dtype != "float32" and not rule.takes_low_states:
@@ -246,7 +216,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         for k, prefix in enumerate(rule.states):
             for i, shape in kept:
                 p = self._parameters[i]
-                dtype = _state_dtype(options.state_dtype, k, p.size)
+                dtype = _kernels.state_dtype(options.state_dtype, k, p.size)
                 states.append(_zeros_like(prefix, p, dtype, shape))
                 coded = dtype in (mstype.int8, mstype.uint8)
                 self._scale_index += (len(scales) if coded else -1,)
@@ -260,9 +230,6 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         places = {p.name: i for i, (p, _) in enumerate(low)}
         self._master_index = tuple(places.get(p.name, -1) for p in self._parameters)
         if self.shares:
-            for p in (*states, *self.masters, *scales):
-                # Else data parallelism would make all workers begin with the first one's.
-                p.layerwise_parallel = True
             self.state_shares = self.shares.entry((*states, *self.masters, *scales))
         self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
         self.statistics = Parameter(

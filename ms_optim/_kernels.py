@@ -72,6 +72,15 @@ LEAST_CODED = 4096  # elements of the smallest tensor whose states are worth cod
 DTYPES = {ms.float32: 0, ms.float16: 1, ms.bfloat16: 2, ms.int8: 3, ms.uint8: 4}
 
 
+def state_dtype(kind: str, k: int, size: int) -> ms.dtype.Type:
+    """Return the dtype of the k-th state of a tensor of some size, for the argument `state_dtype`."""
+    if kind == "bfloat16":
+        return ms.bfloat16
+    if kind == "8bit" and size >= LEAST_CODED:
+        return ms.int8 if k == 0 else ms.uint8
+    return ms.float32
+
+
 def device_target() -> str:
     """Return the device that MindSpore runs on: "CPU", "GPU" or "Ascend"."""
     return ms.get_context("device_target")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -29,6 +29,7 @@ from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 GRAIN = 1024
 # What a worker sends at once. It bounds the memory that a step needs besides: as much for each worker.
 WINDOW_BYTES = 64 << 20
+BYTES = {ms.float32: 4, ms.bfloat16: 2, ms.int8: 1, ms.uint8: 1}
 # The entry of a state dict that says which part of each state the others are.
 ENTRY = "state_shares"
 
@@ -41,6 +42,10 @@ class Workers(NamedTuple):
     rank: int
     count: int
     group: str | None
+
+    def all_gather(self):
+        """Return the operator that concatenates the workers' tensors."""
+        return ops.AllGather(self.group)
 
 
 def workers() -> Workers:
@@ -117,8 +122,11 @@ class Shares:
                 found[f"{prefix}_scale.{name}"] = (blocks if begin < end else None, [-(-size // block)])
         return found
 
-    def entry(self, held: Iterable[Parameter]) -> Parameter:
+    def entry(self, held: Sequence[Parameter]) -> Parameter:
         """Return the entry of this worker's state dicts that says what its states are parts of: JSON, as bytes."""
+        for p in held:
+            # Else data parallelism would make all workers begin with the first one's.
+            p.layerwise_parallel = True
         parts, these = self.parts(), self.workers
         text = {"worker": these.rank, "workers": these.count, "parts": {p.name: parts[p.name] for p in held}}
         data = np.frombuffer(json.dumps(text).encode(), np.uint8)
@@ -212,14 +220,14 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         raise ValueError(f"For 'merge_states', all shares must be of the same step, but got those of steps {steps}.")
     split = {key for one in told for key in one["parts"]} | {ENTRY}
     full = {key: Tensor(value.asnumpy(), value.dtype) for key, value in states[0].items() if key not in split}
-    arrays: dict[str, np.ndarray] = {}
+    parts: dict[str, list] = {}
     for state, one in zip(states, told):
-        for key, ((begin, end), shape) in one["parts"].items():
-            part = state[key].asnumpy()
-            whole = arrays.setdefault(key, np.empty(math.prod(shape), part.dtype))
-            whole[begin:end] = part
-            if end == whole.size:
-                full[key] = Tensor(whole.reshape(shape), state[key].dtype)
+        for key, ((begin, _), shape) in one["parts"].items():
+            parts.setdefault(key, []).append((begin, shape, state[key]))
+    for key, found in parts.items():
+        found.sort(key=lambda part: part[0])
+        whole = np.concatenate([part.asnumpy() for _, _, part in found])
+        full[key] = Tensor(whole.reshape(found[0][1]), found[0][2].dtype)
     return full
 
 
@@ -266,7 +274,7 @@ class Window(nn.Cell):
         # Packing only reads the weights, but no earlier than they are written: as if it wrote them.
         self.pack = _kernels.operator("pack", "CPU", (False,) + (True,) * n, [((words,), ms.int32)])
         self.unpack = _kernels.operator("unpack", "CPU", (False,) * 2 + (True,) * n, [((1,), ms.int32)])
-        self.all_gather = ops.AllGather(these.group)
+        self.all_gather = these.all_gather()
 
     def construct(self, weights):
         """Gather the weights of the window."""
@@ -293,6 +301,26 @@ class SplitStep:
     5. The new weights are gathered.
     """
 
+    def _split_states(self, rule, options):
+        """Return which part of the states this worker keeps; None: all."""
+        these = workers()
+        self._splits = options.shard_states and these.count > 1
+        if not self._splits:
+            return None
+        mode = ms.get_auto_parallel_context("parallel_mode")
+        if mode not in ("stand_alone", "data_parallel") or self.use_parallel:
+            what = f"the parallel mode '{mode}'" + " with enable_parallel_optimizer" * self.use_parallel
+            raise ValueError(
+                f"For '{self.cls_name}', shard_states=True is for the parallel modes 'stand_alone' and "
+                f"'data_parallel', without enable_parallel_optimizer, but this is {what}."
+            )
+        costs = []
+        for p in self._parameters:
+            states = (_kernels.state_dtype(options.state_dtype, k, p.size) for k in range(len(rule.states)))
+            master = options.master_weights and p.dtype != ms.float32
+            costs.append(sum(BYTES[dtype] for dtype in states) + 4 * master)
+        return Shares(these, self._names, self._shapes, costs, self._centralized, (*rule.states, "master"))
+
     def _prepare_split(self, rule, options, device):
         """Lay out the launches."""
         if device != "CPU":
@@ -300,7 +328,7 @@ class SplitStep:
         n, shares, layout = self.param_length, self.shares, self._lay_out(rule, options)
         self._ranges = Tensor(shares.own)
         self._worker_count = shares.workers.count
-        self._gather = ops.AllGather(shares.workers.group)
+        self._gather = shares.workers.all_gather()
         self._surveys = self.normalizes_gradient or options.grad_clip_norm is not None or options.skip_nonfinite
         flags = self._shared_flags(rule, options)
 

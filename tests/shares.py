@@ -22,6 +22,9 @@ CONFIGURATIONS = {
     "lans": (ms_optim.LANS, "float32", {"skip_nonfinite": True}),
     "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
 }
+# What is run in Graph mode, too, and what is saved and resumed in between.
+IN_GRAPH = ("adamw, rounded", "lamb, clipped")
+RESUMED = ("adamw, rounded", "adamw, masters", "lamb")
 ELEMENTWISE = [name for name in CONFIGURATIONS if name.startswith(("adamw", "offload"))]
 
 

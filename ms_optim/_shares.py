@@ -28,7 +28,7 @@ from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 # Cuts are where the kernels' tiles end: the sums of a tile are then the same, whoever takes it.
 GRAIN = 1024
 # What a worker sends at once. It bounds the memory that a step needs besides: as much for each worker.
-WINDOW_BYTES = 64 << 20
+WINDOW_BYTES = 16 << 20
 BYTES = {ms.float32: 4, ms.bfloat16: 2, ms.int8: 1, ms.uint8: 1}
 # The entry of a state dict that says which part of each state the others are.
 ENTRY = "state_shares"

@@ -2,6 +2,8 @@
 
     python benchmarks/sharded_states.py
     msrun --worker_num=2 --local_worker_num=2 --join=True benchmarks/sharded_states.py
+
+Each worker prints a line.
 """
 
 import os

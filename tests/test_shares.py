@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness import numbers
 from mindspore import Parameter, Tensor
-from native import call
+from native import Launch, call
 from shares import CONFIGURATIONS, ELEMENTWISE, IN_GRAPH, RESUMED, SHAPES, WORKERS, build, gradients
 from sources import TESTS
 from test_exchange import free_port
@@ -87,6 +87,23 @@ def test_the_copies_refuse_what_is_out_of_bounds():
         assert call("ms_optim_unpack", [np.array([piece]), wire, weight, np.zeros(1, np.int32)]) == status
     assert wire.view(np.float32).tolist() == [2.0, 3.0, 4.0, 5.0]
     assert call("ms_optim_pack", [np.array([[0, 0, 4, 0]]), weight, np.zeros(4, np.float32)]) == 2
+
+
+@pytest.mark.parametrize(
+    "begin, end, rows, status",
+    [(256, 1000, 0, 0), (100, 844, 0, 3), (768, 1512, 0, 3), (-256, 488, 0, 3), (256, 1000, 10, 3)],
+)
+def test_the_kernel_refuses_ranges_that_cannot_be(begin, end, rows, status):
+    """Of 1,000 elements and states for 744: not cut at a block, past the end, within a row of 100."""
+    shape = (rows, 1000 // rows) if rows else (1000,)
+    weight, gradient = np.ones(shape, np.float32), np.ones(shape, np.float32)
+    states = [[np.zeros(744, np.float32)], [np.zeros(744, np.float32)]]
+    layout = [[0, -1, rows, 0]]
+    launch = Launch("ms_optim_adamw", [weight], [gradient], states, (0.9, 0.999, 1e-8), 4, layout=layout, shared=256)
+    launch.arrays.insert(5, np.array([[begin, end]]))
+    assert call("ms_optim_adamw", launch.arrays) == status
+    if status == 0:
+        assert ((weight != 1.0) == (np.arange(1000) >= 256)).all()
 
 
 # ---- Two processes -------------------------------------------------------------------------------------------------

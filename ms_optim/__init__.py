@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from ._shares import merge_states
 from .adam_offload import AdamOffload
 from .adamw import AdamW
 from .dgc_momentum import DGCMomentum
@@ -41,6 +42,7 @@ __all__ = [
     "WeightDecaySchedule",
     "fold_residuals",
     "layerwise_groups",
+    "merge_states",
     "no_decay_groups",
     "pattern_groups",
 ]

@@ -28,9 +28,10 @@ class Unclipped(TypedDict, total=False):
 
 
 class Unscaled(Unclipped, total=False):
-    """The same with global clipping."""
+    """The same with global clipping and states that may be split over workers."""
 
     grad_clip_norm: float | None
+    shard_states: bool
 
 
 class Shared(Unscaled, total=False):
@@ -50,20 +51,22 @@ class Options:
     stochastic_rounding: bool = False
     skip_nonfinite: bool = False
     backend: str = "auto"
+    shard_states: bool = False
 
     @classmethod
-    def of(cls, optimizer: str, given: dict[str, Any]) -> Options:
+    def of(cls, optimizer: str, given: dict[str, Any], without: Sequence[str] = ()) -> Options:
         """Check the keyword arguments given to an optimizer.
 
         Args:
             optimizer: Name of the optimizer's class, for the errors.
             given: Keyword arguments by name.
+            without: Names that this optimizer does not take.
 
         Raises:
             TypeError: If a name is unknown or a value has the wrong type.
             ValueError: If a value is out of range.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = [field.name for field in dataclasses.fields(cls) if field.name not in without]
         unknown = [name for name in given if name not in known]
         if unknown:
             raise TypeError(
@@ -73,7 +76,7 @@ class Options:
         check_positive(optimizer, "loss_scale", options.loss_scale)
         if options.grad_clip_norm is not None:
             check_positive(optimizer, "grad_clip_norm", options.grad_clip_norm)
-        for name in ("master_weights", "stochastic_rounding", "skip_nonfinite"):
+        for name in ("master_weights", "stochastic_rounding", "skip_nonfinite", "shard_states"):
             check_type(optimizer, name, getattr(options, name), bool)
         check_choice(optimizer, "state_dtype", options.state_dtype, STATE_DTYPES)
         check_choice(optimizer, "backend", options.backend, BACKENDS)

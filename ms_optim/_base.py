@@ -26,6 +26,7 @@ from ._arguments import (
 from ._composite import CompositeStep, dense
 from ._fused import FusedStep
 from ._sharding import ShardedStep, take_shard_groups
+from ._shares import SplitStep
 from ._state import StateDict
 
 _check_shapes = constexpr(check=False)(check_shapes)
@@ -59,21 +60,12 @@ class Rule(NamedTuple):
     takes_low_states: bool = True
 
 
-def _state_dtype(state_dtype, k, size):
-    """Return the dtype of the k-th state of a tensor."""
-    if state_dtype == "bfloat16":
-        return mstype.bfloat16
-    if state_dtype == "8bit" and size >= _kernels.LEAST_CODED:
-        return mstype.int8 if k == 0 else mstype.uint8
-    return mstype.float32
-
-
-def _zeros_like(prefix, parameter, dtype):
+def _zeros_like(prefix, parameter, dtype, shape):
     """Make zeros with what parallel training knows of a parameter.
 
     ``Parameter.clone`` would keep the dtype, and spoil a parameter whose data is yet to be initialized.
     """
-    state = Parameter(initializer("zeros", parameter.shape, dtype), requires_grad=parameter.requires_grad)
+    state = Parameter(initializer("zeros", shape, dtype), requires_grad=parameter.requires_grad)
     info = parameter.param_info.clone()
     info.obj = state
     if not hasattr(parameter.param_info, "cloned_obj"):
@@ -85,14 +77,14 @@ def _zeros_like(prefix, parameter, dtype):
     return state
 
 
-def _scales_of(prefix, parameter):
-    """Make the scales of a state that is held in codes, one for each block."""
-    blocks = -(-parameter.size // _kernels.CODE_BLOCK)
+def _scales_of(prefix, parameter, size):
+    """Make the scales of a state of some size that is held in codes, one for each block."""
+    blocks = -(-size // _kernels.CODE_BLOCK)
     zeros = initializer("zeros", (blocks,), mstype.float32)
     return Parameter(zeros, name=f"{prefix}_scale.{parameter.name}", requires_grad=False)
 
 
-class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep, ShardedStep):
+class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeStep, ShardedStep):
     """Base of the optimizers: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -113,14 +105,20 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep, ShardedS
     takes_shard_groups = True
     # Whether the rule's arithmetic runs on the host whatever the device.
     runs_on_host = False
+    # Whether the states may be split over workers.
+    takes_shares = True
     # Parameters that the step keeps at beta1^t and beta2^t for checkpoints.
     beta_powers: tuple[Parameter, ...] = ()
 
     def __init__(self, params, learning_rate, weight_decay, rule: Rule, **shared):
         name = type(self).__name__
-        options = Options.of(name, shared)
+        options = Options.of(name, shared, () if self.takes_shares else ("shard_states",))
         params, shard_groups = take_shard_groups(name, check_params(name, params), self.takes_shard_groups)
         params = [group for group in params if group != {"params": []}]
+        if shard_groups and options.shard_states:
+            raise ValueError(
+                f"For '{name}', 'shard_states' must be False where a group of 'params' has a 'shard_group'."
+            )
         learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
         check_weight_decay(name, weight_decay)
         # The kernels unscale gradients themselves: told of the loss scale, the base class would scale the decay by it.
@@ -129,6 +127,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep, ShardedS
         self.options = options
         self.rule = rule
         self._collect_rates()
+        self._look_at_parameters()
+        self.shares = self._split_states(rule, options)
         self._create_states(rule, options)
         self._prepare_sharding(shard_groups)
         self._prepare_step(rule, options)
@@ -210,27 +210,38 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep, ShardedS
         object.__setattr__(self, "_rates", tuple(rates))
         self._rate_is_cell = tuple(isinstance(rate, nn.Cell) for rate in rates)
 
+    def _look_at_parameters(self):
+        """Note what the step is to know of the parameters."""
+        self._names = tuple(p.name for p in self._parameters)
+        self._shapes = tuple(p.shape for p in self._parameters)
+        flags = self.grad_centralization_flags if self.is_group else (False,) * self.param_length
+        self._centralized = tuple(flag and len(shape) > 1 for flag, shape in zip(flags, self._shapes))
+
     def _create_states(self, rule, options):
         """Create the optimizer's parameters: states, masters, counters and statistics."""
         if options.state_dtype != "float32" and not rule.takes_low_states:
             fail(ValueError, type(self).__name__, "state_dtype", "'float32'", options.state_dtype)
+        kept = self.shares.kept if self.shares else tuple(enumerate(self._shapes))
         states, scales = [], []
         self._scale_index = ()
         for k, prefix in enumerate(rule.states):
-            for p in self._parameters:
-                dtype = _state_dtype(options.state_dtype, k, p.size)
-                states.append(_zeros_like(prefix, p, dtype))
+            for i, shape in kept:
+                p = self._parameters[i]
+                dtype = _kernels.state_dtype(options.state_dtype, k, p.size)
+                states.append(_zeros_like(prefix, p, dtype, shape))
                 coded = dtype in (mstype.int8, mstype.uint8)
                 self._scale_index += (len(scales) if coded else -1,)
                 if coded:
-                    scales.append(_scales_of(prefix, p))
+                    scales.append(_scales_of(prefix, p, states[-1].size))
         self.states, self.scales = ParameterTuple(states), ParameterTuple(scales)
         self._state_count = len(rule.states)
-        low = [p for p in self._parameters if p.dtype != mstype.float32]
+        low = [(self._parameters[i], shape) for i, shape in kept if self._parameters[i].dtype != mstype.float32]
         low = low if options.master_weights else []
-        self.masters = ParameterTuple([_zeros_like("master", p, mstype.float32) for p in low])
-        places = {p.name: i for i, p in enumerate(low)}
+        self.masters = ParameterTuple([_zeros_like("master", p, mstype.float32, shape) for p, shape in low])
+        places = {p.name: i for i, (p, _) in enumerate(low)}
         self._master_index = tuple(places.get(p.name, -1) for p in self._parameters)
+        if self.shares:
+            self.state_shares = self.shares.entry((*states, *self.masters, *scales))
         self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
         self.statistics = Parameter(
             Tensor(np.zeros((self.param_length, len(_kernels.STATISTICS)), np.float32)),
@@ -241,10 +252,6 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep, ShardedS
     def _prepare_step(self, rule, options):
         """Choose the path and lay out what it needs."""
         n = self.param_length
-        self._names = tuple(p.name for p in self._parameters)
-        self._shapes = tuple(p.shape for p in self._parameters)
-        flags = self.grad_centralization_flags if self.is_group else (False,) * n
-        self._centralized = tuple(flag and len(shape) > 1 for flag, shape in zip(flags, self._shapes))
         self._succeeded = (True,) * n
 
         self._unscale = rule.rescale / options.loss_scale
@@ -256,13 +263,21 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep, ShardedS
         self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
         self._addresses = None
         self.fused = self._choose_backend(rule, options, "CPU" if self.runs_on_host else device)
-        if self.fused:
-            self._prepare_launches(rule, options, device)
-        elif options.state_dtype != "float32" or options.stochastic_rounding:
-            argument = "stochastic_rounding" if options.stochastic_rounding else "state_dtype"
+        needing = {
+            "stochastic_rounding": options.stochastic_rounding,
+            "state_dtype": options.state_dtype != "float32",
+            "shard_states": self._splits,
+        }
+        needing = [argument for argument, needs in needing.items() if needs]
+        if needing and not self.fused:
             raise RuntimeError(
-                f"For '{type(self).__name__}', '{argument}' needs the fused kernel: {self.backend_reason}."
+                f"For '{type(self).__name__}', '{needing[0]}' needs the fused kernel: {self.backend_reason}."
             )
+        self._layerwise = type(self).coefficients is not FusedOptimizer.coefficients
+        if self._splits:
+            self._prepare_split(rule, options, device)
+        elif self.fused:
+            self._prepare_launches(rule, options, device)
 
     def _choose_backend(self, rule, options, device):
         """Return whether the fused kernel runs; without one, say so once."""
@@ -306,7 +321,9 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, CompositeStep, ShardedS
         gradients = kept
         _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
         rates = self._current_rates(self.global_step)
-        if self.fused:
+        if self._splits:
+            done = self._split_step(rates, gradients)
+        elif self.fused:
             done = self._fused_step(rates, gradients)
         elif self._sharded:
             done = self._sharded_composite_step(rates, gradients)

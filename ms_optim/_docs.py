@@ -55,6 +55,12 @@ skip_nonfinite (bool): Whether a step with an infinity or NaN anywhere in its gr
 backend (str): "auto" runs the fused kernel where there is one, else MindSpore's own operators; "aot" insists on
     the kernel; "composite" on MindSpore's operators. Default: ``"auto"`` .
 """,
+    "shard_states": """\
+shard_states (bool): Whether the workers of data parallel training split the states: each keeps those of its share
+    of the weights, updates that, and all gather the weights. `gradients` are to be the mean over the workers
+    already, as the parallel mode "data_parallel" with gradients_mean=True makes them. It needs the fused kernel.
+    With one worker it changes nothing. Default: ``False`` .
+""",
     "inputs": """\
 - **gradients** (tuple[Tensor]) - One gradient for each parameter, in the optimizer's order, of the parameter's
   shape and of dtype float32, float16 or bfloat16. They are not modified. In Graph mode the fused kernel takes
@@ -109,7 +115,7 @@ ValueError: If `network` has no trainable parameters, or one is empty, stands tw
 """,
     "platforms": "``Ascend`` ``GPU`` ``CPU``",
 }
-SECTIONS["shared"] = SECTIONS["loss_scale"] + SECTIONS["grad_clip_norm"] + SECTIONS["unclipped"]
+SECTIONS["shared"] = "".join(SECTIONS[name] for name in ("loss_scale", "grad_clip_norm", "unclipped", "shard_states"))
 
 
 def documented(public: T) -> T:

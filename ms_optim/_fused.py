@@ -90,6 +90,15 @@ class LaunchCell(nn.Cell):
 class FusedStep:
     """The fused form of the step; a mixin that reads the optimizer's attributes."""
 
+    def _lay_out(self, rule, options):
+        """Set the constant inputs of all launches, and return the layout of all tensors."""
+        columns = [self._rate_index, self._decay_index, self._centralized, range(self.param_length)]
+        constants = (self._unscale, options.grad_clip_norm or 0.0, self._seed, *rule.constants)
+        self._constants = Tensor(np.array(constants, np.float64))
+        self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
+        self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics, *self.beta_powers))
+        return Tensor(np.array(columns, np.int32).T)
+
     def _prepare_launches(self, rule, options, device):
         """Lay out the launches: flags, operator and constant inputs of each."""
         own = tuple(i for i, mine in enumerate(self.optim_filter) if mine)
@@ -111,12 +120,7 @@ class FusedStep:
         self._takes_weights = tuple(launch.stages not in (GRADIENT_STAGE, COMMIT_STAGE) for launch in launches)
         self._launch_held = tuple(self._held_by(launch.tensors) for launch in launches)
         shared = self._shared_flags(rule, options)
-        columns = [self._rate_index, self._decay_index, self._centralized, range(self.param_length)]
-        layout = np.array(columns, np.int32).T
-        constants = (self._unscale, options.grad_clip_norm or 0.0, self._seed, *rule.constants)
-        self._constants = Tensor(np.array(constants, np.float64))
-        self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
-        self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics, *self.beta_powers))
+        layout = self._lay_out(rule, options)
 
         cells = []
         for k, ((stages, tensors), held) in enumerate(zip(launches, self._launch_held)):
@@ -124,7 +128,7 @@ class FusedStep:
             written = (False,) * 5 + (True,) * len(self._counters)
             written += (True,) * n * moves + (False,) * n * reads + (True,) * len(held) * moves
             kernel = _kernels.operator(rule.name, device, written, [((n, len(_kernels.SUMS)), ms.float64)])
-            own_layout = Tensor(np.ascontiguousarray(layout[list(tensors)]))
+            own_layout = Tensor(np.ascontiguousarray(layout.asnumpy()[list(tensors)]))
             cells.append(LaunchCell(kernel, _kernels.flags(stages, shared, rule.flags), own_layout))
         self._launches = nn.CellList(cells)
         if device == "CPU" and not self.use_parallel:
@@ -133,7 +137,7 @@ class FusedStep:
             cells = []
             for ((stages, _),) in planned(self.param_length):
                 flags = _kernels.flags(stages, shared + _kernels.BY_ADDRESS, rule.flags)
-                cells.append(LaunchCell(kernel, flags, Tensor(layout)))
+                cells.append(LaunchCell(kernel, flags, layout))
             self._launches_by_address = nn.CellList(cells)
             self._addresses = _kernels.AddressTable(
                 self._parameters,

@@ -53,17 +53,32 @@ KERNELS = {
     ("dgc_momentum", "CPU"): _cpu("ms_optim_dgc_momentum"),
 }
 
+# Copies between tensors and what workers exchange.
+COPIES = {
+    ("pack", "CPU"): _cpu("ms_optim_pack"),
+    ("unpack", "CPU"): _cpu("ms_optim_unpack"),
+}
+
 # The order in which a launch reads and writes its numbers: see ops/include/step.h.
 SUMS = ("gradient", "weight", "direction", "direction2", "directions_dot")
 STATISTICS = ("gradient_norm", "weight_norm", "update_norm", "trust_ratio", "finite")
 GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = 1, 2, 4, 8
 ALL_STAGES = 15
 SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES = 1, 2, 4, 8
-BY_ADDRESS, BETA_POWERS, LOCKS, RETURNED = 16, 32, 64, 128
+BY_ADDRESS, BETA_POWERS, LOCKS, RETURNED, SHARES = 16, 32, 64, 128, 256
 MAX_STATES = 3
 CODE_BLOCK = 256  # 8-bit codes that share one scale
 LEAST_CODED = 4096  # elements of the smallest tensor whose states are worth codes
 DTYPES = {ms.float32: 0, ms.float16: 1, ms.bfloat16: 2, ms.int8: 3, ms.uint8: 4}
+
+
+def state_dtype(kind: str, k: int, size: int) -> ms.dtype.Type:
+    """Return the dtype of the k-th state of a tensor of some size, for the argument `state_dtype`."""
+    if kind == "bfloat16":
+        return ms.bfloat16
+    if kind == "8bit" and size >= LEAST_CODED:
+        return ms.int8 if k == 0 else ms.uint8
+    return ms.float32
 
 
 def device_target() -> str:
@@ -111,7 +126,7 @@ def operator(
     """Make the operator that runs one launch.
 
     Args:
-        rule: Name of the rule.
+        rule: Name of the rule, or of a copy.
         device: Device target whose kernel it is; the operator is placed there whatever the rest of a graph runs on.
         written: For each input in order, whether the kernel writes it.
         outputs: Shape and dtype of each output; one at least.
@@ -119,7 +134,7 @@ def operator(
     Returns:
         A primitive that takes the inputs and returns the output, or a tuple of them.
     """
-    kernel = KERNELS[rule, device]
+    kernel = (KERNELS | COPIES)[rule, device]
     shapes, dtypes = [shape for shape, _ in outputs], [dtype for _, dtype in outputs]
     primitive = ops.Custom(
         f"{FOLDER / kernel.library}:{kernel.function}",
@@ -128,6 +143,8 @@ def operator(
         func_type="aot",
     )
     primitive.set_device(device)
+    # In PyNative mode, operators of the same inputs and attributes are taken for one, whatever their outputs.
+    primitive.add_prim_attr("shapes_out", str(shapes))
     # Without this a graph drops the operator, whose output nobody needs, and the parameters never change.
     primitive.add_prim_attr("side_effect_mem", True)
     # Without this, reads of a parameter before and after the step may be taken for one.

@@ -12,6 +12,7 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from . import _codes
+from ._shares import ENTRY, refuse_share
 
 CODES = (mstype.int8, mstype.uint8)
 FLOATS = (mstype.float32, mstype.bfloat16)
@@ -33,6 +34,8 @@ class StateDict:
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
         """Return a copy of what the optimizer keeps from step to step, by name; the weights are not among it.
+
+        Where states are split over workers it is this one's share: see :func:`ms_optim.merge_states`.
 
         MindSpore's ``save_checkpoint(optimizer, path)`` writes the same names without a copy, and the weights too.
 
@@ -57,13 +60,19 @@ class StateDict:
         Raises:
             TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
             KeyError: If `strict` and an entry is missing or not known.
-            ValueError: If an entry has another shape.
+            ValueError: If an entry has another shape; or if it is a share of states that are split over other workers:
+                :func:`ms_optim.merge_states` makes a full state dict of all, of which each worker takes its share.
 
         Nothing is changed where an error is raised.
         """
         name = type(self).__name__
         own = self._own_parameters()
-        given = self._converted(self._checked_entries(name, state_dict))
+        given = self._checked_entries(name, state_dict)
+        if self.shares:
+            given = self.shares.taken(name, self.state_shares, given)
+        elif ENTRY in given:
+            refuse_share(name, given, "an optimizer that keeps all states")
+        given = self._converted(given)
         if strict:
             missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
             if missing:

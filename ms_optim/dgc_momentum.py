@@ -114,6 +114,9 @@ class DGCMomentum(CompressedStep):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     """
 
+    # Its states are each worker's own, of its own gradients.
+    takes_shares = False
+
     def __init__(
         self,
         params,

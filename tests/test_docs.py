@@ -51,6 +51,8 @@ def signature_defaults(public):
     for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             defaults |= {field.name: field.default for field in dataclasses.fields(_arguments.Options)}
+            if not public.takes_shares:
+                del defaults["shard_states"]
         elif name != "self":
             defaults[name] = parameter.default
     return defaults

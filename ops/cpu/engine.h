@@ -579,6 +579,10 @@ class StepEngine {
       if (row < 0 || row >= step_.rows || rate < 0 || decay < -1 || Max(rate, decay) >= step_.rate_count) {
         return kWrongSize;
       }
+      const Tensor &t = step_.tensors[i];
+      if (t.begin < t.end && t.rows > 0 && LayoutOf(i, kCentralized) != 0 && t.begin % (t.size / t.rows) != 0) {
+        return kWrongSize;
+      }
     }
     return kOk;
   }
@@ -597,8 +601,8 @@ class StepEngine {
         PrepareStorage(i);
         const int64_t length = plan.row == 0 ? kChunk : plan.row * RowsInChunk(plan);
         plan.first_chunk = chunks;
-        for (int64_t begin = 0; begin < t.size; begin += length, ++chunks) {
-          if (pass == 1) chunks_[chunks] = Chunk{i, begin, Min(t.size, begin + length), {}};
+        for (int64_t begin = t.begin; begin < t.end; begin += length, ++chunks) {
+          if (pass == 1) chunks_[chunks] = Chunk{i, begin, Min(t.end, begin + length), {}};
         }
         plan.last_chunk = chunks;
       }
@@ -634,16 +638,20 @@ class StepEngine {
     for (int i = 0; i < step_.count; ++i) {
       for (int k = 0; k < kMaxStates; ++k) {
         const Tensor &t = step_.tensors[i];
-        if (t.state[k] != nullptr) Populate(t.state[k], t.size * SizeOf(t.state_type[k]));
+        if (t.begin == t.end || t.state[k] == nullptr) continue;
+        const int64_t bytes = SizeOf(t.state_type[k]);
+        Populate(static_cast<char *>(t.state[k]) + t.begin * bytes, (t.end - t.begin) * bytes);
       }
     }
   }
 
+  int64_t ElementsOf(int i) const { return step_.tensors[i].end - step_.tensors[i].begin; }
+
   int LastOfRun(int first, int64_t most) const {
-    int64_t elements = step_.tensors[first].size;
+    int64_t elements = ElementsOf(first);
     int last = first + 1;
-    while (last < step_.count && elements + step_.tensors[last].size <= most) {
-      elements += step_.tensors[last++].size;
+    while (last < step_.count && elements + ElementsOf(last) <= most) {
+      elements += ElementsOf(last++);
     }
     return last;
   }

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 
+#include "copies.h"
 #include "kernels.h"
 
 namespace ms_optim {
@@ -96,6 +97,10 @@ MS_OPTIM_OPERATOR(ms_optim_lamb) { return Launch(MS_OPTIM_ARGUMENTS, {2, 7, fals
 MS_OPTIM_OPERATOR(ms_optim_lans) { return Launch(MS_OPTIM_ARGUMENTS, {2, 6, false}, &Kernels::lans); }
 MS_OPTIM_OPERATOR(ms_optim_adam_offload) { return Launch(MS_OPTIM_ARGUMENTS, {2, 3, false}, &Kernels::adam_offload); }
 MS_OPTIM_OPERATOR(ms_optim_dgc_momentum) { return Launch(MS_OPTIM_ARGUMENTS, {2, 2, true}, &Kernels::dgc_momentum); }
+
+// From tensors to a wire, and from a wire to tensors.
+MS_OPTIM_OPERATOR(ms_optim_pack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, true); }
+MS_OPTIM_OPERATOR(ms_optim_unpack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, false); }
 
 MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()->instruction_set; }
 

@@ -12,6 +12,7 @@
 //   sums          float64 [N, kSums]: the sums of all N tensors when stages run in launches of their own, else unread
 //   skipping      float32 [1], only if the rule exchanges: not 0 where some worker's gradient makes all skip the step
 //   wires         [wires, words], only if the rule exchanges: what workers sent, read by an apply stage of its own
+//   ranges        int64 [n, 2], only if kShares: the elements, from and to, of each tensor that are this process's
 //   global_step   int32 [1], written
 //   skipped_steps int32 [1], written
 //   statistics    float32 [N, kStatistics], written
@@ -20,6 +21,10 @@
 //   the gradient stage alone takes the gradients and nothing else of these, one of the commit stage alone nothing.
 //
 // If kBetaPowers, beta1_power and beta2_power, float32 [1], written, follow statistics.
+//
+// If kShares, states, masters and scales hold the elements of the range alone, and there are none for a tensor of an
+// empty range; weights and gradients are whole. A range begins with a block of codes, and with a row if the gradient is
+// centralized.
 //
 // If kReturned, nothing but states and masters is written in place, and the step is not committed: there are no
 // statistics and no weights among the inputs, and the outputs are sums, statistics, and for each tensor the new weight
@@ -60,6 +65,7 @@ enum SharedFlag : unsigned {
   kBetaPowers = 32,  // keep beta1^t and beta2^t, the rule's first two constants, for checkpoints
   kLocks = 64,       // let no other launch with this flag touch the same weights meanwhile
   kReturned = 128,   // weights are outputs: they live where the kernel cannot reach
+  kShares = 256,     // of each tensor only a range is updated, and held in states
 };
 
 enum Sum { kGradientSum, kWeightSum, kDirectionSum, kDirection2Sum, kDirectionsDot, kSums };
@@ -106,7 +112,8 @@ struct Tensor {
   bool returned;             // the weight holds nothing yet
   DType weight_type, gradient_type, state_type[kMaxStates];
   int64_t size;
-  int64_t rows;  // extent of the first dimension; 0 where there are fewer than two
+  int64_t begin, end;  // the elements that are updated; what is held of these alone is addressed as if it were whole
+  int64_t rows;        // extent of the first dimension; 0 where there are fewer than two
 };
 
 struct Step {
@@ -221,8 +228,28 @@ class ArgumentReader {
   Status status_ = kOk;
 };
 
+// Returns where the array of a whole tensor would begin, of which there is only the part after some bytes.
+template <class T>
+T *AsIfWhole(T *data, int64_t bytes_before) {
+  return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(data) - static_cast<uintptr_t>(bytes_before));
+}
+
+// Whether ranges are in order and begin where they may, as far as that is known before the tensors are.
+inline bool TakeRanges(ArgumentReader *in, std::vector<Tensor> *tensors) {
+  const auto *range = in->Take<int64_t>("int64", static_cast<int64_t>(tensors->size()) * 2);
+  if (range == nullptr) return false;
+  for (Tensor &t : *tensors) {
+    t.begin = *range++;
+    t.end = *range++;
+    in->Require(0 <= t.begin && t.begin <= t.end && t.begin % kCodeBlock == 0, kWrongSize);
+  }
+  return in->ok();
+}
+
+// Where states and the like are held, they are of the tensor's range.
 inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::vector<Tensor> *tensors) {
   const bool gradients_only = step.stages == kGradientStage, returned = (step.flags & kReturned) != 0;
+  const bool shares = (step.flags & kShares) != 0;
   const int n = static_cast<int>(tensors->size());
   if (step.stages == kCommitStage) return;
   in->Require(!returned || in->count() - n >= in->next(), kWrongCount);
@@ -244,22 +271,31 @@ inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::v
     if (!in->ok()) return;
     t.size = in->Size(i);
     t.rows = in->Rank(i) < 2 ? 0 : in->Dimension(i, 0);
+    if (!shares) t.end = t.size;
+    in->Require(t.end <= t.size, kWrongSize);
   }
   if (gradients_only) return;
+  const auto absent = [shares](const Tensor &t) { return shares && t.begin == t.end; };
   for (int k = 0; k < states; ++k) {
     for (Tensor &t : *tensors) {
-      t.state[k] = in->TakeTensor(t.size, true, &t.state_type[k]);
+      if (absent(t)) continue;
+      void *state = in->TakeTensor(t.end - t.begin, true, &t.state_type[k]);
       in->Require(HoldsState(t.state_type[k], k), kWrongDType);
+      if (!in->ok()) return;
+      t.state[k] = AsIfWhole(state, t.begin * SizeOf(t.state_type[k]));
     }
   }
   for (Tensor &t : *tensors) {
-    if ((step.flags & kMasters) == 0 || t.weight_type == DType::kFloat32) continue;
-    t.master = in->Take<float>("float32", t.size);
+    if (absent(t) || (step.flags & kMasters) == 0 || t.weight_type == DType::kFloat32) continue;
+    t.master = AsIfWhole(in->Take<float>("float32", t.end - t.begin), t.begin * int64_t{sizeof(float)});
+    if (!in->ok()) return;
   }
   for (int k = 0; k < states; ++k) {
     for (Tensor &t : *tensors) {
-      if (IsFloat(t.state_type[k])) continue;
-      t.scale[k] = in->Take<float>("float32", (t.size + kCodeBlock - 1) / kCodeBlock);
+      if (absent(t) || IsFloat(t.state_type[k])) continue;
+      const int64_t blocks = (t.end - t.begin + kCodeBlock - 1) / kCodeBlock, before = t.begin / kCodeBlock;
+      t.scale[k] = AsIfWhole(in->Take<float>("float32", blocks), before * int64_t{sizeof(float)});
+      if (!in->ok()) return;
     }
   }
 }
@@ -269,7 +305,7 @@ inline void ReadAddresses(const int64_t *row, Step *step, std::vector<Tensor> *t
     t.weight = reinterpret_cast<void *>(row[kWeightAddress]);
     t.gradient = reinterpret_cast<void *>(row[kGradientAddress]);
     t.master = reinterpret_cast<float *>(row[kMasterAddress]);
-    t.size = row[kElements];
+    t.size = t.end = row[kElements];
     t.rows = row[kFirstDimension];
     t.weight_type = static_cast<DType>(row[kWeightType]);
     t.gradient_type = static_cast<DType>(row[kGradientType]);
@@ -350,6 +386,9 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, Step *step, st
   step->sums_rows = in.Size(sums) / kSums;
 
   tensors->assign(static_cast<size_t>(n), Tensor{});
+  const bool shares = (step->flags & kShares) != 0;
+  in.Require(!shares || (step->flags & (kByAddress | kReturned)) == 0, kWrongFlags);
+  if (shares && !TakeRanges(&in, tensors)) return in.Finish();
   if ((step->flags & kByAddress) != 0) {
     const int64_t *table = in.Take<int64_t>("int64", (n + 1) * kAddressColumns);
     if (in.ok()) ReadAddresses(table, step, tensors);

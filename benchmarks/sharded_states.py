@@ -1,0 +1,57 @@
+"""Memory and time of AdamW on GPT-2 small's shapes with states split over the workers that run this.
+
+    python benchmarks/sharded_states.py
+    msrun --worker_num=2 --local_worker_num=2 --join=True benchmarks/sharded_states.py
+
+Each worker prints a line.
+"""
+
+import os
+import time
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, communication, ops
+
+from ms_optim import AdamW
+
+LAYER = [(768,), (768,), (2304, 768), (2304,), (768, 768), (768,), (768,), (768,), (3072, 768), (3072,), (768, 3072)]
+SHAPES = [(50257, 768), (1024, 768), *[*LAYER, (768,)] * 12, (768,), (768,)]
+STEPS = 5
+
+
+def resident(field):
+    """Return this process's memory in MB: VmRSS, now, or VmHWM, at most so far."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field)) / 1e3
+
+
+def main():
+    """Print one line for this worker."""
+    rank, count = 0, 1
+    if "MS_WORKER_NUM" in os.environ:
+        communication.init()
+        rank, count = communication.get_rank(), communication.get_group_size()
+    params = [Parameter(Tensor(np.full(s, 0.01, np.float32)), name=f"w{i}") for i, s in enumerate(SHAPES)]
+    gradients = tuple(Tensor(np.full(s, 0.001, np.float32)) for s in SHAPES)
+    before = resident("VmRSS")
+    optimizer = AdamW(params, 1e-3, shard_states=True)
+    times = []
+    for _ in range(STEPS):
+        begin = time.perf_counter()
+        optimizer(gradients)
+        optimizer.statistics.asnumpy()
+        times.append(time.perf_counter() - begin)
+    states = sum(p.nbytes for p in optimizer.states) / 1e6
+    print(
+        f"worker {rank} of {count}: states {states:.0f} MB; process {before:.0f} MB before, {resident('VmRSS'):.0f} MB "
+        f"after {STEPS} steps, {resident('VmHWM'):.0f} MB at most; {1e3 * min(times[1:]):.0f} ms a step",
+        flush=True,
+    )
+    if count > 1:
+        # A process that ends before its peers' last exchange makes that fail.
+        ops.AllReduce()(Tensor([1.0], ms.float32)).asnumpy()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What the processes of test_shares.py and the test itself agree on."""
+
+import numpy as np
+from harness import tensor
+from mindspore import Parameter
+
+import ms_optim
+
+WORKERS = 2
+# The first is most of it all and is cut; the last are not decayed and in a group of their own, centralized.
+SHAPES = [(300, 256), (7,), (5, 2048), (), (13, 11), (40, 3, 5, 5)]
+STEPS, SAVED, POISONED = 6, 3, 4
+LOW = {"master_weights": False, "stochastic_rounding": True, "state_dtype": "8bit"}
+CONFIGURATIONS = {
+    "adamw": (ms_optim.AdamW, "float32", {}),
+    "adamw, clipped": (ms_optim.AdamW, "float32", {"grad_clip_norm": 3.0, "skip_nonfinite": True, "amsgrad": True}),
+    "adamw, masters": (ms_optim.AdamW, "bfloat16", {"state_dtype": "bfloat16"}),
+    "adamw, rounded": (ms_optim.AdamW, "bfloat16", LOW),
+    "offload": (ms_optim.AdamOffload, "float16", {"use_nesterov": True, "skip_nonfinite": True}),
+    "lamb": (ms_optim.Lamb, "float32", {}),
+    "lamb, clipped": (ms_optim.Lamb, "bfloat16", {"grad_clip_norm": 3.0, "skip_nonfinite": True}),
+    "lans": (ms_optim.LANS, "float32", {"skip_nonfinite": True}),
+    "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
+}
+# What is run in Graph mode, too, and what is saved and resumed in between.
+IN_GRAPH = ("adamw, rounded", "lamb, clipped")
+RESUMED = ("adamw, rounded", "adamw, masters", "lamb")
+ELEMENTWISE = [name for name in CONFIGURATIONS if name.startswith(("adamw", "offload"))]
+
+
+def drawn(seed, dtype):
+    rng = np.random.default_rng(seed)
+    return [tensor(rng.standard_normal(shape), dtype) for shape in SHAPES]
+
+
+def build(name, **shared):
+    """Return the parameters and the optimizer of a configuration."""
+    optimizer, dtype, arguments = CONFIGURATIONS[name]
+    params = [Parameter(w, name=f"w{i}") for i, w in enumerate(drawn(0, dtype))]
+    groups = [{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "grad_centralization": True}]
+    return params, optimizer(groups, 0.01, **arguments, **shared)
+
+
+def gradients(name, step):
+    _, dtype, arguments = CONFIGURATIONS[name]
+    given = drawn([1, step], dtype)
+    if step == POISONED and arguments.get("skip_nonfinite"):
+        given[4] = tensor(np.full(SHAPES[4], np.nan), dtype)
+    return given

@@ -1,0 +1,102 @@
+"""One of the processes of test_shares.py: steps with all states, with its share of them, and resumed with it."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import mindspore as ms
+import numpy as np
+import pytest
+from harness import Step, numbers
+from mindspore import communication, nn
+from shares import CONFIGURATIONS, IN_GRAPH, RESUMED, SAVED, STEPS, build, gradients
+
+from ms_optim import AdamW, merge_states
+
+
+def wait():
+    ms.ops.AllReduce()(ms.Tensor([1.0], ms.float32)).asnumpy()
+
+
+def run(name, params, optimizer, mode, steps):
+    call = Step(optimizer) if mode == "graph" else lambda *g: optimizer(g)
+    for step in steps:
+        call(*gradients(name, step))
+    return [numbers(p) for p in params]
+
+
+def compared(name, mode, folder, rank):
+    """Run with all states and with a share; return what came of it."""
+    record = {}
+    for kind, shard_states in (("whole", False), ("share", True)):
+        params, optimizer = build(name, shard_states=shard_states)
+        weights = run(name, params, optimizer, mode, range(STEPS))
+        record |= {f"{mode}/{name}/{kind}/w{i}": w for i, w in enumerate(weights)}
+        record[f"{mode}/{name}/{kind}/statistics"] = optimizer.statistics.asnumpy()
+        counts = (optimizer.global_step, optimizer.skipped_steps)
+        record[f"{mode}/{name}/{kind}/counts"] = [int(count.asnumpy()[0]) for count in counts]
+        held = (*optimizer.states, *optimizer.masters, *optimizer.scales)
+        record[f"{mode}/{name}/{kind}/bytes"] = sum(p.nbytes for p in held)
+        ms.save_checkpoint(optimizer, str(folder / f"{mode}.{name}.{kind}.{rank}.ckpt"))
+    return record
+
+
+def resumed(name, folder, rank):
+    """Run with shares, save them, merge them, and go on from the whole with shares again."""
+    params, optimizer = build(name, shard_states=True)
+    weights = run(name, params, optimizer, "pynative", range(SAVED))
+    ms.save_checkpoint(optimizer, str(folder / f"{name}.{rank}.ckpt"))
+    wait()
+    count = communication.get_group_size()
+    full = merge_states([ms.load_checkpoint(str(folder / f"{name}.{k}.ckpt")) for k in range(count)])
+    again, other = build(name, shard_states=True)
+    other.load_state_dict(full)
+    for p, w in zip(again, weights):
+        p.set_data(ms.Tensor(w, p.dtype))
+    return {f"{name}/resumed/w{i}": w for i, w in enumerate(run(name, again, other, "pynative", range(SAVED, STEPS)))}
+
+
+def trained(shard_states, rank):
+    """Train a network on data of this worker's own, in the parallel mode "data_parallel"."""
+    ms.set_seed(1)
+    net = nn.SequentialCell(nn.Dense(64, 128), nn.ReLU(), nn.Dense(128, 3))
+    optimizer = AdamW(net.trainable_params(), 0.01, shard_states=shard_states)
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.CrossEntropyLoss()), optimizer)
+    rng = np.random.default_rng([2, rank])
+    for _ in range(3):
+        x = ms.Tensor(rng.standard_normal((16, 64)), ms.float32)
+        step(x, ms.Tensor(rng.integers(0, 3, 16), ms.int32))
+    return [numbers(p) for p in net.trainable_params()]
+
+
+def main(folder):
+    folder = pathlib.Path(folder)
+    communication.init()
+    rank = communication.get_rank()
+    record = {}
+    for mode, names in (("pynative", CONFIGURATIONS), ("graph", IN_GRAPH)):
+        ms.reset_auto_parallel_context()
+        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+        for name in names:
+            record |= compared(name, mode, folder, rank)
+        if mode == "pynative":
+            for name in RESUMED:
+                record |= resumed(name, folder, rank)
+        ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+        for kind in ("whole", "share"):
+            weights = trained(kind == "share", rank)
+            record |= {f"{mode}/trained/{kind}/w{i}": w for i, w in enumerate(weights)}
+    with pytest.raises(RuntimeError, match=r"'shard_states' needs the fused kernel: backend='composite' was asked"):
+        build("lamb", shard_states=True, backend="composite")
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
+    with pytest.raises(ValueError, match=r"this is the parallel mode 'semi_auto_parallel'"):
+        build("lamb", shard_states=True)
+    ms.reset_auto_parallel_context()
+    np.savez(folder / f"{rank}.npz", **record)
+    # A process that ends before its peers' last exchange makes that fail.
+    wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

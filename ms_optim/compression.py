@@ -414,7 +414,7 @@ class CompressedStep(FusedOptimizer):
 
     def _step_by_address(self, step, addresses):
         """Run the step on what a table of addresses names; Python knows the phase."""
-        return self._phase_by_address(step, (addresses,), self._known_place(step) if self._worker_count > 1 else 0)
+        return self._phase_by_address(step, addresses, self._known_place(step) if self._worker_count > 1 else 0)
 
     def _known_place(self, step):
         at = int(step.asnumpy()[0])
@@ -424,9 +424,9 @@ class CompressedStep(FusedOptimizer):
     def _phase_by_address(self, step, addresses, known):
         numbers = (self._constants, ops.stack(self._current_rates(step)))
         if self._worker_count == 1:
-            return self._run_locally(1, self._place_in_ramp(step), numbers, addresses)
-        sums, skipping = self._looked_at(1, numbers, addresses)
-        return self._exchanges[1][known](numbers, sums, skipping, addresses)
+            return self._run_locally(1, self._place_in_ramp(step), numbers, (addresses,))
+        sums, skipping = self._looked_at(1, numbers, (addresses,))
+        return self._exchanges[1][known](numbers, sums, skipping, (addresses,))
 
     # What a step of one of several simulated workers is made of; see simulated_workers.py.
 
@@ -434,17 +434,17 @@ class CompressedStep(FusedOptimizer):
     def _look_by_address(self, step, addresses):
         if not self._skips:
             return self._no_sums, self._no_worker
-        return self._looked_here(1, (self._constants, ops.stack(self._current_rates(step))), addresses)
+        return self._looked_here(1, (self._constants, ops.stack(self._current_rates(step))), (addresses,))
 
     @ms.jit(backend="ms_backend")
     def _send_by_address(self, step, addresses, sums, skipping, known):
         numbers = (self._constants, ops.stack(self._current_rates(step)))
-        return self._exchanges[1][known].send(numbers, sums, skipping, addresses)
+        return self._exchanges[1][known].send(numbers, sums, skipping, (addresses,))
 
     @ms.jit(backend="ms_backend")
     def _apply_by_address(self, step, addresses, sums, skipping, wires, known):
         numbers = (self._constants, ops.stack(self._current_rates(step)))
-        return self._exchanges[1][known].apply(numbers, sums, skipping, wires, addresses)
+        return self._exchanges[1][known].apply(numbers, sums, skipping, wires, (addresses,))
 
     def _run_locally(self, form, phase, numbers, tensors):
         layout = ops.gather(self._layouts, phase, 0)

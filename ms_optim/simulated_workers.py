@@ -108,7 +108,7 @@ class SimulatedWorkers:
             fail(ValueError, name, "gradients", f"a list of the gradients of each of {count} workers", gradients)
         kept = [check_gradients(name, o._names, o._shapes, g) for o, g in zip(self.optimizers, gradients)]
         # The tables are addresses: what they name is kept until the end of the step.
-        tables = [(o._addresses.fill(g),) for o, g in zip(self.optimizers, kept)]
+        tables = [o._addresses.fill(g) for o, g in zip(self.optimizers, kept)]
         if count == 1:
             (first,) = self.optimizers
             return first(kept[0])

@@ -7,7 +7,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import numpy as np
-from exchange import RAMP, SHAPES, gradients, start
+from exchange import RAMP, gradients, start
 from harness import numbers, tensor
 from mindspore import Parameter, communication
 
@@ -24,15 +24,10 @@ def main(folder):
     for step in range(LAST + 1):
         if step == LAST and rank == 1:
             os._exit(1)
-        before = [numbers(p) for p in params]
-        try:
-            optimizer(tuple(tensor(g, "float32") for g in gradients(step, rank, "float32")))
-        except RuntimeError as error:
-            after = [numbers(p) for p in params]
-            same = all((a == b).all() for a, b in zip(before, after))
-            (pathlib.Path(folder) / "error").write_text(f"{step} {len(SHAPES)} {same}\n{error}")
-            os._exit(1)
-    np.savez(pathlib.Path(folder) / "went_on.npz", *before)
+        optimizer(tuple(tensor(g, "float32") for g in gradients(step, rank, "float32")))
+        # Waits for the step, and for its error.
+        weights = [numbers(p) for p in params]
+        np.savez(pathlib.Path(folder) / f"{rank} after {step}.npz", *weights)
 
 
 if __name__ == "__main__":

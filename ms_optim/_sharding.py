@@ -81,13 +81,28 @@ def _check_shard_group(optimizer: str, argument: str, group: str) -> None:
         )
 
 
+def packed(sums):
+    """Return sums of squares as they travel: their roots, as two float32 numbers each, high and low.
+
+    On CPU, collectives do not take float64, or take it for float32, whose range roots do not leave.
+    """
+    roots = ops.sign(sums) * ops.sqrt(ops.abs(sums))
+    high = F.cast(roots, mstype.float32)
+    low = F.cast(roots - F.cast(high, roots.dtype), mstype.float32)
+    return ops.stack((high, ops.where(ops.isfinite(low), low, ops.zeros_like(low))))
+
+
+def unpacked(high, low, dtype):
+    """Return the sums that travelled."""
+    roots = F.cast(high, dtype) + F.cast(low, dtype)
+    return roots * ops.abs(roots)
+
+
 class _GroupSum(nn.Cell):
     """Adds up some rows of a table over the processes of one communication group, in the same order on each.
 
     Each process puts its rows into a place of its own among zeros, and AllReduce brings all of them to all: adding
-    zeros rounds nothing. (On CPU, AllGather knows no group but that of all processes.) Sums of squares travel as their
-    roots, whose range is float32's, and these as two float32 numbers, high and low: on CPU, collectives do not take
-    float64, or take it for float32.
+    zeros rounds nothing. (On CPU, AllGather knows no group but that of all processes.)
     """
 
     def __init__(self, group: str, rows: list[int]):
@@ -99,13 +114,10 @@ class _GroupSum(nn.Cell):
 
     def construct(self, table):
         mine = ops.gather(table, self.rows, 0)
-        roots = ops.sign(mine) * ops.sqrt(ops.abs(mine))
-        high = F.cast(roots, mstype.float32)
-        low = F.cast(roots - F.cast(high, roots.dtype), mstype.float32)
-        pair = ops.stack((high, ops.where(ops.isfinite(low), low, ops.zeros_like(low))))
-        pairs = F.cast(self.all_reduce(ops.where(self.is_own, pair, ops.zeros_like(pair))), roots.dtype)
-        parts = pairs[:, 0] + pairs[:, 1]
-        return ops.tensor_scatter_update(table, self.places, (parts * ops.abs(parts)).sum(0))
+        pair = packed(mine)
+        pairs = self.all_reduce(ops.where(self.is_own, pair, ops.zeros_like(pair)))
+        parts = unpacked(pairs[:, 0], pairs[:, 1], table.dtype)
+        return ops.tensor_scatter_update(table, self.places, parts.sum(0))
 
 
 class SumOverProcesses(nn.Cell):

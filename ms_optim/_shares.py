@@ -24,6 +24,7 @@ from mindspore import communication as comm
 from . import _kernels
 from ._fused import LaunchCell
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from ._sharding import packed, unpacked
 
 # Cuts are where the kernels' tiles end: the sums of a tile are then the same, whoever takes it.
 GRAIN = 1024
@@ -369,9 +370,8 @@ class SplitStep:
 
     def _added_up(self, parts):
         """Add up a table of sums over the workers, in their order."""
-        gathered = self._gather(parts)
-        n = self.param_length
-        total = gathered[:n]
+        pairs = self._gather(packed(parts))
+        total = unpacked(pairs[0], pairs[1], parts.dtype)
         for k in range(1, self._worker_count):
-            total = total + gathered[k * n : (k + 1) * n]
+            total = total + unpacked(pairs[2 * k], pairs[2 * k + 1], parts.dtype)
         return total

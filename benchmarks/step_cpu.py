@@ -1,8 +1,8 @@
 """Times one optimizer step on the tensors of a model, beside the peers installed here.
 
-Each row runs in a process of its own, which first compares two steps with float64 arithmetic, then times more of them;
-the memory bandwidth is measured between rows. Rounds repeat all rows, and a ratio is taken within its round, so that a
-machine whose speed drifts does not favour anyone.
+Each row runs in a process of its own, which first compares two steps with float64 arithmetic. Then it takes turns with
+the first row's, a few steps each, and a ratio is taken within its turn: a machine whose speed drifts from second to
+second favours nobody. The memory bandwidth is measured between rows.
 
     python benchmarks/step_cpu.py                      all rows that can run here
     python benchmarks/step_cpu.py --rows adamw torch   only those whose name starts so
@@ -16,6 +16,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -311,8 +312,8 @@ def bandwidth(threads, size=32_000_000, repeats=5):
     return 12 * size * repeats * threads / (time.perf_counter() - start)
 
 
-def work(name, tensors_name, steps):
-    """Check and time one row; print the result as JSON."""
+def work(name, tensors_name):
+    """Check one row, and time steps as standard input asks for; print results as JSON."""
     build, expect = ROWS[name][1]
     step, read, checked, before = build(tensors_name)
     first = time.perf_counter()
@@ -329,41 +330,85 @@ def work(name, tensors_name, steps):
         error = np.abs(read(i) - w)
         error = np.sqrt(np.mean(error**2)) if name in NOISE_ALLOWED else np.max(error)
         worst = max(worst, float(error / np.max(np.abs(w - start))))
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
+    answer({"first": first, "error": worst, "peak": peak_bytes() - before})
+    for line in sys.stdin:
         step()
-        times.append(time.perf_counter() - start)
-    result = {"seconds": statistics.median(times), "first": first, "error": worst, "peak": peak_bytes() - before}
-    print("RESULT", json.dumps(result))
+        times = []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+        answer({"seconds": statistics.median(times)})
 
 
-def run(name, tensors_name, steps, threads):
-    """Run a row in a process of its own; return its result, or the last line of what went wrong."""
-    process = subprocess.run(
-        [sys.executable, __file__, "--work", name, "--tensors", tensors_name, "--steps", str(steps)],
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        capture_output=True,
-        text=True,
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
-    if lines:
-        return json.loads(lines[0][7:])
-    return (process.stderr.strip().splitlines() or ["no output"])[-1]
+def answer(result):
+    """Tell the process that asked."""
+    print("RESULT", json.dumps(result), flush=True)
+
+
+class Row:
+    """A row in a process of its own, which stands still but for its turns: some packages' threads never rest.
+
+    Attributes:
+        first: Seconds of the first step.
+        error: How far off the checked steps were, in parts of the largest move.
+        peak: Bytes that the process came to hold.
+    """
+
+    def __init__(self, name, tensors_name, threads):
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--work", name, "--tensors", tensors_name],
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        found = self._answered()
+        self.first, self.error, self.peak = found["first"], found["error"], found["peak"]
+        allowed = NOISE_ALLOWED.get(name, ALLOWED)
+        if not self.error <= allowed:
+            self.close()
+            raise RuntimeError(f"wrong: off by {self.error:.1e} of the largest move, {allowed} allowed")
+        self.process.send_signal(signal.SIGSTOP)
+
+    def turn(self, steps):
+        """Return the median seconds of some steps."""
+        self.process.send_signal(signal.SIGCONT)
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+        seconds = self._answered()["seconds"]
+        self.process.send_signal(signal.SIGSTOP)
+        return seconds
+
+    def _answered(self):
+        said = "it ended without a word"
+        for line in self.process.stdout or ():
+            if line.startswith("RESULT "):
+                return json.loads(line[7:])
+            said = line.strip() or said
+        self.close()
+        raise RuntimeError(said)
+
+    def close(self):
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
 
 
 def main():
-    """Run the rows in rounds and print the table."""
+    """Run the rows and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", help="only rows whose name starts with one of these")
     parser.add_argument("--tensors", choices=TENSORS, default="gpt2-small", help="what there is to update")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=9, help="timed steps of a row in a round")
+    parser.add_argument("--turns", type=int, default=15, help="how often a row and the first take turns")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps in a turn")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.work, arguments.tensors, arguments.steps)
+        work(arguments.work, arguments.tensors)
         return
 
     from rich.console import Console
@@ -371,25 +416,35 @@ def main():
 
     console = Console(width=max(110, Console().width))
     chosen = {n: row for n, row in ROWS.items() if not arguments.rows or n.lower().startswith(tuple(arguments.rows))}
-    results, speeds, failed = {}, [], {}
     shapes = TENSORS[arguments.tensors][0]
     parameters = sum(int(np.prod(shape)) for shape in shapes)
-    for number in range(arguments.rounds):
+    rows, speeds, failed, base = {}, [], {}, None
+    try:
         for name, (needs, _, _) in chosen.items():
-            if name in failed or importlib.util.find_spec(needs) is None:
-                failed.setdefault(name, f"{needs} is not installed")
+            if importlib.util.find_spec(needs) is None:
+                failed[name] = f"{needs} is not installed"
                 continue
             speeds.append(bandwidth(arguments.threads))
-            result = run(name, arguments.tensors, arguments.steps, arguments.threads)
-            allowed = NOISE_ALLOWED.get(name, ALLOWED)
-            if isinstance(result, dict) and not result["error"] <= allowed:
-                result = f"wrong: off by {result['error']:.1e} of the largest move, {allowed} allowed"
-            if isinstance(result, str):
-                failed[name] = result
+            try:
+                row = Row(name, arguments.tensors, arguments.threads)
+            except RuntimeError as error:
+                failed[name] = str(error)
                 continue
-            results.setdefault(name, []).append(result)
-            nanoseconds = result["seconds"] / parameters * 1e9
-            console.print(f"round {number + 1}: {name}: {nanoseconds:.3f} ns a parameter", highlight=False)
+            base = base or row
+            pairs = []
+            for _ in range(arguments.turns):
+                first = base.turn(arguments.steps)
+                pairs.append((first if row is base else row.turn(arguments.steps), first))
+            rows[name] = row, pairs
+            nanoseconds = statistics.median(seconds for seconds, _ in pairs) / parameters * 1e9
+            console.print(f"{name}: {nanoseconds:.3f} ns a parameter", highlight=False)
+            if row is not base:
+                row.close()
+    finally:
+        if base is not None:
+            base.close()
+    if base is None:
+        sys.exit(f"nothing ran: {failed}")
 
     speed = statistics.median(speeds)
     title = (
@@ -399,10 +454,9 @@ def main():
     table = Table(title=title, title_justify="left")
     for heading in ("step", "ms", "ns/param", "÷ first", "B/param", "of a += b", "first step", "memory", "error"):
         table.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
-    base = next(iter(results.values()), [])
-    for name, rounds in results.items():
-        seconds = statistics.median(r["seconds"] for r in rounds)
-        ratio = statistics.median(r["seconds"] / b["seconds"] for r, b in zip(rounds, base))
+    for name, (row, pairs) in rows.items():
+        seconds = statistics.median(seconds for seconds, _ in pairs)
+        ratio = statistics.median(seconds / first for seconds, first in pairs)
         moved = chosen[name][2]
         table.add_row(
             name,
@@ -411,9 +465,9 @@ def main():
             f"{ratio:.2f}",
             str(moved),
             f"{moved * parameters / seconds / speed:.0%}",
-            f"{statistics.median(r['first'] for r in rounds):.2f} s",
-            f"{max(r['peak'] for r in rounds) / 1e9:.2f} GB",
-            f"{max(r['error'] for r in rounds):.0e}",
+            f"{row.first:.2f} s",
+            f"{row.peak / 1e9:.2f} GB",
+            f"{row.error:.0e}",
         )
     console.print(table)
     for name, reason in failed.items():

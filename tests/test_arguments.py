@@ -301,6 +301,10 @@ def test_the_base_accepts_what_it_should():
         ("min_compress_numel", 0, ValueError),
         ("group", 0, TypeError),
         ("group", "workers", ValueError),
+        ("local_group", 0, TypeError),
+        ("local_group", "this host", ValueError),
+        ("wire_dtype", 16, TypeError),
+        ("wire_dtype", "bfloat16", ValueError),
     ],
 )
 def test_arguments_of_dgc_momentum(name, bad, error):

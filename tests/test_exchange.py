@@ -131,6 +131,5 @@ def test_a_worker_that_dies_gives_the_others_an_error(tmp_path):
             process.kill()
     said = "".join(log.read_text()[-3000:] for log in logs)
     assert all(end != 0 for end in ends), said
-    assert "failed" in logs[1].read_text()
     finished = [sorted(path.name for path in tmp_path.glob(f"{rank} after *.npz")) for rank in range(WORKERS)]
     assert finished == [[f"{rank} after {step}.npz" for step in range(5)] for rank in range(WORKERS)]

@@ -12,11 +12,11 @@ import time
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, communication, ops
+from step_cpu import TENSORS
 
 from ms_optim import AdamW
 
-LAYER = [(768,), (768,), (2304, 768), (2304,), (768, 768), (768,), (768,), (768,), (3072, 768), (3072,), (768, 3072)]
-SHAPES = [(50257, 768), (1024, 768), *[*LAYER, (768,)] * 12, (768,), (768,)]
+SHAPES, _ = TENSORS["gpt2-small"]
 STEPS = 5
 
 

@@ -273,7 +273,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
             raise RuntimeError(
                 f"For '{type(self).__name__}', '{needing[0]}' needs the fused kernel: {self.backend_reason}."
             )
-        self._layerwise = type(self).coefficients is not FusedOptimizer.coefficients
+        self._layerwise = rule.is_layerwise
         if self._splits:
             self._prepare_split(rule, options, device)
         elif self.fused:

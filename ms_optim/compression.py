@@ -489,7 +489,7 @@ class CompressedStep(FusedOptimizer):
             new_u, direction = self.moved(means[i], u)
             if self._at_most[i] > 0:
                 compressed = self._sent[phase, i] > 0
-                kept = ops.where(masks[i], self._behind(residuals[i]), residuals[i])
+                kept = ops.where(masks[i], self._behind(residuals[i], values[i]), residuals[i])
                 masked = ops.where(masks[i], ops.zeros_like(u), velocities[i])
                 new_u = ops.where(compressed, masked, new_u)
                 direction = ops.where(compressed, means[i], direction)
@@ -529,9 +529,9 @@ class CompressedStep(FusedOptimizer):
         clamped = ops.where(finite, ops.clamp(value, float(HALF.min), float(HALF.max)), value)
         return F.cast(F.cast(clamped, mstype.float16), mstype.float32)
 
-    def _behind(self, value):
+    def _behind(self, value, travelled):
         """Return what rounding takes from a value that is sent: it is sent another time."""
-        left = value - self._travelled(value)
+        left = value - travelled
         return ops.where(ops.isnan(left), ops.zeros_like(left), left)
 
     def _mean(self, values):

@@ -1,8 +1,6 @@
 """Two processes compress and exchange: their weights stay the same to the bit, and follow the reference of two."""
 
 import os
-import pathlib
-import socket
 import subprocess
 import sys
 
@@ -11,30 +9,12 @@ import pytest
 import reference
 from exchange import CONFIGURATIONS, POISONED, SHAPES, STEPS, configurations, gradients, start
 from harness import check_close, check_units
+from processes import free_port, launched
 from sources import TESTS
 from tolerances import TOLERANCE
 
 WORKERS = 2
 TOLERATED = {"w": TOLERANCE["weight"], "u": TOLERANCE["state with decay"], "r": TOLERANCE["state with decay"]}
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def launched(count, folder, script, *arguments):
-    """Run a script in so many processes; return how they ended and the ends of what they said."""
-    binaries = pathlib.Path(sys.executable).parent
-    command = [str(binaries / "msrun"), f"--worker_num={count}", f"--local_worker_num={count}", "--join=True"]
-    command += [f"--master_port={free_port()}", f"--log_dir={folder}", str(TESTS / script)]
-    environment = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [*command, *map(str, arguments)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    logs = "".join(path.read_text()[-3000:] for path in sorted(folder.glob("worker_*.log")))
-    return run.returncode, f"msrun ended with {run.returncode}: {run.stdout[-2000:]}{run.stderr[-2000:]}{logs}"
 
 
 def means(step, per_host, host, dtype):

@@ -1,16 +1,11 @@
 """Processes that hold slices of tensors follow the reference, which knows whole tensors only."""
 
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from cases import constant
 from harness import check_close, check_units, tensor
 from mindspore import Parameter
+from processes import launched
 from sharding import (
     CENTRALIZED,
     NAMES,
@@ -27,7 +22,6 @@ from sharding import (
     own_part,
     start,
 )
-from sources import TESTS
 from tolerances import TOLERANCE
 
 from ms_optim import LANS, AdamOffload, AdamW, DGCMomentum, Lamb, pattern_groups
@@ -38,28 +32,9 @@ RELATIVE = 1e-6
 GRADIENT, MOMENTS, APPLY, COMMIT = 1, 2, 4, 8
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def run(processes, folder):
     """Run the processes; return what each recorded."""
-    binaries = pathlib.Path(sys.executable).parent
-    command = [str(binaries / "msrun"), f"--worker_num={processes}", f"--local_worker_num={processes}", "--join=True"]
-    command += [f"--master_port={free_port()}", f"--log_dir={folder}", str(TESTS / "sharding_worker.py")]
-    environment = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*command, str(processes), str(folder)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    logs = "".join(path.read_text()[-3000:] for path in sorted(folder.glob("worker_*.log")))
-    said = f"msrun ended with {ended.returncode}: {ended.stdout[-2000:]}{ended.stderr[-2000:]}{logs}"
+    _, said = launched(processes, folder, "sharding_worker.py", processes, folder)
     assert all((folder / f"{rank}.npz").exists() for rank in range(processes)), said
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(processes)]
 

@@ -1,10 +1,6 @@
 """States split over workers: how they are cut, that training is the same, and checkpoints for any number of workers."""
 
 import math
-import os
-import pathlib
-import subprocess
-import sys
 
 import mindspore as ms
 import numpy as np
@@ -12,9 +8,8 @@ import pytest
 from harness import numbers
 from mindspore import Parameter, Tensor
 from native import Launch, call
+from processes import launched
 from shares import CONFIGURATIONS, ELEMENTWISE, IN_GRAPH, RESUMED, SHAPES, WORKERS, build, gradients
-from sources import TESTS
-from test_exchange import free_port
 
 from ms_optim import AdamW, DGCMomentum, _shares, merge_states
 from ms_optim._shares import ENTRY, GRAIN, Shares, Workers, cut, pieces
@@ -111,13 +106,7 @@ def test_the_kernel_refuses_ranges_that_cannot_be(begin, end, rows, status):
 
 def test_two_processes_train_as_one_that_keeps_all_states(tmp_path):
     """One test, so that the processes start once, however tests are spread."""
-    binaries = pathlib.Path(sys.executable).parent
-    command = [str(binaries / "msrun"), f"--worker_num={WORKERS}", f"--local_worker_num={WORKERS}", "--join=True"]
-    command += [f"--master_port={free_port()}", f"--log_dir={tmp_path}", str(TESTS / "shares_worker.py"), str(tmp_path)]
-    environment = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    logs = "".join(path.read_text()[-3000:] for path in sorted(tmp_path.glob("worker_*.log")))
-    said = f"msrun ended with {run.returncode}: {run.stdout[-2000:]}{run.stderr[-2000:]}{logs}"
+    _, said = launched(WORKERS, tmp_path, "shares_worker.py", tmp_path)
     assert all((tmp_path / f"{rank}.npz").exists() for rank in range(WORKERS)), said
     records = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(WORKERS)]
     for mode, name in RUNS:

@@ -379,7 +379,7 @@ class CompressedEngine : StepEngine {
       const float value = rule_.Travelled(r[i]);
       // Momentum factor masking, section 3.3: what is sent starts anew.
       u[i] = 0.0f;
-      r[i] = rule_.Behind(r[i]);
+      r[i] = DgcMomentum::Behind(r[i], value);
       if (apply) {
         sum += MoveByMean(t, plan, i, value);
         return;

@@ -44,8 +44,8 @@ struct DgcMomentum {
     Store(finite ? Max(-kLargestHalf, Min(value, kLargestHalf)) : value, &half);
     return ToFloat(half);
   }
-  MS_OPTIM_FN float Behind(float value) const {
-    const float left = value - Travelled(value);
+  MS_OPTIM_FN static float Behind(float value, float travelled) {
+    const float left = value - travelled;
     return left == left ? left : 0.0f;  // of infinity and NaN nothing
   }
 

@@ -7,6 +7,7 @@ second favours nobody. The memory bandwidth is measured between rows.
     python benchmarks/step_cpu.py                      all rows that can run here
     python benchmarks/step_cpu.py --rows adamw torch   only those whose name starts so
     python benchmarks/step_cpu.py --tensors small      not GPT-2 small, but 400 tensors of 1,000 elements
+    python benchmarks/step_cpu.py --threads 1 2        each row on one thread and on two, which take turns
 """
 
 # Peers are measured where they are installed.
@@ -14,6 +15,7 @@ second favours nobody. The memory bandwidth is measured between rows.
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -44,7 +46,8 @@ TENSORS = {
     "gpt2-small": ([(50257, 768), (1024, 768), *LAYER * 12, (768,), (768,)], [1, 2, 6, 11]),
     "small": ([(1000,)] * 400, [0, 399]),
     "tiny": ([(100,)] * 10_000, [0, 9_999]),
-    "embedding": ([(250_000, 768)], [0]),
+    # The large one in float64 would take more memory than there is beside another row: its last neighbour is compared.
+    "embedding": ([(250_000, 768), (1000,)], [1]),
 }
 
 RATE, DECAY, BETA1, BETA2, EPS = 1e-3, 0.01, 0.9, 0.999, 1e-8
@@ -148,7 +151,7 @@ def tensors(name):
 def mindspore_row(make, expect, mode="graph"):
     """Return a function that builds a MindSpore optimizer's step."""
 
-    def build(name):
+    def build(name, launch):
         import mindspore as ms
 
         ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
@@ -164,6 +167,13 @@ def mindspore_row(make, expect, mode="graph"):
             # The last to be done.
             params[-1][(0,) * params[-1].ndim].asnumpy()
 
+        if launch:
+            # The package's inside: a step is this, after it has asked for the addresses. They are of what stays alive.
+            held = optimizer._addresses.fill(given), given
+
+            def step():
+                optimizer._step_by_address(optimizer.global_step, held[0]).data_ptr()
+
         return step, lambda i: params[i].asnumpy(), checked, before
 
     return build, expect
@@ -172,7 +182,7 @@ def mindspore_row(make, expect, mode="graph"):
 def torch_row(make, expect, clip=None):
     """Return a function that builds a torch optimizer's step."""
 
-    def build(name):
+    def build(name, launch):
         import torch
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -312,10 +322,10 @@ def bandwidth(threads, size=32_000_000, repeats=5):
     return 12 * size * repeats * threads / (time.perf_counter() - start)
 
 
-def work(name, tensors_name):
+def work(name, tensors_name, launch):
     """Check one row, and time steps as standard input asks for; print results as JSON."""
     build, expect = ROWS[name][1]
-    step, read, checked, before = build(tensors_name)
+    step, read, checked, before = build(tensors_name, launch)
     first = time.perf_counter()
     step()
     first = time.perf_counter() - first
@@ -355,9 +365,9 @@ class Row:
         peak: Bytes that the process came to hold.
     """
 
-    def __init__(self, name, tensors_name, threads):
+    def __init__(self, name, tensors_name, threads, launch):
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--work", name, "--tensors", tensors_name],
+            [sys.executable, __file__, "--work", name, "--tensors", tensors_name, *["--launch"] * launch],
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -404,11 +414,12 @@ def main():
     parser.add_argument("--tensors", choices=TENSORS, default="gpt2-small", help="what there is to update")
     parser.add_argument("--turns", type=int, default=15, help="how often a row and the first take turns")
     parser.add_argument("--steps", type=int, default=3, help="timed steps in a turn")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, nargs="+", default=[os.cpu_count()], help="a ratio is to the first")
+    parser.add_argument("--launch", action="store_true", help="ask for addresses of tensors once, not each step")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.work, arguments.tensors)
+        work(arguments.work, arguments.tensors, arguments.launch)
         return
 
     from rich.console import Console
@@ -419,14 +430,18 @@ def main():
     shapes = TENSORS[arguments.tensors][0]
     parameters = sum(int(np.prod(shape)) for shape in shapes)
     rows, speeds, failed, base = {}, [], {}, None
+    most = max(arguments.threads)
     try:
-        for name, (needs, _, _) in chosen.items():
+        for (name, (needs, _, _)), threads in itertools.product(chosen.items(), arguments.threads):
             if importlib.util.find_spec(needs) is None:
                 failed[name] = f"{needs} is not installed"
                 continue
-            speeds.append(bandwidth(arguments.threads))
+            speeds.append(bandwidth(most))
+            if len(arguments.threads) > 1 and threads == arguments.threads[0] and base is not None:
+                base.close()
+                base = None
             try:
-                row = Row(name, arguments.tensors, arguments.threads)
+                row = Row(name, arguments.tensors, threads, arguments.launch)
             except RuntimeError as error:
                 failed[name] = str(error)
                 continue
@@ -435,9 +450,9 @@ def main():
             for _ in range(arguments.turns):
                 first = base.turn(arguments.steps)
                 pairs.append((first if row is base else row.turn(arguments.steps), first))
-            rows[name] = row, pairs
+            rows[name, threads] = row, pairs
             nanoseconds = statistics.median(seconds for seconds, _ in pairs) / parameters * 1e9
-            console.print(f"{name}: {nanoseconds:.3f} ns a parameter", highlight=False)
+            console.print(f"{name}, {threads} threads: {nanoseconds:.3f} ns a parameter", highlight=False)
             if row is not base:
                 row.close()
     finally:
@@ -448,18 +463,30 @@ def main():
 
     speed = statistics.median(speeds)
     title = (
-        f"{arguments.tensors}: {len(shapes)} tensors, {parameters / 1e6:.1f}M float32 parameters, {arguments.threads} "
-        f"threads; a += b moves {speed / 1e9:.1f} GB/s ({min(speeds) / 1e9:.1f} to {max(speeds) / 1e9:.1f})"
+        f"{arguments.tensors}: {len(shapes)} tensors, {parameters / 1e6:.1f}M float32 parameters; on {most} "
+        f"threads a += b moves {speed / 1e9:.1f} GB/s ({min(speeds) / 1e9:.1f} to {max(speeds) / 1e9:.1f})"
     )
     table = Table(title=title, title_justify="left")
-    for heading in ("step", "ms", "ns/param", "÷ first", "B/param", "of a += b", "first step", "memory", "error"):
+    for heading in (
+        "step",
+        "threads",
+        "ms",
+        "ns/param",
+        "÷ first",
+        "B/param",
+        "of a += b",
+        "first step",
+        "memory",
+        "error",
+    ):
         table.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
-    for name, (row, pairs) in rows.items():
+    for (name, threads), (row, pairs) in rows.items():
         seconds = statistics.median(seconds for seconds, _ in pairs)
         ratio = statistics.median(seconds / first for seconds, first in pairs)
         moved = chosen[name][2]
         table.add_row(
             name,
+            str(threads),
             f"{seconds * 1e3:.1f}",
             f"{seconds / parameters * 1e9:.3f}",
             f"{ratio:.2f}",

@@ -1,9 +1,8 @@
-"""Command line: python -m ms_optim doctor."""
+"""Command line: python -m ms_optim doctor | mindformers-path."""
 
 import argparse
+import pathlib
 import sys
-
-from . import _doctor
 
 
 def main() -> int:
@@ -11,7 +10,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ms_optim", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="what runs on this machine and why, and whether each kernel is right")
-    parser.parse_args()
+    commands.add_parser("mindformers-path", help="the folder to name in REGISTER_PATH, for auto_register in YAML files")
+    if parser.parse_args().command == "mindformers-path":
+        print(pathlib.Path(__file__).parent / "from_yaml")
+        return 0
+
+    from . import _doctor
+
     return _doctor.main()
 
 

@@ -1,0 +1,9 @@
+"""What `auto_register: optimizers.MsOptimAdamW` finds; MindFormers runs a copy of this file."""
+
+from ms_optim.mindformers import (  # noqa: F401
+    MsOptimAdamOffload,
+    MsOptimAdamW,
+    MsOptimDGCMomentum,
+    MsOptimLamb,
+    MsOptimLANS,
+)

@@ -1,0 +1,192 @@
+"""MindFormers: its registry gets the optimizers, and its YAML files reach all that they can do.
+
+Importing this module registers ``MsOptimAdamW``, ``MsOptimLamb``, ``MsOptimLANS``, ``MsOptimAdamOffload`` and
+``MsOptimDGCMomentum``, and each under its own name too where MindFormers has no optimizer of that name. It is the only
+module that needs MindFormers.
+"""
+
+# MindFormers is not everywhere, and FromYaml is mixed into optimizers.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+from mindformers.tools.logger import logger
+from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
+
+from . import schedules
+from ._arguments import Options, check_type
+from .adam_offload import AdamOffload
+from .adamw import AdamW
+from .dgc_momentum import DGCMomentum
+from .lamb import Lamb
+from .lans import LANS
+
+__all__ = [
+    "MsOptimAdamOffload",
+    "MsOptimAdamW",
+    "MsOptimDGCMomentum",
+    "MsOptimLANS",
+    "MsOptimLamb",
+    "register",
+]
+
+OPTIMIZER = MindFormerModuleType.OPTIMIZER
+SCHEDULE, CENTRALIZATION = "weight_decay_schedule", "grad_centralization"
+# The weight decay schedules, and the argument of each that `weight_decay` stands for unless it is given.
+SCHEDULES = {
+    "ConstantWeightDecay": "weight_decay",
+    "CosineWeightDecay": "max_weight_decay",
+    "ExponentialWeightDecay": "weight_decay",
+    "LinearWeightDecay": "weight_decay",
+    "PiecewiseConstantWeightDecay": None,
+    "PolynomialWeightDecay": "weight_decay",
+    "WarmUpWeightDecay": "weight_decay",
+}
+
+
+class FromYaml:
+    """Takes what MindFormers makes of the section `optimizer` of a YAML file; a mixin before an optimizer.
+
+    Besides the optimizer's own arguments, by name, there may be
+
+    - weight_decay_schedule (dict): `type` names a weight decay schedule of this package, the rest are its arguments;
+      the decay that it starts from is `weight_decay` unless it is among them. MindFormers tells parameters that decay
+      from those that do not by `weight_decay`, so that must not be 0.
+    - grad_centralization (bool): Whether gradients of 2 or more dimensions are centralized. Default: ``False`` .
+    """
+
+    def __init__(self, params, **arguments):
+        name = type(self).__name__
+        self._check_names(name, arguments)
+        schedule = arguments.pop(SCHEDULE, None)
+        centralization = arguments.pop(CENTRALIZATION, False)
+        check_type(name, CENTRALIZATION, centralization, bool)
+        if arguments.get("weight_decay", 0.0) is None:
+            # As MindFormers understands it.
+            arguments["weight_decay"] = 0.0
+        for argument, value in arguments.items():
+            _check_number(name, argument, value)
+        if schedule is not None:
+            params, arguments["weight_decay"] = _scheduled(name, params, arguments.get("weight_decay", 0.0), schedule)
+        if centralization:
+            params = [{**group, CENTRALIZATION: True} for group in _groups(params)]
+        super().__init__(params, **arguments)
+        logger.info("ms_optim: %s", self._described())
+
+    @classmethod
+    def _check_names(cls, name: str, arguments: dict[str, Any]) -> None:
+        """Raise a TypeError that lists the known names, where there is one that is not."""
+        optimizer: Any = cls.__mro__[cls.__mro__.index(FromYaml) + 1]
+        own = list(inspect.signature(optimizer.__init__).parameters.values())[2:]
+        known = {p.name for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        known |= {field.name for field in dataclasses.fields(Options)} - {"shard_states"}
+        known |= {"shard_states"} if optimizer.takes_shares else set()
+        unknown = sorted(arguments.keys() - known - {SCHEDULE, CENTRALIZATION})
+        if unknown:
+            raise TypeError(
+                f"For '{name}', unknown key {unknown[0]!r} in the section 'optimizer': besides 'type' and "
+                f"'auto_register' it takes {sorted(known | {SCHEDULE, CENTRALIZATION})}."
+            )
+
+    @classmethod
+    def get_actual_adamw_cls(cls, use_fused):
+        """Return the class; MindFormers asks whatever is registered as "AdamW" for the one to use."""
+        return cls
+
+    def _described(self) -> str:
+        path = f"fused kernel {self.rule.name!r}" if self.fused else f"MindSpore's operators, as {self.backend_reason}"
+        held = (*self.states, *self.masters, *self.scales)
+        megabytes = sum(p.nbytes for p in held) / 1e6
+        dtypes = ", ".join(sorted({str(p.dtype).lower() for p in held}))
+        return (
+            f"{type(self).__name__} updates {self.param_length} parameters by the {path}; its states ({dtypes}) take "
+            f"{megabytes:.1f} MB"
+        )
+
+
+def _groups(params):
+    return params if all(isinstance(group, dict) for group in params) else [{"params": params}]
+
+
+def _check_number(name: str, argument: str, value: Any) -> None:
+    """Raise a TypeError for what was meant as a number, and YAML takes for a string."""
+    for number in value if isinstance(value, (list, tuple)) else [value]:
+        if not isinstance(number, str):
+            continue
+        try:
+            float(number)
+        except ValueError:
+            continue
+        raise TypeError(
+            f"For '{name}', the argument {argument!r} must be a number, but got the string {number!r}: YAML takes a "
+            "number with an exponent for a string unless it has a point, as 1.0e-8 has."
+        )
+
+
+def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
+    """Return groups with a schedule in place of every weight decay that is not 0, and the schedule."""
+    if not isinstance(schedule, dict) or schedule.get("type") not in SCHEDULES:
+        got = schedule.get("type") if isinstance(schedule, dict) else schedule
+        raise ValueError(
+            f"For '{name}', the argument '{SCHEDULE}' must be a dict with a 'type' of {sorted(SCHEDULES)}, but got "
+            f"{got!r}."
+        )
+    groups = _groups(params)
+    if not weight_decay and not any(group.get("weight_decay") for group in groups):
+        raise ValueError(
+            f"For '{name}', the argument 'weight_decay' must be greater than 0 beside '{SCHEDULE}', as by it "
+            f"MindFormers tells parameters that decay from those that do not, but got {weight_decay!r}."
+        )
+    arguments = {key: value for key, value in schedule.items() if key != "type"}
+    for argument, value in arguments.items():
+        _check_number(name, f"{SCHEDULE}.{argument}", value)
+    start = SCHEDULES[schedule["type"]]
+    if start is not None:
+        arguments.setdefault(start, weight_decay)
+    try:
+        made = getattr(schedules, schedule["type"])(**arguments)
+    except TypeError as error:
+        raise TypeError(f"For '{name}', the argument '{SCHEDULE}': {error}") from error
+    given = [{**group, "weight_decay": made} if group.get("weight_decay", weight_decay) else group for group in groups]
+    return given, made
+
+
+class MsOptimAdamW(FromYaml, AdamW):
+    """:class:`ms_optim.AdamW` as MindFormers makes it from a YAML file."""
+
+
+class MsOptimLamb(FromYaml, Lamb):
+    """:class:`ms_optim.Lamb` as MindFormers makes it from a YAML file."""
+
+
+class MsOptimLANS(FromYaml, LANS):
+    """:class:`ms_optim.LANS` as MindFormers makes it from a YAML file."""
+
+
+class MsOptimAdamOffload(FromYaml, AdamOffload):
+    """:class:`ms_optim.AdamOffload` as MindFormers makes it from a YAML file."""
+
+
+class MsOptimDGCMomentum(FromYaml, DGCMomentum):
+    """:class:`ms_optim.DGCMomentum` as MindFormers makes it from a YAML file."""
+
+
+def register(override: bool = False) -> None:
+    """Register the optimizers in MindFormers; importing this module has done so, without `override`.
+
+    Args:
+        override: Whether to take the names "AdamW", "Lamb" and "AdamOffload" from MindFormers' and MindSpore's
+            optimizers, too. Default: ``False`` .
+    """
+    for cls in (MsOptimAdamW, MsOptimLamb, MsOptimLANS, MsOptimAdamOffload, MsOptimDGCMomentum):
+        MindFormerRegister.register_cls(cls, OPTIMIZER)
+        name = cls.__name__.removeprefix("MsOptim")
+        if override or not MindFormerRegister.is_exist(OPTIMIZER, name):
+            MindFormerRegister.register_cls(cls, OPTIMIZER, alias=name)
+
+
+register()

@@ -1,0 +1,505 @@
+"""The optimizers in MindFormers' own trainer, from YAML files alone."""
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sources import ROOT, TESTS
+
+pytest.importorskip("mindformers", reason="MindFormers is not installed")
+
+import mindspore as ms
+import yaml
+from mindformers.core.optim import build_optim
+from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
+from mindformers.wrapper.wrapper import MFTrainOneStepCell
+from mindspore import Parameter, Tensor, nn
+from mindspore.mindrecord import FileWriter
+
+import ms_optim
+from ms_optim import mindformers
+
+EXAMPLES = ROOT / "examples" / "mindformers"
+OPTIMIZERS = {"AdamW": "adamw", "Lamb": "lamb", "LANS": "lans", "AdamOffload": "adam_offload"}
+OPTIMIZERS["DGCMomentum"] = "dgc_momentum"
+OPTIMIZER = MindFormerModuleType.OPTIMIZER
+STEPS, BATCH, LENGTH, VOCABULARY = 16, 4, 32, 128
+# What MindFormers' networks have to leave out on a CPU.
+ON_CPU = {
+    "context": {"device_target": "CPU"},
+    "model": {"model_config": {"use_flash_attention": False, "fused_rms_norm": False, "use_rope_slice": True}},
+}
+ADAMW = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+
+
+# ---- Runs ---------------------------------------------------------------------------------------------------------
+
+
+def merged(*configs):
+    """Return configurations over each other, section by section."""
+    result = {}
+    for config in configs:
+        for key, value in config.items():
+            old = result.get(key)
+            result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return copy.deepcopy(result)
+
+
+def example(name, *changes):
+    """Return an example as MindFormers reads it, to run on a CPU."""
+    return merged({"base_config": str(EXAMPLES / f"{name}.yaml")}, ON_CPU, *changes)
+
+
+def with_optimizer(optimizer, *changes):
+    """Return the examples' network with another optimizer."""
+    return example("llama", {"optimizer": optimizer}, *changes)
+
+
+def write_tokens(path, columns):
+    """Write sequences in which each token follows from the one before."""
+    rng = np.random.default_rng(0)
+    writer = FileWriter(str(path), shard_num=1)
+    writer.add_schema({name: {"type": "int32", "shape": [-1]} for name in columns}, "tokens")
+    for start in rng.integers(VOCABULARY - 3, size=STEPS * BATCH):
+        tokens = ((start + np.arange(LENGTH + 1)) % (VOCABULARY - 3) + 3).astype(np.int32)
+        whole = {"input_ids": tokens} if len(columns) == 1 else {"input_ids": tokens[:-1], "labels": tokens[1:]}
+        writer.write_raw_data([whole])
+    writer.commit()
+
+
+def train(folder, runs, columns=("input_ids",)):
+    """Run configurations one after the other in one process; return the record of each, and what was said."""
+    write_tokens(folder / "tokens.mindrecord", columns)
+    path = subprocess.run(
+        [sys.executable, "-m", "ms_optim", "mindformers-path"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    asked = [
+        {"yaml": merged({"output_dir": f"./{name}"}, config), "record": str(folder / f"{name}.npz")}
+        for name, config in runs.items()
+    ]
+    (folder / "runs.json").write_text(json.dumps(asked))
+    environment = {**os.environ, "REGISTER_PATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(TESTS / "mindformers_worker.py"), "runs.json"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    said = done.stdout + done.stderr
+    records = {}
+    for name in runs:
+        assert (folder / f"{name}.npz").exists(), said[-3000:]
+        records[name] = dict(np.load(folder / f"{name}.npz"))
+        assert "error" not in records[name], f"{name}: {records[name]['error']}"
+    return records, said
+
+
+def check_same(one, other):
+    """Check that two records hold the same losses at their end, and the same weights and states, to the bit."""
+    last = min(len(one["losses"]), len(other["losses"]))
+    np.testing.assert_array_equal(one["losses"][-last:], other["losses"][-last:])
+    assert one.keys() == other.keys()
+    for name in one.keys() - {"losses"}:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def check_near(ours, theirs):
+    """Check that our AdamW went where MindFormers' went: two float32 arithmetics."""
+    np.testing.assert_allclose(ours["losses"], theirs["losses"], rtol=1e-6)
+    compared = [name for name in theirs if name in ours and name not in ("losses", "optimizer")]
+    assert len(compared) > 3 * 20, compared
+    for name in compared:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-4, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_examples_train_the_same_in_both_modes(name, tmp_path):
+    graph = example(OPTIMIZERS[name])
+    records, said = train(tmp_path, {"graph": graph, "pynative": merged(graph, {"context": {"mode": 1}})})
+    one = records["graph"]
+    assert str(one["optimizer"]) == f"MsOptim{name}"
+    assert len(one["losses"]) == STEPS
+    assert one["global_step"] == STEPS
+    assert one["losses"][-1] < 0.95 * one["losses"][0]
+    check_same(one, records["pynative"])
+    assert f"MsOptim{name} updates 21 parameters by the fused kernel" in said
+
+
+MASTERS = {"model": {"model_config": {"param_init_type": "float16"}}}
+CKPT = {
+    "load_ckpt_format": "ckpt",
+    "callbacks": [
+        {"type": "CheckpointMonitor", "prefix": "llama", "save_checkpoint_steps": 8, "checkpoint_format": "ckpt"}
+    ],
+}
+NEWER = {"use_legacy_format": False}
+AT_8 = {"load_checkpoint": "./whole/checkpoint", "resume_training": "llama_rank_0-1_8.ckpt"}
+NEWER_AT_8 = {"load_checkpoint": "./whole/checkpoint/iteration_00000008", "resume_training": True}
+
+
+@pytest.mark.parametrize("form, resume", [(CKPT, AT_8), (NEWER, NEWER_AT_8)], ids=["ckpt", "iterations"])
+@pytest.mark.parametrize("changes", [{}, MASTERS], ids=["float32", "masters"])
+def test_a_run_resumes_bit_for_bit(form, resume, changes, tmp_path):
+    config = example("adamw", form, changes)
+    records, _ = train(tmp_path, {"whole": config, "resumed": merged(config, resume)})
+    assert len(records["whole"]["losses"]) == STEPS
+    assert len(records["resumed"]["losses"]) == STEPS - 8
+    check_same(records["whole"], records["resumed"])
+
+
+def test_masters_and_states_start_from_weights_that_are_loaded(tmp_path):
+    """MindFormers makes the optimizer before it loads the weights: nothing may keep the random ones."""
+    config = example("adamw", NEWER, MASTERS)
+    (tmp_path / "first").mkdir()
+    first, _ = train(tmp_path / "first", {"whole": config})
+    shutil.copytree(tmp_path / "first" / "whole" / "checkpoint", tmp_path / "only")
+    for path in (tmp_path / "only").rglob("*-opt-*"):
+        path.unlink()
+    # Another seed makes other random weights; without a learning rate those that were loaded must stay.
+    still = {"seed": 1, "load_checkpoint": "./only/iteration_00000016", "lr_schedule": {"learning_rate": 0.0}}
+    offload = merged({"base_config": str(EXAMPLES / "adam_offload.yaml")}, ON_CPU, NEWER, MASTERS)
+    records, _ = train(tmp_path, {"adamw": merged(config, still), "adam_offload": merged(offload, still)})
+    for record in records.values():
+        weights = [name for name in record if name.startswith(("model.", "lm_head"))]
+        assert len(weights) == 21
+        for name in weights:
+            np.testing.assert_array_equal(record[name], first["whole"][name], err_msg=name)
+        assert record["global_step"] == STEPS
+
+
+def test_adamw_goes_where_that_of_mindformers_goes(tmp_path):
+    """With the same YAML but for the type; with learning rates for groups too, which MindFormers can do once."""
+    group = {"type": "ConstantWarmUpLR", "learning_rate": 1e-2, "warmup_steps": 2, "total_steps": -1}
+    grouped = {"grouped_lr_schedule": {"default": {**group, "learning_rate": 1e-3}}}
+    grouped["grouped_lr_schedule"]["grouped"] = [{**group, "params": ["*lm_head*"]}]
+    ours = {"type": "MsOptimAdamW", "auto_register": "optimizers.MsOptimAdamW", **ADAMW}
+    theirs = {"type": "AdamW", **ADAMW}
+    runs = {
+        "theirs": with_optimizer(theirs),
+        "ours": with_optimizer(ours),
+        "theirs_grouped": with_optimizer(theirs, grouped),
+        "ours_grouped": with_optimizer(ours, grouped),
+    }
+    records, _ = train(tmp_path, runs)
+    assert str(records["theirs"]["optimizer"]) == "AdamW"
+    check_near(records["ours"], records["theirs"])
+    check_near(records["ours_grouped"], records["theirs_grouped"])
+    assert records["ours_grouped"]["losses"][-1] < 0.5 * records["ours"]["losses"][-1]
+
+
+def test_a_step_that_overflows_is_skipped(tmp_path):
+    scale = {"type": "DynamicLossScaleUpdateCell", "loss_scale_value": 3e38, "scale_factor": 1024, "scale_window": 99}
+    config = example("adamw", {"runner_wrapper": {"scale_sense": scale}})
+    records, said = train(tmp_path, {"scaled": config})
+    record = records["scaled"]
+    assert "overflow cond: True" in said
+    skipped = said.count("overflow cond: True")
+    assert record["global_step"] == STEPS - skipped
+    assert np.all(np.isfinite(record["losses"]))
+    assert record["losses"][-1] < 0.95 * record["losses"][0]
+
+
+QWEN3 = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "hidden_act": "swiglu",
+    "max_position_embeddings": LENGTH,
+    "seq_length": LENGTH,
+    "use_flash_attention": False,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "input_sliced_sig": True,
+    "untie_embeddings_and_output_weights": True,
+    "position_embedding_type": "rope",
+    "qk_layernorm": True,
+    "params_dtype": "float32",
+    "compute_dtype": "float32",
+    "layernorm_compute_dtype": "float32",
+    "softmax_compute_dtype": "float32",
+    "rotary_dtype": "float32",
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+}
+
+
+def test_newer_models_train_and_resume(tmp_path):
+    """Those of MindFormers' parallel core, which its `use_legacy: False` chooses."""
+    columns = ["input_ids", "labels"]
+    config = merged(yaml.safe_load((EXAMPLES / "llama.yaml").read_text()), NEWER, {"use_legacy": False})
+    config["model"] = {"model_config": QWEN3}
+    config["trainer"]["model_name"] = "Qwen3"
+    config["context"]["device_target"] = "CPU"
+    for section in (config["train_dataset"], config["train_dataset_task"]["dataset_config"]):
+        section |= {"input_columns": columns, "construct_args_key": columns}
+    ours = merged(config, {"optimizer": yaml.safe_load((EXAMPLES / "adamw.yaml").read_text())["optimizer"]})
+    plain = {"type": "MsOptimAdamW", "auto_register": "optimizers.MsOptimAdamW", **ADAMW}
+    runs = {
+        "whole": ours,
+        "resumed": merged(ours, NEWER_AT_8),
+        "plain": merged(config, {"optimizer": plain}),
+        "theirs": merged(config, {"optimizer": {"type": "AdamW", **ADAMW}}),
+    }
+    records, _ = train(tmp_path, runs, columns)
+    assert str(records["whole"]["optimizer"]) == "MsOptimAdamW"
+    assert records["whole"]["losses"][-1] < records["whole"]["losses"][0]
+    check_same(records["whole"], records["resumed"])
+    check_near(records["plain"], records["theirs"])
+
+
+class Mean(nn.Cell):
+    """The mean square of what a layer makes of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        weight = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+        self.layer = nn.Dense(8, 3, weight_init=Tensor(weight), bias_init="zeros")
+
+    def construct(self, x):
+        return (self.layer(x) ** 2).mean()
+
+
+def unchecked(self, before, compute):
+    return ms.ops.zeros((8,), ms.int32), compute
+
+
+def never(self, status, gradients):
+    return ms.ops.zeros((), ms.bool_)
+
+
+def test_gradients_that_mindformers_accumulates(monkeypatch):
+    """Its trainer accumulates in semi-auto-parallel mode alone; this is the cell that it then trains."""
+    monkeypatch.setattr(MFTrainOneStepCell, "start_overflow_check", unchecked)
+    monkeypatch.setattr(MFTrainOneStepCell, "get_overflow_status", never)
+    monkeypatch.setattr("mindformers.wrapper.wrapper.is_legacy_model", lambda: True)
+    monkeypatch.setattr("mindformers.wrapper.wrapper.get_real_models", lambda network: network)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    x = Tensor(np.random.default_rng(1).standard_normal((6, 8)).astype(np.float32))
+    weights = []
+    for accumulate in (False, True):
+        net = Mean()
+        optimizer = mindformers.MsOptimAdamW(net.trainable_params(), learning_rate=0.1, weight_decay=0.1)
+        loss = nn.GradAccumulationCell(net, 3) if accumulate else net
+        step = MFTrainOneStepCell(loss, optimizer, use_clip_grad=False)
+        step.set_train()
+        for _ in range(4):
+            step(x)
+        assert int(optimizer.global_step.asnumpy()[0]) == 4
+        weights.append(net.layer.weight.asnumpy())
+    # The sum of three means instead of one mean: Adam's direction is the same.
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)
+
+
+# ---- What a configuration says ------------------------------------------------------------------------------------
+
+
+def params():
+    weight = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    return [Parameter(Tensor(weight), name="w"), Parameter(Tensor(weight[0]), name="b")]
+
+
+def groups(weight_decay=0.1):
+    """Return groups as MindFormers makes them."""
+    w, b = params()
+    return [{"params": [w], "weight_decay": weight_decay}, {"params": [b], "weight_decay": 0.0}]
+
+
+def build(name="AdamW", given=None, **config):
+    extra = {"momentum": 0.9, "rampup_begin_step": 3} if name == "DGCMomentum" else {}
+    return build_optim(
+        {"type": f"MsOptim{name}", **extra, **config},
+        default_args={"params": given or groups(), "learning_rate": nn.CosineDecayLR(0.0, 0.1, 10)},
+    )
+
+
+def test_all_are_registered_and_names_that_are_taken_stay():
+    for name in OPTIMIZERS:
+        assert MindFormerRegister.get_cls(OPTIMIZER, f"MsOptim{name}") is getattr(mindformers, f"MsOptim{name}")
+    for name in ("LANS", "DGCMomentum"):
+        assert MindFormerRegister.get_cls(OPTIMIZER, name) is getattr(mindformers, f"MsOptim{name}")
+    for name in ("AdamW", "Lamb", "AdamOffload"):
+        assert not MindFormerRegister.get_cls(OPTIMIZER, name).__module__.startswith("ms_optim")
+
+
+def test_registered_twice_nothing_changes():
+    before = dict(MindFormerRegister.registry[OPTIMIZER])
+    mindformers.register()
+    assert MindFormerRegister.registry[OPTIMIZER] == before
+
+
+@pytest.mark.parametrize("use_fused", [{}, {"use_fused": True}, {"use_fused": False}])
+def test_override_takes_all_names(use_fused, monkeypatch):
+    monkeypatch.setitem(MindFormerRegister.registry, OPTIMIZER, dict(MindFormerRegister.registry[OPTIMIZER]))
+    mindformers.register(override=True)
+    for name in OPTIMIZERS:
+        assert MindFormerRegister.get_cls(OPTIMIZER, name) is getattr(mindformers, f"MsOptim{name}")
+    arguments = {"params": groups(), "learning_rate": 0.1}
+    assert isinstance(build_optim({"type": "AdamW", **use_fused}, arguments), mindformers.MsOptimAdamW)
+
+
+def test_the_command_prints_the_folder_alone():
+    command = [sys.executable, "-m", "ms_optim", "mindformers-path"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (line,) = said.splitlines()
+    assert (TESTS.__class__(line) / "optimizers.py").exists()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_unknown_key_lists_the_known_ones(name):
+    with pytest.raises(
+        TypeError, match=r"unknown key 'beta3'.*'grad_centralization'.*'weight_decay_schedule'"
+    ) as error:
+        build(name, beta3=0.9)
+    taken = {"AdamW": "amsgrad", "Lamb": "beta1", "LANS": "lower_bound", "AdamOffload": "use_nesterov"}
+    assert f"'{taken.get(name, 'wire_dtype')}'" in str(error.value)
+    assert "'state_dtype'" in str(error.value)
+    assert "'params'" not in str(error.value)
+
+
+def test_every_key_that_is_listed_is_taken():
+    with pytest.raises(TypeError) as error:
+        build("AdamW", beta3=0.9)
+    listed = str(error.value).split("it takes [")[1].split("]")[0].replace("'", "").split(", ")
+    given = {
+        "betas": [0.8, 0.9],
+        "eps": 1e-6,
+        "weight_decay": 0.1,
+        "weight_decay_schedule": {"type": "ConstantWeightDecay"},
+        "grad_centralization": True,
+        "amsgrad": True,
+        "maximize": True,
+        "use_fused": True,
+        "bias_correction": False,
+        "loss_scale": 2.0,
+        "grad_clip_norm": 1.0,
+        "state_dtype": "float32",
+        "master_weights": False,
+        "stochastic_rounding": False,
+        "skip_nonfinite": True,
+        "backend": "aot",
+        "shard_states": False,
+    }
+    assert set(listed) == {*given, "learning_rate"}
+    optimizer = build("AdamW", **given)
+    assert optimizer.amsgrad
+    assert optimizer.maximize
+    assert optimizer.options.skip_nonfinite
+    assert optimizer.loss_scale == 2.0
+    assert optimizer.grad_centralization_flags == (True, True)
+
+
+@pytest.mark.parametrize("key, value", [("eps", "1e-8"), ("betas", ["9e-1", 0.99]), ("weight_decay", "1e-2")])
+def test_a_number_that_yaml_takes_for_a_string(key, value):
+    with pytest.raises(TypeError, match=f"'{key}' must be a number.*unless it has a point"):
+        build(**{key: value})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_schedule_starts_from_the_weight_decay(name):
+    schedule = {"type": "LinearWeightDecay", "end_weight_decay": 0.0, "decay_steps": 10}
+    optimizer = build(name, weight_decay=0.1, weight_decay_schedule=schedule)
+    matrix, bias = optimizer.weight_decay
+    assert isinstance(matrix, ms_optim.LinearWeightDecay)
+    assert not isinstance(bias, nn.Cell)
+    assert float(bias.asnumpy()) == 0.0
+    assert float(matrix(Tensor(5, ms.int32)).asnumpy()) == pytest.approx(0.05)
+
+
+def test_a_schedule_may_say_where_it_starts():
+    schedule = {"type": "CosineWeightDecay", "min_weight_decay": 0.0, "max_weight_decay": 0.4, "decay_steps": 10}
+    matrix, _ = build(weight_decay=0.1, weight_decay_schedule=schedule).weight_decay
+    assert float(matrix(Tensor(0, ms.int32)).asnumpy()) == pytest.approx(0.4)
+    schedule = {"type": "PiecewiseConstantWeightDecay", "milestone": [2, 4], "weight_decays": [0.3, 0.2]}
+    matrix, _ = build(weight_decay=0.1, weight_decay_schedule=schedule).weight_decay
+    assert float(matrix(Tensor(3, ms.int32)).asnumpy()) == pytest.approx(0.2)
+
+
+def test_schedules_are_those_of_the_package():
+    public = [getattr(ms_optim, name) for name in ms_optim.__all__ if name.endswith("WeightDecay")]
+    assert {cls.__name__ for cls in public} == mindformers.SCHEDULES.keys()
+
+
+@pytest.mark.parametrize(
+    "schedule, error, match",
+    [
+        (0.1, ValueError, "'weight_decay_schedule' must be a dict with a 'type' of"),
+        ({"type": "Linear"}, ValueError, "'LinearWeightDecay'.*but got 'Linear'"),
+        ({"type": "LinearWeightDecay"}, TypeError, "'weight_decay_schedule': .*'decay_steps'"),
+        ({"type": "LinearWeightDecay", "steps": 3}, TypeError, "unexpected keyword argument 'steps'"),
+        ({"type": "ConstantWeightDecay", "weight_decay": "1e-2"}, TypeError, "must be a number"),
+        ({"type": "ConstantWeightDecay", "weight_decay": -1.0}, ValueError, "weight_decay"),
+    ],
+)
+def test_a_wrong_schedule(schedule, error, match):
+    with pytest.raises(error, match=match):
+        build(weight_decay=0.1, weight_decay_schedule=schedule)
+
+
+@pytest.mark.parametrize("weight_decay", [{}, {"weight_decay": 0.0}, {"weight_decay": None}])
+def test_a_schedule_beside_no_weight_decay(weight_decay):
+    schedule = {"type": "LinearWeightDecay", "end_weight_decay": 0.0, "decay_steps": 10}
+    with pytest.raises(ValueError, match="'weight_decay' must be greater than 0 beside 'weight_decay_schedule'"):
+        build(given=groups(0.0), weight_decay_schedule=schedule, **weight_decay)
+
+
+def test_no_weight_decay_is_none():
+    optimizer = build(given=groups(0.0), weight_decay=None)
+    assert [float(decay.asnumpy()) for decay in optimizer.weight_decay] == [0.0, 0.0]
+
+
+# ---- MindFormers' own test of its AdamW ---------------------------------------------------------------------------
+
+# Its weights before the first step, and the moments that its test expects after 20: all rows of fc1 are constant.
+FC1 = [
+    [0.72346634, 0.95608497, 0.4084163, 0.18627149, 0.6942514, 0.39767185, 0.24918061, 0.4548748],
+    [0.7203382, 0.19086994, 0.76286614, 0.87920564, 0.3169892, 0.9462494, 0.62827677, 0.27504718],
+    [0.3544535, 0.2524781, 0.5370583, 0.8313121, 0.6670143, 0.0488653, 0.62225235, 0.7546456],
+    [0.17985944, 0.05106374, 0.31064633, 0.4863033, 0.848814, 0.5523157, 0.20295663, 0.7213356],
+]
+FC1_BIAS = [0.79708564, 0.13728078, 0.66322654, 0.88128525]
+FC2, FC2_BIAS = [[0.8473515, 0.50923985, 0.42287776, 0.29769543]], [0.09996348]
+FIRST_MOMENTS = [[0.75276935], [0.28740492], [0.12561864], [-0.06905057]], [[6.978479, 7.470356, 5.508465, 5.176325]]
+SECOND_MOMENTS = (
+    [[0.28913346], [0.01420226], [0.00199351], [0.04521008]],
+    [[35.217834, 42.283375, 26.52298, 21.510029]],
+)
+
+
+class TwoLayers(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        (self.fc1, self.fc2), self.relu = (nn.Dense(8, 4), nn.Dense(4, 1)), nn.ReLU()
+        for layer, weight, bias in ((self.fc1, FC1, FC1_BIAS), (self.fc2, FC2, FC2_BIAS)):
+            layer.weight.set_data(Tensor(weight, ms.float32))
+            layer.bias.set_data(Tensor(bias, ms.float32))
+
+    def construct(self, x):
+        return self.fc2(self.relu(self.fc1(x)))
+
+
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
+def test_published_values_of_adamw(mode):
+    ms.set_context(mode=mode)
+    loss = nn.WithLossCell(TwoLayers(), nn.L1Loss())
+    first = [p for p in loss.trainable_params() if "fc1" in p.name]
+    others = [p for p in loss.trainable_params() if "fc1" not in p.name]
+    given = [{"params": first, "weight_decay": 0.01, "lr": 0.01}, {"params": others, "lr": 0.1}]
+    optimizer = build_optim({"type": "MsOptimAdamW", "weight_decay": 0.1, "params": given})
+    step = nn.TrainOneStepCell(loss, optimizer)
+    for i in range(20):
+        step(Tensor(np.full((2, 8), i, np.float32)), Tensor(np.full((2, 1), i + 1, np.float32)))
+    m, v = optimizer.states[:4], optimizer.states[4:]
+    # What it computes with for 1 - beta2, in float32, is off by 1.3e-5, and its second moments with it; ours are not.
+    rounded = float(np.float32(1) - np.float32(0.999))
+    for place, layer in ((0, 0), (2, 1)):
+        expected = np.array(FIRST_MOMENTS[layer]), np.array(SECOND_MOMENTS[layer]) * (0.001 / rounded)
+        for state, value in zip((m[place], v[place]), expected):
+            assert np.allclose(state.asnumpy(), value, atol=1e-4), (state.asnumpy(), value)

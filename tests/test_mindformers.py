@@ -72,21 +72,26 @@ def write_tokens(path, columns):
     writer.commit()
 
 
-def train(folder, runs, columns=("input_ids",)):
-    """Run configurations one after the other in one process; return the record of each, and what was said."""
+def train(folder, runs, columns=("input_ids",), apart=False):
+    """Run configurations one after the other; return the record of each, and what was said.
+
+    Some of what MindFormers can do it can do once in a process; those are run apart.
+    """
     write_tokens(folder / "tokens.mindrecord", columns)
     path = subprocess.run(
         [sys.executable, "-m", "ms_optim", "mindformers-path"], capture_output=True, text=True, check=True
     ).stdout.strip()
     asked = [
-        {"yaml": merged({"output_dir": f"./{name}"}, config), "record": str(folder / f"{name}.npz")}
+        {"yaml": merged(config, {"output_dir": f"./{name}"}), "record": str(folder / f"{name}.npz")}
         for name, config in runs.items()
     ]
-    (folder / "runs.json").write_text(json.dumps(asked))
     environment = {**os.environ, "REGISTER_PATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(TESTS / "mindformers_worker.py"), "runs.json"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
-    said = done.stdout + done.stderr
+    said = ""
+    for together in [[run] for run in asked] if apart else [asked]:
+        (folder / "runs.json").write_text(json.dumps(together))
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+        said += done.stdout + done.stderr
     records = {}
     for name in runs:
         assert (folder / f"{name}.npz").exists(), said[-3000:]
@@ -108,7 +113,7 @@ def check_near(ours, theirs):
     """Check that our AdamW went where MindFormers' went: two float32 arithmetics."""
     np.testing.assert_allclose(ours["losses"], theirs["losses"], rtol=1e-6)
     compared = [name for name in theirs if name in ours and name not in ("losses", "optimizer")]
-    assert len(compared) > 3 * 20, compared
+    assert len(compared) > 3 * 18, compared
     for name in compared:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-4, atol=2e-6, err_msg=name)
 
@@ -138,10 +143,11 @@ AT_8 = {"load_checkpoint": "./whole/checkpoint", "resume_training": "llama_rank_
 NEWER_AT_8 = {"load_checkpoint": "./whole/checkpoint/iteration_00000008", "resume_training": True}
 
 
-@pytest.mark.parametrize("form, resume", [(CKPT, AT_8), (NEWER, NEWER_AT_8)], ids=["ckpt", "iterations"])
-@pytest.mark.parametrize("changes", [{}, MASTERS], ids=["float32", "masters"])
-def test_a_run_resumes_bit_for_bit(form, resume, changes, tmp_path):
-    config = example("adamw", form, changes)
+@pytest.mark.parametrize(
+    "form, resume, weights", [(CKPT, AT_8, {}), (NEWER, NEWER_AT_8, MASTERS)], ids=["ckpt", "iterations, masters"]
+)
+def test_a_run_resumes_bit_for_bit(form, resume, weights, tmp_path):
+    config = example("adamw", form, weights)
     records, _ = train(tmp_path, {"whole": config, "resumed": merged(config, resume)})
     assert len(records["whole"]["losses"]) == STEPS
     assert len(records["resumed"]["losses"]) == STEPS - 8
@@ -169,7 +175,7 @@ def test_masters_and_states_start_from_weights_that_are_loaded(tmp_path):
 
 
 def test_adamw_goes_where_that_of_mindformers_goes(tmp_path):
-    """With the same YAML but for the type; with learning rates for groups too, which MindFormers can do once."""
+    """With the same YAML but for the type, and with learning rates for groups too."""
     group = {"type": "ConstantWarmUpLR", "learning_rate": 1e-2, "warmup_steps": 2, "total_steps": -1}
     grouped = {"grouped_lr_schedule": {"default": {**group, "learning_rate": 1e-3}}}
     grouped["grouped_lr_schedule"]["grouped"] = [{**group, "params": ["*lm_head*"]}]
@@ -181,7 +187,7 @@ def test_adamw_goes_where_that_of_mindformers_goes(tmp_path):
         "theirs_grouped": with_optimizer(theirs, grouped),
         "ours_grouped": with_optimizer(ours, grouped),
     }
-    records, _ = train(tmp_path, runs)
+    records, _ = train(tmp_path, runs, apart=True)
     assert str(records["theirs"]["optimizer"]) == "AdamW"
     check_near(records["ours"], records["theirs"])
     check_near(records["ours_grouped"], records["theirs_grouped"])
@@ -190,7 +196,9 @@ def test_adamw_goes_where_that_of_mindformers_goes(tmp_path):
 
 def test_a_step_that_overflows_is_skipped(tmp_path):
     scale = {"type": "DynamicLossScaleUpdateCell", "loss_scale_value": 3e38, "scale_factor": 1024, "scale_window": 99}
-    config = example("adamw", {"runner_wrapper": {"scale_sense": scale}})
+    # MindFormers does not lay a section over a number, so this is one file.
+    base, adamw = (yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()) for name in ("llama", "adamw"))
+    config = merged(base, {"optimizer": adamw["optimizer"]}, ON_CPU, {"runner_wrapper": {"scale_sense": scale}})
     records, said = train(tmp_path, {"scaled": config})
     record = records["scaled"]
     assert "overflow cond: True" in said
@@ -248,7 +256,7 @@ def test_newer_models_train_and_resume(tmp_path):
         "plain": merged(config, {"optimizer": plain}),
         "theirs": merged(config, {"optimizer": {"type": "AdamW", **ADAMW}}),
     }
-    records, _ = train(tmp_path, runs, columns)
+    records, _ = train(tmp_path, runs, columns, apart=True)
     assert str(records["whole"]["optimizer"]) == "MsOptimAdamW"
     assert records["whole"]["losses"][-1] < records["whole"]["losses"][0]
     check_same(records["whole"], records["resumed"])

@@ -2,8 +2,8 @@
 //
 // The selection needs no samples and no second guess. The pass that accumulates r keeps the largest magnitude of each
 // group of 64 elements. The k-th largest of these maxima is a bound that at least k elements reach, and few besides;
-// only groups whose maximum reaches it are looked at again. There the exact k-th magnitude is found digit by digit, by
-// counting; ties go to the lowest index.
+// only groups whose maximum reaches it are looked at again, once: their candidates are noted down. Among these the
+// exact k-th magnitude is found digit by digit, by counting; ties go to the lowest index.
 #pragma once
 
 #include "dgc.h"
@@ -26,6 +26,22 @@ constexpr Digit kDigits[] = {{20, 1 << 11}, {10, 1 << 10}, {0, 1 << 10}};
 // Tensors between whose accumulation and selection threads wait for each other: many, since they may wait long; not
 // all, since the maxima take memory.
 constexpr int64_t kSelectedElements = int64_t{1} << 26;
+
+// An element that may be among the k largest, by its place in its chunk.
+struct Candidate {
+  int32_t place, key;
+};
+
+// More candidates of a chunk are not noted down but looked for each time: they would take memory that grows with r.
+constexpr int kMostNoted = static_cast<int>(kChunk / 16);
+
+// What the selection knows of a chunk.
+struct Selection {
+  int64_t first_group;        // in maxima_
+  int thread;                 // whose notes hold the candidates
+  int64_t first, count;       // there; a count below 0: they are not noted down
+  int64_t sent_before, ties;  // of its tensor, before the chunk; how many that equal the k-th magnitude it sends
+};
 
 // How far the search for a tensor's k-th magnitude has come.
 struct Search {
@@ -134,7 +150,8 @@ class CompressedEngine : StepEngine {
   static float *R(const Tensor &t) { return static_cast<float *>(t.state[1]); }
   // How many elements of a tensor are sent, the k of the paper; 0: the tensor is not compressed.
   int64_t Sent(int i) const { return LayoutOf(i, kSent); }
-  int32_t *MaximaOf(const Chunk &chunk) const { return &maxima_[first_group_[&chunk - chunks_.get()]]; }
+  Selection &SelectionOf(const Chunk &chunk) const { return selections_[&chunk - chunks_.get()]; }
+  int32_t *MaximaOf(const Chunk &chunk) const { return &maxima_[SelectionOf(chunk).first_group]; }
 
   Status Check() const {
     if (step_.count == 0) return kWrongCount;
@@ -152,8 +169,11 @@ class CompressedEngine : StepEngine {
     const size_t n = static_cast<size_t>(step_.count), chunks = static_cast<size_t>(plans_[n - 1].last_chunk);
     clip_.reset(new (std::nothrow) float[n]);
     wire_.reset(new (std::nothrow) WirePlace[n]);
-    first_group_.reset(new (std::nothrow) int64_t[chunks]);
-    if (!clip_ || !wire_ || !first_group_) return false;
+    bound_.reset(new (std::nothrow) int32_t[n]);
+    magnitude_.reset(new (std::nothrow) int32_t[n]);
+    selections_.reset(new (std::nothrow) Selection[chunks]);
+    if (!clip_ || !wire_ || !bound_ || !magnitude_ || !selections_) return false;
+    notes_.resize(static_cast<size_t>(omp_get_max_threads()));
     int64_t most = 0;
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = LastOfRun(first, kSelectedElements);
@@ -161,7 +181,7 @@ class CompressedEngine : StepEngine {
       for (int i = first; i < last; ++i) {
         clip_[i] = 1.0f;
         for (int k = plans_[i].first_chunk; Sent(i) > 0 && k < plans_[i].last_chunk; ++k) {
-          first_group_[k] = groups;
+          selections_[k].first_group = groups;
           groups += GroupsOf(chunks_[k]);
         }
       }
@@ -247,11 +267,10 @@ class CompressedEngine : StepEngine {
       float *w = LoadWeight(t, begin, n, b.weight);
       sum[kGradientSum] += SumSquares(g, n);
       sum[kWeightSum] += SumSquares(w, n);
+      GradientTile(plan, 1.0f, n, w, g, b.direction[0]);
       if (Has(kApplyStage)) {
-        GradientTile(plan, 1.0f, n, w, g, b.direction[0]);
         sum[kDirectionSum] += Momentum(t, plan, begin, n, w, b);
       } else {
-        GradientTile(plan, 1.0f, n, w, g, b.direction[0]);
         auto *values = reinterpret_cast<float *>(static_cast<uint8_t *>(step_.wire) + wire_[chunk.tensor].values);
         memcpy(values + begin, b.direction[0], static_cast<size_t>(n) * sizeof(float));
       }
@@ -278,64 +297,118 @@ class CompressedEngine : StepEngine {
   // ---- Selection --------------------------------------------------------------------------------------------------
 
   void Select(int first, int last) {
+    bool any = false;
+    for (int i = first; i < last; ++i) any |= Sent(i) > 0;
+    if (!any) return;
+    for (auto &notes : notes_) notes.clear();
 #pragma omp parallel for schedule(dynamic)
     for (int i = first; i < last; ++i) {
-      if (Sent(i) > 0) SelectOf(i);
+      if (Sent(i) > 0) bound_[i] = BoundOf(i);
     }
+    ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &, const Plan &, Buffers &) {
+      if (Sent(chunk.tensor) > 0) Note(chunk);
+    });
+#pragma omp parallel for schedule(dynamic)
+    for (int i = first; i < last; ++i) {
+      if (Sent(i) > 0) Rank(i);
+    }
+    ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &) {
+      if (Sent(chunk.tensor) > 0) Send(t, plan, chunk);
+    });
+    AddUpdates(first, last);
   }
 
-  void SelectOf(int i) {
+  // A magnitude that at least k elements reach; 1 where it would be 0, as zeros are not looked at: of an embedding, r
+  // may be full of them.
+  int32_t BoundOf(int i) const {
+    const Chunk &last = chunks_[plans_[i].last_chunk - 1];
+    const int32_t *maxima = MaximaOf(chunks_[plans_[i].first_chunk]);
+    const int64_t groups = MaximaOf(last) - maxima + GroupsOf(last);
+    if (Sent(i) > groups) return 1;
     Search search;
     search.Start(Sent(i));
-    const int32_t *maxima = MaximaOf(chunks_[plans_[i].first_chunk]);
-    const int64_t groups =
-        MaximaOf(chunks_[plans_[i].last_chunk - 1]) - maxima + GroupsOf(chunks_[plans_[i].last_chunk - 1]);
-    if (Sent(i) <= groups) {
-      // The last digit of the bound would not save much.
-      for (const Digit &digit : {kDigits[0], kDigits[1]}) {
-        search.StartDigit(digit);
-        for (int64_t k = 0; k < groups; ++k) search.Add(maxima[k]);
-        search.EndDigit();
-      }
+    // The last digit of the bound would not save much.
+    for (const Digit &digit : {kDigits[0], kDigits[1]}) {
+      search.StartDigit(digit);
+      for (int64_t k = 0; k < groups; ++k) search.Add(maxima[k]);
+      search.EndDigit();
     }
-    // Zeros are not looked at: of an embedding, r may be full of them.
-    const int32_t bound = Max(search.prefix, 1);
-    int64_t zeros = 0;
+    return Max(search.prefix, 1);
+  }
+
+  void Note(const Chunk &chunk) {
+    Selection &selection = SelectionOf(chunk);
+    std::vector<Candidate> &notes = notes_[static_cast<size_t>(omp_get_thread_num())];
+    selection.thread = omp_get_thread_num();
+    selection.first = static_cast<int64_t>(notes.size());
+    selection.count = 0;
+    try {
+      Look(chunk, bound_[chunk.tensor], [&](int64_t i, int32_t key) {
+        if (selection.count++ < kMostNoted) notes.push_back({static_cast<int32_t>(i - chunk.begin), key});
+      });
+    } catch (const std::bad_alloc &) {
+      selection.count = kMostNoted + 1;
+    }
+    if (selection.count <= kMostNoted) return;
+    notes.resize(static_cast<size_t>(selection.first));
+    selection.count = -1;
+  }
+
+  // Finds a tensor's k-th magnitude, and what each of its chunks sends.
+  void Rank(int i) {
+    const int first = plans_[i].first_chunk, last = plans_[i].last_chunk;
+    Search search;
     search.Start(Sent(i));
+    int64_t zeros = 0;
     for (const Digit &digit : kDigits) {
       search.StartDigit(digit);
-      ForCandidates(i, Max(bound, search.prefix), [&](int64_t, int32_t key) { search.Add(key); });
-      if (bound == 1 && digit.shift == kDigits[0].shift) {
+      for (int k = first; k < last; ++k) {
+        ForCandidates(chunks_[k], Max(bound_[i], search.prefix), [&](int64_t, int32_t key) { search.Add(key); });
+      }
+      if (bound_[i] == 1 && digit.shift == kDigits[0].shift) {
         zeros = step_.tensors[i].size;
         for (const int64_t count : search.count) zeros -= count;
       }
       if (search.prefix == 0) search.count[0] += zeros;
       search.EndDigit();
     }
-    Send(i, search.prefix, search.remaining);
+    magnitude_[i] = search.prefix;
+    int64_t sent = 0, ties = search.remaining;
+    for (int k = first; k < last; ++k) {
+      int64_t larger = 0, equal = 0;
+      ForCandidates(chunks_[k], search.prefix, [&](int64_t, int32_t key) {
+        larger += key > search.prefix;
+        equal += key == search.prefix;
+      });
+      Selection &selection = selections_[k];
+      selection.sent_before = sent;
+      selection.ties = Min(equal, ties);
+      ties -= selection.ties;
+      sent += larger + selection.ties;
+    }
   }
 
-  // Calls body(index, magnitude) for the elements of a tensor whose magnitude is at least the bound, in order.
-  //
-  // They are far apart, each in a page of its own: all that a block of groups needs is asked for before it is used.
-  template <bool kMoved = false, class Body>
-  MS_OPTIM_FN void ForCandidates(int i, int32_t bound, Body body) const {
-    const Tensor &t = step_.tensors[i];
-    const int32_t *maxima = MaximaOf(chunks_[plans_[i].first_chunk]);
-    for (int k = plans_[i].first_chunk; k < plans_[i].last_chunk; ++k) {
-      const Chunk &chunk = chunks_[k];
-      for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock, maxima += kBlock / kGroup) {
-        int hit[kBlock + 1];
-        int32_t key[kBlock];
-        const int hits =
-            HitsOf(R(t) + begin, static_cast<int>(Min(kBlock, chunk.end - begin)), maxima, bound, key, hit);
-        for (int j = 0; kMoved && j < hits; ++j) {
-          __builtin_prefetch(U(t) + begin + hit[j], 1);
-          if (t.weight_type == DType::kFloat32) __builtin_prefetch(static_cast<float *>(t.weight) + begin + hit[j], 1);
-        }
-        for (int j = 0; j < hits; ++j) body(begin + hit[j], key[hit[j]]);
-      }
-      maxima = MaximaOf(chunk) + GroupsOf(chunk);
+  // Calls body(index, magnitude) for the elements of a chunk whose magnitude is at least the bound, in order.
+  template <class Body>
+  MS_OPTIM_FN void ForCandidates(const Chunk &chunk, int32_t bound, Body body) const {
+    const Selection &selection = SelectionOf(chunk);
+    if (selection.count < 0 || bound < bound_[chunk.tensor]) return Look(chunk, bound, body);
+    const Candidate *notes = notes_[static_cast<size_t>(selection.thread)].data() + selection.first;
+    for (int64_t k = 0; k < selection.count; ++k) {
+      if (notes[k].key >= bound) body(chunk.begin + notes[k].place, notes[k].key);
+    }
+  }
+
+  // The same from r itself.
+  template <class Body>
+  MS_OPTIM_FN void Look(const Chunk &chunk, int32_t bound, Body body) const {
+    const float *r = R(step_.tensors[chunk.tensor]);
+    const int32_t *maxima = MaximaOf(chunk);
+    for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock, maxima += kBlock / kGroup) {
+      int hit[kBlock + 1];
+      int32_t key[kBlock];
+      const int hits = HitsOf(r + begin, static_cast<int>(Min(kBlock, chunk.end - begin)), maxima, bound, key, hit);
+      for (int j = 0; j < hits; ++j) body(begin + hit[j], key[hit[j]]);
     }
   }
 
@@ -364,17 +437,25 @@ class CompressedEngine : StepEngine {
 
   // ---- What is sent -----------------------------------------------------------------------------------------------
 
-  // Sends what is larger than the k-th magnitude, and the first of what equals it.
-  void Send(int tensor, int32_t magnitude, int64_t ties) {
-    const Tensor &t = step_.tensors[tensor];
-    const Plan &plan = plans_[tensor];
-    const WirePlace &wire = wire_[tensor];
+  // Sends of a chunk what is larger than the k-th magnitude, and the first of what equals it.
+  //
+  // These are far apart, each in a page of its own: the few of a chunk are all asked for before they are used.
+  void Send(const Tensor &t, const Plan &plan, Chunk &chunk) {
+    const int32_t magnitude = magnitude_[chunk.tensor];
+    const WirePlace &wire = wire_[chunk.tensor];
     auto *bytes = static_cast<uint8_t *>(step_.wire);
     const bool apply = Has(kApplyStage);
     float *u = U(t), *r = R(t);
-    int64_t k = 0;
+    int64_t k = SelectionOf(chunk).sent_before, ties = SelectionOf(chunk).ties;
     double sum = 0.0;
-    ForCandidates<true>(tensor, magnitude, [&](int64_t i, int32_t key) {
+    if (SelectionOf(chunk).count >= 0) {
+      ForCandidates(chunk, magnitude, [&](int64_t i, int32_t) {
+        __builtin_prefetch(r + i, 1);
+        __builtin_prefetch(u + i, 1);
+        if (t.weight_type == DType::kFloat32) __builtin_prefetch(static_cast<float *>(t.weight) + i, 1);
+      });
+    }
+    ForCandidates(chunk, magnitude, [&](int64_t i, int32_t key) {
       if (key == magnitude && ties-- <= 0) return;
       const float value = rule_.Travelled(r[i]);
       // Momentum factor masking, section 3.3: what is sent starts anew.
@@ -390,7 +471,7 @@ class CompressedEngine : StepEngine {
       }
       ++k;
     });
-    SumsOf(tensor)[kDirectionSum] = sum;
+    chunk.sum[kDirectionSum] = sum;
   }
 
   void PutValue(uint8_t *values, int64_t k, float value) const {
@@ -504,8 +585,10 @@ class CompressedEngine : StepEngine {
   const DgcMomentum rule_;
   std::unique_ptr<float[]> clip_;
   std::unique_ptr<WirePlace[]> wire_;
-  std::unique_ptr<int64_t[]> first_group_;  // of each chunk, in maxima_
+  std::unique_ptr<int32_t[]> bound_, magnitude_;  // of each tensor: what candidates reach, the k-th
+  std::unique_ptr<Selection[]> selections_;       // of each chunk
   std::unique_ptr<int32_t[]> maxima_;
+  std::vector<std::vector<Candidate>> notes_;  // of each thread
 };
 
 Status RunDgcMomentum(const Step &step) { return CompressedEngine(step).Run(); }

@@ -415,7 +415,7 @@ def main():
     parser.add_argument("--turns", type=int, default=15, help="how often a row and the first take turns")
     parser.add_argument("--steps", type=int, default=3, help="timed steps in a turn")
     parser.add_argument("--threads", type=int, nargs="+", default=[os.cpu_count()], help="a ratio is to the first")
-    parser.add_argument("--launch", action="store_true", help="ask for addresses of tensors once, not each step")
+    parser.add_argument("--launch", action="store_true", help="ask for addresses once, not each step; own rows only")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -427,6 +427,8 @@ def main():
 
     console = Console(width=max(110, Console().width))
     chosen = {n: row for n, row in ROWS.items() if not arguments.rows or n.lower().startswith(tuple(arguments.rows))}
+    if arguments.launch:
+        chosen = {n: row for n, row in chosen.items() if row[0] == "mindspore" and not n.startswith("nn.")}
     shapes = TENSORS[arguments.tensors][0]
     parameters = sum(int(np.prod(shape)) for shape in shapes)
     rows, speeds, failed, base = {}, [], {}, None

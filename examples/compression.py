@@ -20,8 +20,9 @@ from tqdm import tqdm
 from ms_optim import DGCMomentum, SimulatedWorkers, WarmUpHoldDecayLR
 
 WORKERS, BATCH, SEEDS = 4, 32, 3
-# The paper's ramp has four steps; all matrices of these small networks are compressed.
-RAMP_STEPS, LEAST = 4, 1024
+# The paper's ramp, up to the sparsity of the task; all matrices of these small networks are compressed.
+RAMP = (0.75, 0.9375, 0.984375)
+LEAST = 1024
 
 
 class Digits:
@@ -68,11 +69,6 @@ class Text:
         return float(self.net(*self.validation).asnumpy())
 
 
-def ramp(sparsity):
-    """Return sparsities that lead to one, the parts that are sent falling by the same factor each time."""
-    return tuple(1 - (1 - sparsity) ** (k / RAMP_STEPS) for k in range(1, RAMP_STEPS + 1))
-
-
 def train(make_task, sparsity, wire_dtype, steps, seed):
     """Train once; return the result, and the bytes that a worker sends in the last step and in a dense one."""
     ms.set_seed(seed)
@@ -88,7 +84,7 @@ def train(make_task, sparsity, wire_dtype, steps, seed):
             0.9,
             begin,
             steps // 5,
-            ramp(sparsity),
+            (*(s for s in RAMP if s < sparsity), sparsity),
             min_compress_numel=LEAST,
             group=group,
             wire_dtype=wire_dtype,

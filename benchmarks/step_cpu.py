@@ -425,7 +425,7 @@ def main():
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=max(110, Console().width))
+    console = Console(width=max(120, Console().width))
     chosen = {n: row for n, row in ROWS.items() if not arguments.rows or n.lower().startswith(tuple(arguments.rows))}
     if arguments.launch:
         chosen = {n: row for n, row in chosen.items() if row[0] == "mindspore" and not n.startswith("nn.")}

@@ -65,7 +65,7 @@ STATISTICS = ("gradient_norm", "weight_norm", "update_norm", "trust_ratio", "fin
 GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = 1, 2, 4, 8
 ALL_STAGES = 15
 SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES = 1, 2, 4, 8
-BY_ADDRESS, BETA_POWERS, LOCKS, RETURNED, SHARES = 16, 32, 64, 128, 256
+BY_ADDRESS, BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS = 16, 32, 64, 128, 256, 512
 MAX_STATES = 3
 CODE_BLOCK = 256  # 8-bit codes that share one scale
 LEAST_CODED = 4096  # elements of the smallest tensor whose states are worth codes
@@ -152,6 +152,22 @@ def operator(
         tuple(make_sig(f"x{i}", sig_rw.RW_WRITE if w else sig_rw.RW_READ) for i, w in enumerate(written))
     )
     return primitive
+
+
+def workspace_bytes(library: ctypes.CDLL, sizes: list[int], rows: list[int], centralizes: bool, exchanges: bool) -> int:
+    """Return how many bytes a launch on a GPU needs besides its tensors.
+
+    Args:
+        library: The library of the operator.
+        sizes: Elements of each tensor.
+        rows: Extent of each tensor's first dimension; 0 where it has fewer than two.
+        centralizes: Whether any gradient is centralized.
+        exchanges: Whether the rule exchanges.
+    """
+    n = len(sizes)
+    numbers = ctypes.c_int64 * n
+    library.ms_optim_workspace.restype = ctypes.c_int64
+    return library.ms_optim_workspace(n, numbers(*sizes), numbers(*rows), int(centralizes), int(exchanges))
 
 
 def flags(stages: int, shared: int, rule: int) -> Tensor:

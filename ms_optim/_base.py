@@ -273,6 +273,10 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
             raise RuntimeError(
                 f"For '{type(self).__name__}', '{needing[0]}' needs the fused kernel: {self.backend_reason}."
             )
+        if self._splits and device != "CPU":
+            raise RuntimeError(
+                f"For '{type(self).__name__}', 'shard_states' needs the device target 'CPU', but it is '{device}'."
+            )
         self._layerwise = rule.is_layerwise
         if self._splits:
             self._prepare_split(rule, options, device)

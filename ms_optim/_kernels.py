@@ -8,12 +8,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import math
 import os
 import pathlib
+from collections.abc import Callable, Sequence
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops.signature import make_sig, sig_rw
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -35,29 +37,29 @@ class Kernel:
     remedy: str
 
 
-def _cpu(function: str) -> Kernel:
-    return Kernel(
+LIBRARIES = {
+    "CPU": (
         "libms_optim_cpu.so",
-        function,
         "it is built at installation, which needs a C++17 compiler with OpenMP (Debian: apt install g++): install one, "
         "then install ms_optim again",
-    )
-
-
-KERNELS = {
-    ("adamw", "CPU"): _cpu("ms_optim_adamw"),
-    ("adamw_amsgrad", "CPU"): _cpu("ms_optim_adamw_amsgrad"),
-    ("lamb", "CPU"): _cpu("ms_optim_lamb"),
-    ("lans", "CPU"): _cpu("ms_optim_lans"),
-    ("adam_offload", "CPU"): _cpu("ms_optim_adam_offload"),
-    ("dgc_momentum", "CPU"): _cpu("ms_optim_dgc_momentum"),
+    ),
+    "GPU": (
+        "libms_optim_cuda.so",
+        "it is built at installation where nvcc of CUDA 11.8 or later is on the PATH: put it there, then install "
+        "ms_optim again",
+    ),
 }
+RULES = ("adamw", "adamw_amsgrad", "lamb", "lans", "adam_offload", "dgc_momentum")
 
+
+def _built(name: str, device: str) -> Kernel:
+    library, remedy = LIBRARIES[device]
+    return Kernel(library, f"ms_optim_{name}", remedy)
+
+
+KERNELS = {(rule, device): _built(rule, device) for device in LIBRARIES for rule in RULES}
 # Copies between tensors and what workers exchange.
-COPIES = {
-    ("pack", "CPU"): _cpu("ms_optim_pack"),
-    ("unpack", "CPU"): _cpu("ms_optim_unpack"),
-}
+COPIES = {(copy, "CPU"): _built(copy, "CPU") for copy in ("pack", "unpack")}
 
 # The order in which a launch reads and writes its numbers: see ops/include/step.h.
 SUMS = ("gradient", "weight", "direction", "direction2", "directions_dot")
@@ -116,13 +118,32 @@ def why_not(rule: str, device: str) -> str | None:
 def library(name: str) -> ctypes.CDLL:
     """Load one of the package's shared libraries, for what is asked of it besides running a step."""
     loaded = ctypes.CDLL(str(FOLDER / name))
-    loaded.ms_optim_instruction_set.restype = ctypes.c_char_p
+    if name == LIBRARIES["CPU"][0]:
+        loaded.ms_optim_instruction_set.restype = ctypes.c_char_p
     return loaded
 
 
+class WithoutWorkspace(nn.Cell):
+    """An operator whose last output is memory that it needed meanwhile."""
+
+    def __init__(self, primitive, outputs):
+        super().__init__(auto_prefix=False)
+        self.primitive, self.alone = primitive, outputs == 1
+
+    def construct(self, *inputs):
+        """Run the operator, and return its other outputs."""
+        outputs = self.primitive(*inputs)
+        return outputs[0] if self.alone else outputs[:-1]
+
+
 def operator(
-    rule: str, device: str, written: tuple[bool, ...], outputs: list[tuple[tuple, ms.dtype.Type]]
-) -> ops.Custom:
+    rule: str,
+    device: str,
+    written: tuple[bool, ...],
+    outputs: list[tuple[tuple, ms.dtype.Type]],
+    shapes: Sequence[tuple[int, ...]] = (),
+    shared: int = 0,
+) -> Callable:
     """Make the operator that runs one launch.
 
     Args:
@@ -130,11 +151,20 @@ def operator(
         device: Device target whose kernel it is; the operator is placed there whatever the rest of a graph runs on.
         written: For each input in order, whether the kernel writes it.
         outputs: Shape and dtype of each output; one at least.
+        shapes: Shapes of the tensors that the launch takes.
+        shared: The launch's shared flags.
 
     Returns:
-        A primitive that takes the inputs and returns the output, or a tuple of them.
+        A primitive or Cell that takes the inputs and returns the output, or a tuple of them.
     """
     kernel = (KERNELS | COPIES)[rule, device]
+    if device == "GPU":
+        needed = workspace_bytes(library(kernel.library), shapes, bool(shared & CENTRALIZES), rule == "dgc_momentum")
+        return WithoutWorkspace(_primitive(kernel, device, written, [*outputs, ((needed,), ms.uint8)]), len(outputs))
+    return _primitive(kernel, device, written, outputs)
+
+
+def _primitive(kernel, device, written, outputs):
     shapes, dtypes = [shape for shape, _ in outputs], [dtype for _, dtype in outputs]
     primitive = ops.Custom(
         f"{FOLDER / kernel.library}:{kernel.function}",
@@ -154,20 +184,20 @@ def operator(
     return primitive
 
 
-def workspace_bytes(library: ctypes.CDLL, sizes: list[int], rows: list[int], centralizes: bool, exchanges: bool) -> int:
+def workspace_bytes(library: ctypes.CDLL, shapes: Sequence[tuple[int, ...]], centralizes: bool, exchanges: bool) -> int:
     """Return how many bytes a launch on a GPU needs besides its tensors.
 
     Args:
         library: The library of the operator.
-        sizes: Elements of each tensor.
-        rows: Extent of each tensor's first dimension; 0 where it has fewer than two.
+        shapes: Shape of each tensor.
         centralizes: Whether any gradient is centralized.
         exchanges: Whether the rule exchanges.
     """
-    n = len(sizes)
-    numbers = ctypes.c_int64 * n
+    numbers = ctypes.c_int64 * len(shapes)
+    sizes = numbers(*(math.prod(shape) for shape in shapes))
+    rows = numbers(*(shape[0] if len(shape) > 1 else 0 for shape in shapes))
     library.ms_optim_workspace.restype = ctypes.c_int64
-    return library.ms_optim_workspace(n, numbers(*sizes), numbers(*rows), int(centralizes), int(exchanges))
+    return library.ms_optim_workspace(len(shapes), sizes, rows, int(centralizes), int(exchanges))
 
 
 def flags(stages: int, shared: int, rule: int) -> Tensor:

@@ -84,8 +84,8 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
 }  // namespace
 }  // namespace ms_optim
 
-#define MS_OPTIM_RULE(rule, states, constants, exchanges)                                               \
-  MS_OPTIM_OPERATOR(ms_optim_##rule) {                                                                   \
+#define MS_OPTIM_RULE(rule, states, constants, exchanges)                                                  \
+  MS_OPTIM_OPERATOR(ms_optim_##rule) {                                                                     \
     return ms_optim::Launch(MS_OPTIM_ARGUMENTS, {states, constants, exchanges}, &ms_optim::Kernels::rule); \
   }
 MS_OPTIM_RULES(MS_OPTIM_RULE)
@@ -98,7 +98,7 @@ MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()-
 
 // For tests and for the doctor. Null: the best. Returns 0, or 1 where the processor has not got that set.
 MS_OPTIM_API int ms_optim_force_instruction_set(const char *name) {
-  const Kernels *kernels = ms_optim::Find(name);
+  const ms_optim::Kernels *kernels = ms_optim::Find(name);
   if (kernels != nullptr) ms_optim::Chosen() = kernels;
   return kernels == nullptr;
 }

@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kThreads) MeanRows(const Step step, const Work
 enum Found : unsigned { kAll = (1u << kSums) - 1, kGradientsOnly = 1u << kGradientSum, kUpdates = 1u << kDirectionSum };
 
 // A block for each tensor.
-__global__ void __launch_bounds__(kThreads) AddSums(const Step step, const Workspace work, unsigned found,
-                                                    bool surveyed) {
+__global__ void __launch_bounds__(kThreads)
+    AddSums(const Step step, const Workspace work, unsigned found, bool surveyed) {
   if (surveyed && !work.survey->applied) return;
   const int64_t i = blockIdx.x;
   for (int s = 0; s < kSums; ++s) {
@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(kThreads) DecideAll(const Step step, const Wor
 }
 
 // One block.
-__global__ void __launch_bounds__(kThreads) Finish(const Step step, const Workspace work, bool reports,
-                                                   bool reports_skipped) {
+__global__ void __launch_bounds__(kThreads)
+    Finish(const Step step, const Workspace work, bool reports, bool reports_skipped) {
   const bool applied = work.survey->applied, any = applied ? reports : reports_skipped;
   for (int i = static_cast<int>(threadIdx.x); any && i < step.count; i += kThreads) {
     Report(step, i, work.plans[i], step.sums + int64_t{i} * kSums, applied);
@@ -267,13 +267,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) Update(const Step ste
   const bool stochastic = (step.flags & kStochasticRounding) != 0;
   double sum[kSums] = {};
   if (AllFloat32(t, Rule::kStates)) {
-    ForTiles(chunk, t, [&](const Tile &tile) {
-      UpdateTile<Rule, kMove, true>(rule, t, plan, means, stochastic, tile, sum);
-    });
+    ForTiles(chunk, t,
+             [&](const Tile &tile) { UpdateTile<Rule, kMove, true>(rule, t, plan, means, stochastic, tile, sum); });
   } else {
-    ForTiles(chunk, t, [&](const Tile &tile) {
-      UpdateTile<Rule, kMove, false>(rule, t, plan, means, stochastic, tile, sum);
-    });
+    ForTiles(chunk, t,
+             [&](const Tile &tile) { UpdateTile<Rule, kMove, false>(rule, t, plan, means, stochastic, tile, sum); });
   }
   StorePartial(work, sum);
 }
@@ -310,8 +308,8 @@ inline void PutTables(const std::vector<Tensor> &tensors, bool centralizes, cons
                       const Workspace &work, Launcher *launch) {
   std::vector<uint32_t> words(static_cast<size_t>(layout.tables / 4));
   const auto at = [&](const void *place) {
-    return reinterpret_cast<unsigned char *>(words.data()) + (static_cast<const char *>(place) -
-                                                              reinterpret_cast<const char *>(work.tensors));
+    return reinterpret_cast<unsigned char *>(words.data()) +
+           (static_cast<const char *>(place) - reinterpret_cast<const char *>(work.tensors));
   };
   memcpy(at(work.tensors), tensors.data(), tensors.size() * sizeof(Tensor));
   int64_t chunk = 0, row = 0;

@@ -65,10 +65,10 @@ constexpr Runner run_lans = RunRule<Lans>, run_adam_offload = RunRule<AdamOffloa
 }  // namespace
 }  // namespace ms_optim
 
-#define MS_OPTIM_RULE(rule, states, constants, exchanges)                                      \
-  MS_OPTIM_OPERATOR(ms_optim_##rule) {                                                          \
-    return ms_optim::Launch(count, data, ndims, shapes, dtypes, stream,                         \
-                            {states, constants, exchanges}, ms_optim::run_##rule);              \
+#define MS_OPTIM_RULE(rule, states, constants, exchanges)                                               \
+  MS_OPTIM_OPERATOR(ms_optim_##rule) {                                                                  \
+    return ms_optim::Launch(count, data, ndims, shapes, dtypes, stream, {states, constants, exchanges}, \
+                            ms_optim::run_##rule);                                                      \
   }
 MS_OPTIM_RULES(MS_OPTIM_RULE)
 

@@ -40,8 +40,8 @@ struct RowMean {
 struct Search {
   int64_t remaining;  // how many of the k have the prefix
   int64_t zeros;
-  int32_t prefix;     // the digits that are known, else 0
-  float clip;         // what its worker's gradient is scaled by
+  int32_t prefix;  // the digits that are known, else 0
+  float clip;      // what its worker's gradient is scaled by
   uint32_t count[kDigits[0].bins];
 };
 

@@ -24,10 +24,8 @@ def workspace_bytes(library, function, arrays):
     exchanges = function.endswith("dgc_momentum")
     first = (10 if exchanges else 8) + 2 * bool(shared & _kernels.BETA_POWERS)
     n = arrays[1].shape[0]
-    tensors = arrays[first : first + n] if stages != _kernels.COMMIT_STAGE else []
-    sizes = [t.size for t in tensors] or [0] * n
-    rows = [t.shape[0] if t.ndim > 1 else 0 for t in tensors] or [0] * n
-    return _kernels.workspace_bytes(library, sizes, rows, bool(shared & _kernels.CENTRALIZES), exchanges)
+    shapes = [t.shape for t in arrays[first : first + n]] if stages != _kernels.COMMIT_STAGE else [(0,)] * n
+    return _kernels.workspace_bytes(library, shapes, bool(shared & _kernels.CENTRALIZES), exchanges)
 
 
 class StandIn:
@@ -42,7 +40,7 @@ class StandIn:
     def call(self, function, arrays):
         """Run an operator."""
         workspace = np.empty(workspace_bytes(self.library, function, arrays) + 16, np.uint8)
-        workspace = workspace[-workspace.ctypes.data % 16 :][:-16 or None]
+        workspace = workspace[-workspace.ctypes.data % 16 :][: -16 or None]
         workspace = workspace[: workspace_bytes(self.library, function, arrays)]
         workspace[...] = 0xA5
         arrays = [*arrays, workspace]

@@ -2,9 +2,9 @@
 // GPU, and under sanitizers, which see every access. It is not NVIDIA's, and says nothing of speed.
 //
 // The threads of a block are fibers that run one after the other, each up to the next barrier. A block's threads run in
-// order or, if MS_OPTIM_STANDIN_BACKWARDS is set, from the last to the first, and so do blocks: where the result depends
-// on it, a barrier is missing, or two blocks touch the same memory. Threads that wait at different barriers, or that end
-// while others wait, are an error, as are the data races that this order can show. Memory is the host's.
+// order or, if MS_OPTIM_STANDIN_BACKWARDS is set, from the last to the first, and so do blocks: where the result
+// depends on it, a barrier is missing, or two blocks touch the same memory. Threads that wait at different barriers, or
+// that end while others wait, are an error, as are the data races that this order can show. Memory is the host's.
 #pragma once
 
 #include <ucontext.h>

@@ -14,6 +14,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from mindspore.ops.primitive import constexpr
 
 from . import _kernels
+from ._akg import AkgPhases
 from ._arguments import (
     Options,
     check_gradients,
@@ -84,7 +85,7 @@ def _scales_of(prefix, parameter, size):
     return Parameter(zeros, name=f"{prefix}_scale.{parameter.name}", requires_grad=False)
 
 
-class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeStep, ShardedStep):
+class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeStep, AkgPhases, ShardedStep):
     """Base of the optimizers: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -136,12 +137,20 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
     # ---- What a subclass states in MindSpore operators ------------------------------------------------------------
 
     def scalars(self, t):
-        """Return what depends on the step alone, computed once a step.
+        """Return a tuple of what depends on the step alone, computed once a step.
 
         Args:
             t: Step count from 1, a tensor of no dimensions: float64, float32 on Ascend.
         """
-        return t
+        return (t,)
+
+    def entering(self, gradient):
+        """Return what of a gradient enters the rule: float32, unscaled, centralized and clipped."""
+        return gradient
+
+    def akg_constants(self):
+        """Return the rule's numbers in the order of its AKG kernel, if it has one."""
+        raise NotImplementedError
 
     def directions(self, scalars, weight, gradient, weight_decay, states):
         """Return the directions that a weight moves along, and the new states.
@@ -149,7 +158,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         Args:
             scalars: What :meth:`scalars` returned.
             weight: The weight, float32.
-            gradient: The gradient, float32, unscaled, centralized and clipped.
+            gradient: What :meth:`entering` returned.
             weight_decay: This step's weight decay, a float32 tensor of no dimensions.
             states: The states of this weight, in the order of the rule.
 
@@ -284,20 +293,28 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
             self._prepare_launches(rule, options, device)
 
     def _choose_backend(self, rule, options, device):
-        """Return whether the fused kernel runs; without one, say so once."""
-        self.backend_reason = ""
-        if options.backend == "composite":
-            self.backend_reason = "backend='composite' was asked for"
+        """Return whether the fused kernel runs, and note whether AKG's do; say once what runs in place of the first."""
+        name, wanted = type(self).__name__, options.backend
+        self.akg, self.backend_reason = False, f"backend='{wanted}' was asked for"
+        if wanted == "composite":
             return False
-        reason = _kernels.why_not(rule.name, device)
-        if reason is None:
-            return True
-        self.backend_reason = reason
-        if options.backend == "aot":
-            raise RuntimeError(f"For '{type(self).__name__}', backend='aot' has no fused kernel: {reason}.")
-        if reason not in _warned:
-            _warned.add(reason)
-            warnings.warn(f"ms_optim runs on the slower composite path: {reason}.", stacklevel=6)
+        if wanted != "akg":
+            self.backend_reason = _kernels.why_not(rule.name, device) or ""
+            if not self.backend_reason:
+                return True
+        if wanted == "aot":
+            raise RuntimeError(f"For '{name}', backend='aot' has no fused kernel: {self.backend_reason}.")
+        reason = self._prepare_akg(rule, device)
+        self.akg = reason is None
+        if wanted == "akg":
+            if reason is not None:
+                raise RuntimeError(f"For '{name}', backend='akg' has no kernel: {reason}.")
+            return False
+        path = "in AKG's kernels" if self.akg else "on the slower composite path"
+        self.backend_reason += "" if self.akg else f"; {reason}"
+        if self.backend_reason not in _warned:
+            _warned.add(self.backend_reason)
+            warnings.warn(f"ms_optim runs {path}: {self.backend_reason}.", stacklevel=6)
         return False
 
     # ---- The step -------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import importlib
+import importlib.util
 import math
 import os
 import pathlib
@@ -61,6 +63,15 @@ KERNELS = {(rule, device): _built(rule, device) for device in LIBRARIES for rule
 # Copies between tensors and what workers exchange.
 COPIES = {(copy, "CPU"): _built(copy, "CPU") for copy in ("pack", "unpack")}
 
+# Rules with kernels in AKG's DSL: file in ops/akg, function in it, and how many directions that returns.
+AKG_KERNELS = {
+    "adamw": ("adamw", "adamw", 1),
+    "adamw_amsgrad": ("adamw", "adamw_amsgrad", 1),
+    "lamb": ("adamw", "adamw", 1),
+    "lans": ("lans", "lans", 2),
+    "adam_offload": ("adam_offload", "adam_offload", 1),
+}
+
 # The order in which a launch reads and writes its numbers: see ops/include/step.h.
 SUMS = ("gradient", "weight", "direction", "direction2", "directions_dot")
 STATISTICS = ("gradient_norm", "weight_norm", "update_norm", "trust_ratio", "finite")
@@ -112,6 +123,39 @@ def why_not(rule: str, device: str) -> str | None:
     except OSError as error:
         return f"{path} does not load: {error}"
     return None
+
+
+def why_not_akg(rule: str) -> str | None:
+    """Say why there are no AKG kernels of a rule to try, or return None."""
+    if rule not in AKG_KERNELS:
+        return f"ms_optim has no AKG kernel for the rule '{rule}', which is not elementwise"
+    if importlib.util.find_spec("decorator") is None:
+        return "AKG needs the Python package 'decorator', which MindSpore does not bring: pip install decorator"
+    return None
+
+
+def akg_kernels(rule: str) -> tuple[Callable, Callable, int]:
+    """Return the functions in the DSL that find a rule's directions and move along them, and how many there are."""
+    from .akg import move  # not before it is needed: MindSpore looks at the device target when it makes a kernel
+
+    file, name, directions = AKG_KERNELS[rule]
+    module = importlib.import_module(f".akg.{file}", __package__)
+    return getattr(module, name), (move.along_one, move.along_two)[directions - 1], directions
+
+
+def akg_operator(kernel: Callable, rows: int) -> ops.Custom:
+    """Make the operator that AKG compiles from a kernel.
+
+    Args:
+        kernel: A function in the DSL.
+        rows: How many rows it returns, each as long as its last tensor.
+    """
+    return ops.Custom(
+        kernel,
+        out_shape=lambda *shapes: [rows, shapes[-1][0]],
+        out_dtype=lambda *dtypes: dtypes[-1],
+        func_type="hybrid",
+    )
 
 
 @functools.cache

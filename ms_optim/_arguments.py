@@ -54,24 +54,21 @@ class Options:
     shard_states: bool = False
 
     @classmethod
-    def of(cls, optimizer: str, given: dict[str, Any], without: Sequence[str] = ()) -> Options:
+    def of(cls, optimizer: str, given: dict[str, Any], known: Sequence[str]) -> Options:
         """Check the keyword arguments given to an optimizer.
 
         Args:
             optimizer: Name of the optimizer's class, for the errors.
             given: Keyword arguments by name.
-            without: Names that this optimizer does not take.
+            known: Names of all arguments that this optimizer takes.
 
         Raises:
             TypeError: If a name is unknown or a value has the wrong type.
             ValueError: If a value is out of range.
         """
-        known = [field.name for field in dataclasses.fields(cls) if field.name not in without]
         unknown = [name for name in given if name not in known]
         if unknown:
-            raise TypeError(
-                f"For '{optimizer}', unknown keyword argument {unknown[0]!r}: besides its own it takes {known}."
-            )
+            raise TypeError(f"For '{optimizer}', unknown keyword argument {unknown[0]!r}: it takes {sorted(known)}.")
         options = cls(**given)
         check_positive(optimizer, "loss_scale", options.loss_scale)
         if options.grad_clip_norm is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import warnings
 from typing import NamedTuple
 
@@ -113,7 +115,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
 
     def __init__(self, params, learning_rate, weight_decay, rule: Rule, **shared):
         name = type(self).__name__
-        options = Options.of(name, shared, () if self.takes_shares else ("shard_states",))
+        options = Options.of(name, shared, self.keywords())
         params, shard_groups = take_shard_groups(name, check_params(name, params), self.takes_shard_groups)
         params = [group for group in params if group != {"params": []}]
         if shard_groups and options.shard_states:
@@ -133,6 +135,15 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         self._create_states(rule, options)
         self._prepare_sharding(shard_groups)
         self._prepare_step(rule, options)
+
+    @classmethod
+    def keywords(cls) -> list[str]:
+        """Return the names of the arguments that the optimizer takes besides its parameters."""
+        signatures = (inspect.signature(base.__init__).parameters for base in cls.__mro__)
+        own = next(names for names in signatures if "learning_rate" in names)
+        kept = [name for name, p in own.items() if p.kind is not p.VAR_KEYWORD and name not in ("self", "params")]
+        shared = [field.name for field in dataclasses.fields(Options)]
+        return kept + [name for name in shared if name not in kept and (cls.takes_shares or name != "shard_states")]
 
     # ---- What a subclass states in MindSpore operators ------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""MindFormers: its registry gets the optimizers, and its YAML files reach all that they can do.
+"""MindFormers: its registry gets the optimizers, and its YAML files reach what they can do.
 
 Importing this module registers ``MsOptimAdamW``, ``MsOptimLamb``, ``MsOptimLANS``, ``MsOptimAdamOffload`` and
-``MsOptimDGCMomentum``, and each under its own name too where MindFormers has no optimizer of that name. It is the only
-module that needs MindFormers.
+``MsOptimDGCMomentum``, and each under its own name too where MindFormers has no optimizer of that name; and
+``WarmUpHoldDecayLR`` among its learning rates. It is the only module that needs MindFormers.
 """
 
 # MindFormers is not everywhere, and FromYaml is mixed into optimizers.
@@ -10,15 +10,19 @@ module that needs MindFormers.
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from typing import Any
 
-from mindformers.tools.logger import logger
-from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
+try:
+    from mindformers.tools.logger import logger
+    from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{error}; ms_optim.mindformers needs MindFormers 1.9 with MindSpore 2.9: pip install 'ms_optim[mindformers]'",
+        name=error.name,
+    ) from error
 
 from . import schedules
-from ._arguments import Options, check_type
+from ._arguments import check_type
 from .adam_offload import AdamOffload
 from .adamw import AdamW
 from .dgc_momentum import DGCMomentum
@@ -61,7 +65,6 @@ class FromYaml:
 
     def __init__(self, params, **arguments):
         name = type(self).__name__
-        self._check_names(name, arguments)
         schedule = arguments.pop(SCHEDULE, None)
         centralization = arguments.pop(CENTRALIZATION, False)
         check_type(name, CENTRALIZATION, centralization, bool)
@@ -78,32 +81,19 @@ class FromYaml:
         logger.info("ms_optim: %s", self._described())
 
     @classmethod
-    def _check_names(cls, name: str, arguments: dict[str, Any]) -> None:
-        """Raise a TypeError that lists the known names, where there is one that is not."""
-        optimizer: Any = cls.__mro__[cls.__mro__.index(FromYaml) + 1]
-        own = list(inspect.signature(optimizer.__init__).parameters.values())[2:]
-        known = {p.name for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD}
-        known |= {field.name for field in dataclasses.fields(Options)} - {"shard_states"}
-        known |= {"shard_states"} if optimizer.takes_shares else set()
-        unknown = sorted(arguments.keys() - known - {SCHEDULE, CENTRALIZATION})
-        if unknown:
-            raise TypeError(
-                f"For '{name}', unknown key {unknown[0]!r} in the section 'optimizer': besides 'type' and "
-                f"'auto_register' it takes {sorted(known | {SCHEDULE, CENTRALIZATION})}."
-            )
-
-    @classmethod
-    def get_actual_adamw_cls(cls, use_fused):
-        """Return the class; MindFormers asks whatever is registered as "AdamW" for the one to use."""
-        return cls
+    def keywords(cls) -> list[str]:
+        """Return the keys that the section takes."""
+        return [*super().keywords(), SCHEDULE, CENTRALIZATION]
 
     def _described(self) -> str:
-        path = f"fused kernel {self.rule.name!r}" if self.fused else f"MindSpore's operators, as {self.backend_reason}"
+        path = f"the fused kernel {self.rule.name!r}"
+        if not self.fused:
+            path = f"MindSpore's operators, as {self.backend_reason}"
         held = (*self.states, *self.masters, *self.scales)
         megabytes = sum(p.nbytes for p in held) / 1e6
         dtypes = ", ".join(sorted({str(p.dtype).lower() for p in held}))
         return (
-            f"{type(self).__name__} updates {self.param_length} parameters by the {path}; its states ({dtypes}) take "
+            f"{type(self).__name__} updates {self.param_length} parameters by {path}; its states ({dtypes}) take "
             f"{megabytes:.1f} MB"
         )
 
@@ -123,13 +113,13 @@ def _check_number(name: str, argument: str, value: Any) -> None:
             continue
         raise TypeError(
             f"For '{name}', the argument {argument!r} must be a number, but got the string {number!r}: YAML takes a "
-            "number with an exponent for a string unless it has a point, as 1.0e-8 has."
+            "number with an exponent for a string unless it has a point, as 1.0e-8 has, and no quotes."
         )
 
 
 def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
     """Return groups with a schedule in place of every weight decay that is not 0, and the schedule."""
-    if not isinstance(schedule, dict) or schedule.get("type") not in SCHEDULES:
+    if not isinstance(schedule, dict) or str(schedule.get("type")) not in SCHEDULES:
         got = schedule.get("type") if isinstance(schedule, dict) else schedule
         raise ValueError(
             f"For '{name}', the argument '{SCHEDULE}' must be a dict with a 'type' of {sorted(SCHEDULES)}, but got "
@@ -157,6 +147,11 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
 
 class MsOptimAdamW(FromYaml, AdamW):
     """:class:`ms_optim.AdamW` as MindFormers makes it from a YAML file."""
+
+    @classmethod
+    def get_actual_adamw_cls(cls, use_fused):
+        """Return the class; MindFormers asks whatever is registered as "AdamW" for the one to use."""
+        return cls
 
 
 class MsOptimLamb(FromYaml, Lamb):
@@ -187,6 +182,7 @@ def register(override: bool = False) -> None:
         name = cls.__name__.removeprefix("MsOptim")
         if override or not MindFormerRegister.is_exist(OPTIMIZER, name):
             MindFormerRegister.register_cls(cls, OPTIMIZER, alias=name)
+    MindFormerRegister.register_cls(schedules.WarmUpHoldDecayLR, MindFormerModuleType.LR)
 
 
 register()

@@ -1,9 +1,11 @@
 """The optimizers in MindFormers' own trainer, from YAML files alone."""
 
 import copy
+import inspect
 import json
 import os
 import pathlib
+import runpy
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ pytest.importorskip("mindformers", reason="MindFormers is not installed")
 
 import mindspore as ms
 import yaml
+from mindformers.core.lr import build_lr
 from mindformers.core.optim import build_optim
 from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
 from mindformers.wrapper.wrapper import MFTrainOneStepCell
@@ -33,6 +36,7 @@ OPTIMIZERS = {
     "AdamOffload": "adam_offload",
     "DGCMomentum": "dgc_momentum",
 }
+FROM_YAML = pathlib.Path(ms_optim.__file__).parent / "from_yaml"
 OPTIMIZER = MindFormerModuleType.OPTIMIZER
 STEPS, BATCH, LENGTH, VOCABULARY = 16, 4, 32, 128
 # What MindFormers' networks have to leave out on a CPU.
@@ -149,11 +153,22 @@ AT_8 = {"load_checkpoint": "./whole/checkpoint", "resume_training": "llama_rank_
 NEWER_AT_8 = {"load_checkpoint": "./whole/checkpoint/iteration_00000008", "resume_training": True}
 
 
+CODES = {"optimizer": {"state_dtype": "8bit", "amsgrad": True}}
+
+
 @pytest.mark.parametrize(
-    "form, resume, weights", [(CKPT, AT_8, {}), (NEWER, NEWER_AT_8, MASTERS)], ids=["ckpt", "iterations, masters"]
+    "name, form, resume, changes",
+    [
+        ("adamw", CKPT, AT_8, {}),
+        ("adamw", NEWER, NEWER_AT_8, MASTERS),
+        ("adamw", NEWER, NEWER_AT_8, CODES),
+        ("adam_offload", NEWER, NEWER_AT_8, MASTERS),
+        ("dgc_momentum", NEWER, NEWER_AT_8, {}),
+    ],
+    ids=["ckpt", "iterations, masters", "8bit", "offload", "dgc"],
 )
-def test_a_run_resumes_bit_for_bit(form, resume, weights, tmp_path):
-    config = example("adamw", form, weights)
+def test_a_run_resumes_bit_for_bit(name, form, resume, changes, tmp_path):
+    config = example(name, form, changes)
     records, _ = train(tmp_path, {"whole": config, "resumed": merged(config, resume)})
     assert len(records["whole"]["losses"]) == STEPS
     assert len(records["resumed"]["losses"]) == STEPS - 8
@@ -369,7 +384,7 @@ def test_the_command_prints_the_folder_alone():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_unknown_key_lists_the_known_ones(name):
     with pytest.raises(
-        TypeError, match=r"unknown key 'beta3'.*'grad_centralization'.*'weight_decay_schedule'"
+        TypeError, match=r"unknown keyword argument 'beta3'.*'grad_centralization'.*'weight_decay_schedule'"
     ) as error:
         build(name, beta3=0.9)
     taken = {"AdamW": "amsgrad", "Lamb": "beta1", "LANS": "lower_bound", "AdamOffload": "use_nesterov"}
@@ -410,10 +425,25 @@ def test_every_key_that_is_listed_is_taken():
     assert optimizer.grad_centralization_flags == (True, True)
 
 
-@pytest.mark.parametrize("key, value", [("eps", "1e-8"), ("betas", ["9e-1", 0.99]), ("weight_decay", "1e-2")])
+@pytest.mark.parametrize("key, value", [("eps", "1e-8"), ("betas", ["9e-1", 0.99]), ("eps", "0.1")])
 def test_a_number_that_yaml_takes_for_a_string(key, value):
     with pytest.raises(TypeError, match=f"'{key}' must be a number.*unless it has a point"):
         build(**{key: value})
+
+
+def test_the_log_says_why_no_kernel_runs(monkeypatch):
+    said = []
+    monkeypatch.setattr(ms_optim.mindformers.logger, "info", lambda text, *values: said.append(text % values))
+    build("AdamW", use_fused=False)
+    assert "by MindSpore's operators, as backend='composite' was asked for; its states (float32) take" in said[0]
+
+
+def test_the_learning_rate_of_lans():
+    config = {"type": "WarmUpHoldDecayLR", "learning_rate": 0.1, "warmup_steps": 2, "hold_steps": 3, "total_steps": 10}
+    rate = build_lr(config)
+    assert isinstance(rate, ms_optim.WarmUpHoldDecayLR)
+    assert float(rate(Tensor(1, ms.int32)).asnumpy()) == pytest.approx(0.05)
+    assert inspect.isclass(runpy.run_path(str(FROM_YAML / "optimizers.py"))["WarmUpHoldDecayLR"])
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

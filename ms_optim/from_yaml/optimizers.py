@@ -1,5 +1,6 @@
 """What `auto_register: optimizers.MsOptimAdamW` finds; MindFormers runs a copy of this file."""
 
+from ms_optim import WarmUpHoldDecayLR  # noqa: F401
 from ms_optim.mindformers import (  # noqa: F401
     MsOptimAdamOffload,
     MsOptimAdamW,

@@ -10,6 +10,7 @@ import pytest
 import recording
 from harness import NUMPY
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from mindspore import Parameter, Tensor
 from native import invoke
 from parity import ADAMW, AMSGRAD, EVERYTHING, LAMB, LANS, OFFLOAD, check_launches
@@ -102,17 +103,21 @@ def test_every_rule_dtype_and_shape_follows_the_reference(machine, rule, weight,
     check_launches(machine.call, rule, SIZES[3:7], weight, gradient, 1.0, 0.5, False, 0.0, 4)
 
 
+# Threads that are fibers take their time.
+SMALL = st.lists(st.lists(st.integers(1, 12), max_size=3).map(tuple), min_size=1, max_size=5)
+
+
 @settings(deadline=None, max_examples=15)
-@given(**EVERYTHING)
+@given(**{**EVERYTHING, "shapes": SMALL})
 def test_any_shape_follows_the_reference(stand_in, **chosen):
     check_launches(stand_in.call, **chosen)
 
 
 def test_many_tensors_and_a_large_one(machine):
     """Tables that take several launches to fill, and a tensor of many chunks."""
-    shapes = [(k % 7,) for k in range(700)] + [(1_000_000,)]
+    shapes = [(k % 7,) for k in range(250)] + [(200_000,)]
     made = recording.launch("lamb", np.random.default_rng(0), shapes=shapes, shared=_kernels.SKIP_NONFINITE)
-    case = Recorded("many", made.function, made.arrays)
+    case = Recorded("many", made.function, made.arrays, steps=1)
     compare(case, case.run(machine.call), case.run(), exactly=False)
 
 

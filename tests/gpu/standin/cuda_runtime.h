@@ -7,6 +7,7 @@
 // that end while others wait, are an error, as are the data races that this order can show. Memory is the host's.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdint>
@@ -60,6 +61,8 @@ constexpr size_t kStack = 256 * 1024;
 
 struct Fiber {
   ucontext_t context;
+  jmp_buf here;
+  bool entered;
   std::unique_ptr<char[]> stack;
   bool done;
   int barrier;      // what it waits at; 0: nothing
@@ -130,7 +133,7 @@ class Block {
   void Start(unsigned i) {
     Fiber &fiber = fibers_[i];
     if (!fiber.stack) fiber.stack.reset(new char[kStack]);
-    fiber.done = false;
+    fiber.done = fiber.entered = false;
     fiber.barrier = 0;
     fiber.fake_stack = nullptr;
     getcontext(&fiber.context);
@@ -151,18 +154,22 @@ class Block {
     swapcontext(&main_, &fibers_[i].context);
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #else
-    swapcontext(&main_, &fibers_[i].context);
+    // swapcontext would ask the kernel for the signal mask each time.
+    if (_setjmp(main_here_) != 0) return;
+    if (fibers_[i].entered) _longjmp(fibers_[i].here, 1);
+    fibers_[i].entered = true;
+    setcontext(&fibers_[i].context);
 #endif
   }
   void SwitchOut(bool for_good) {
     Fiber &fiber = fibers_[current_];
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(for_good ? nullptr : &fiber.fake_stack, main_stack_, main_stack_bytes_);
-#else
-    (void)for_good;
-#endif
     swapcontext(&fiber.context, &main_);
     Arrived(fiber.fake_stack);
+#else
+    if (for_good || _setjmp(fiber.here) == 0) _longjmp(main_here_, 1);
+#endif
   }
   void Arrived(void *fake_stack) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -175,6 +182,7 @@ class Block {
   std::vector<Fiber> fibers_;
   const std::function<void()> *body_;
   ucontext_t main_;
+  jmp_buf main_here_;
   const void *main_stack_ = nullptr;
   size_t main_stack_bytes_ = 0;
   unsigned threads_ = 0, current_ = 0;

@@ -1,0 +1,214 @@
+"""The operators for Ascend processors on a CPU stand-in: unchanged sources, under sanitizers, against float64."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import reference
+from ascend_stand_in import DTYPES, OPS, Host, linked, translated
+from harness import check_close, check_units
+from sources import TESTS
+from tolerances import TOLERANCE
+
+TILE, LANES = 2048, 8
+CORES = [1, 2, 8, 20, 40]
+SIZES = [1, 7, TILE - 1, TILE, TILE + 1, 4097, 8 * TILE - 1, 8 * TILE + 1, 50 * TILE + 3]
+BETA1, BETA2, EPS, DECAY, RATE, STEP, SCALE = 0.9, 0.99, 1e-4, 0.02, 0.01, 3, 0.125
+SUMS_OF = {
+    "MsOptimAdamw": ("weight", "update"),
+    "MsOptimAdamwAmsgrad": ("weight", "update"),
+    "MsOptimLambMoments": ("weight", "direction"),
+    "MsOptimLansMoments": ("weight", "direction", "direction2"),
+    "MsOptimLambApply": ("update",),
+    "MsOptimLansApply": ("update",),
+}
+
+needs_sanitizers = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="g++ is not installed (Debian: apt install g++)"
+)
+pytestmark = needs_sanitizers
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory):
+    return Host.build(tmp_path_factory.mktemp("ascendc"))
+
+
+@pytest.fixture(scope="session")
+def stand_in(host, tmp_path_factory):
+    """All operators for all dtypes."""
+    program = host.program(tmp_path_factory.mktemp("ascendc"), list(host.definitions))
+    yield program
+    program.close()
+
+
+def test_tiling_loses_and_repeats_nothing(tmp_path):
+    source = translated(TESTS / "ascendc" / "tiling.cc", tmp_path, OPS / "op_kernel")
+    done = subprocess.run([linked([source], tmp_path / "tiling")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- One launch of each rule, against float64 -------------------------------------------------------------------
+
+
+class Arrays:
+    """A tensor in the middle of training, as a rule's operators take it."""
+
+    def __init__(self, size, weight="float32", master="float32", gradient="float32", seed=0):
+        rng = np.random.default_rng(seed)
+        start = rng.standard_normal(size)
+        low = weight != "float32"
+        self.weight = start.astype(DTYPES[weight]) if low else np.zeros(1, np.float32)
+        self.master = start.astype(np.float32)
+        if low and master == "float32":
+            # Some weights were set since their masters were written.
+            self.weight[::5] = rng.standard_normal(len(self.weight[::5])).astype(DTYPES[weight])
+        elif low:
+            self.master = np.zeros(1, DTYPES[master])
+        self.m = rng.standard_normal(size).astype(np.float32)
+        self.v = rng.random(size).astype(np.float32)
+        self.vhat = rng.random(size).astype(np.float32)
+        self.gradient = (rng.standard_normal(size) / SCALE).astype(DTYPES[gradient])
+        self.constants = np.array([BETA1, 1 - BETA1, BETA2, 1 - BETA2, EPS, np.inf], np.float32)
+        corrections = 1 / (1 - BETA1**STEP), 1 / np.sqrt(1 - BETA2**STEP)
+        self.scalars = np.array([*corrections, SCALE, DECAY, RATE, 0, 1], np.float32)
+
+    @property
+    def exact(self):
+        """The weights that are updated, in float64."""
+        if self.master.size != self.m.size or self.master.dtype != np.float32:
+            return self.weight.astype(np.float64)
+        if self.weight.size != self.m.size or self.weight.dtype == np.float32:
+            return self.master.astype(np.float64)
+        fits = self.master.astype(self.weight.dtype) == self.weight
+        return np.where(fits, self.master, self.weight.astype(np.float32)).astype(np.float64)
+
+    def launch(self, stand_in, operator, inputs, cores):
+        """Run an operator and return the sum of each kind, the partial ones added up by an operator too."""
+        partial = stand_in.launch(operator, [getattr(self, name) for name in inputs], cores)
+        partial = partial.reshape(len(SUMS_OF[operator]), -1)
+        assert partial.shape[1] == LANES * -(-self.m.size // TILE)
+        sums = stand_in.launch("MsOptimSums", [partial.copy()], cores).reshape(-1, LANES).sum(1)
+        return dict(zip(SUMS_OF[operator], sums))
+
+    def step(self, stand_in, rule, cores):
+        """Run a whole step as ms_optim/_ascend.py does, and return the sums."""
+        states = ["m", "v", "vhat"] if rule == "AdamwAmsgrad" else ["m", "v"]
+        inputs = ["weight", "master", *states, "gradient", "constants", "scalars"]
+        if rule.startswith("Adamw"):
+            return self.launch(stand_in, f"MsOptim{rule}", inputs, cores)
+        if rule == "Lans":
+            self.scalars[2] /= np.linalg.norm(self.gradient.astype(np.float64) * SCALE)
+        sums = self.launch(stand_in, f"MsOptim{rule}Moments", inputs, cores)
+        phi = np.sqrt(sums["weight"])
+        if rule == "Lamb":
+            self.scalars[4] = RATE * phi / np.sqrt(sums["direction"])
+            inputs.remove("gradient")
+        else:
+            self.scalars[4] = RATE * BETA1 * phi / np.sqrt(sums["direction"])
+            self.scalars[5] = RATE * (1 - BETA1) * phi / np.sqrt(sums["direction2"])
+        return sums | self.launch(stand_in, f"MsOptim{rule}Apply", inputs, cores)
+
+    def stepped(self, rule):
+        """Return the reference after the same step."""
+        if rule.startswith("Adamw"):
+            cls, choice = reference.AdamW, {"betas": (BETA1, BETA2), "amsgrad": rule == "AdamwAmsgrad"}
+        else:
+            cls = {"Lamb": reference.Lamb, "Lans": reference.LANS}[rule]
+            choice = {"beta1": BETA1, "beta2": BETA2}
+        made = cls([self.exact], [lambda k: RATE], [lambda k: DECAY], [False], ["float32"], eps=EPS, **choice)
+        for prefix, state in zip(made.states, (self.m, self.v, self.vhat)):
+            made.state[prefix][0] = state.astype(np.float64)
+            made.peak[prefix] = [np.abs(state)]
+        # What is added to a weight carries the errors of terms that may cancel, of the rate's size.
+        made.peak["weight"] = [np.maximum(np.abs(self.exact), RATE)]
+        made.step_count = STEP - 1
+        made.step([self.gradient.astype(np.float64) * SCALE])
+        return made
+
+
+def columns(host, operator):
+    of = [host.definitions[operator][f"input{i}"] for i in (0, 1, 4)]
+    return list(zip(*(parameter["dtype"].split(",") for parameter in of)))
+
+
+@pytest.mark.parametrize("rule", ["Adamw", "AdamwAmsgrad", "Lamb", "Lans"])
+def test_a_step_agrees_with_float64_for_all_dtypes_and_sizes(host, stand_in, rule):
+    """All weights and states and sums, for each dtype that there is a kernel for."""
+    kinds = columns(host, "MsOptimAdamw")
+    cases = [(size, kinds[0]) for size in SIZES] + [(size, kind) for size in (1, 7, 4097) for kind in kinds[1:]]
+    for size, (weight, master, gradient) in cases:
+        arrays = Arrays(size, weight, master, gradient)
+        expected = arrays.stepped(rule)
+        sums = arrays.step(stand_in, rule, 8)
+        what = f"{rule}, {size} elements of {weight}, {master}, {gradient}"
+        for prefix, state in zip(expected.states, (arrays.m, arrays.v, arrays.vhat)):
+            check(state, expected.state[prefix][0], "state", expected.peak[prefix][0], what)
+        exact, peak = expected.masters[0], expected.peak["weight"][0]
+        if master == "float32":
+            check(arrays.master, exact, "weight", peak, what)
+        if weight != "float32":
+            check_units(arrays.weight.astype(np.float64), exact, weight, 1, peak, what)
+        check_norms(sums, expected)
+
+
+def check(actual, expected, kind, peak, what):
+    check_close(actual.astype(np.float64), expected, TOLERANCE[kind], peak, what)
+
+
+def check_norms(sums, expected):
+    norms = np.sqrt([sums["weight"], sums["update"]])
+    check(norms, expected.statistics[0, 1:3], "statistics", expected.peak["statistics"][0, 1:3], "norms")
+
+
+@pytest.mark.parametrize("rule", ["Adamw", "Lamb", "Lans"])
+def test_the_number_of_cores_changes_no_bit(stand_in, rule):
+    for size in SIZES:
+        results = []
+        for cores in CORES:
+            arrays = Arrays(size)
+            sums = arrays.step(stand_in, rule, cores)
+            results.append([a.tobytes() for a in (arrays.master, arrays.m, arrays.v, *map(np.array, sums.values()))])
+        assert all(result == results[0] for result in results), size
+
+
+def test_a_million_elements(stand_in):
+    arrays = Arrays(1_000_000)
+    expected = arrays.stepped("Adamw")
+    sums = arrays.step(stand_in, "Adamw", 40)
+    check(arrays.master, expected.masters[0], "weight", expected.peak["weight"][0], "weight")
+    check_norms(sums, expected)
+
+
+def test_a_skipped_step_writes_nothing(stand_in):
+    for operator in ("MsOptimAdamw", "MsOptimLambMoments", "MsOptimLansMoments", "MsOptimLansApply"):
+        arrays = Arrays(4097)
+        arrays.scalars[-1] = 0
+        inputs = ["weight", "master", "m", "v", "gradient", "constants", "scalars"]
+        before = [getattr(arrays, name).copy() for name in inputs]
+        arrays.launch(stand_in, operator, inputs, 3)
+        for name, was in zip(inputs, before):
+            np.testing.assert_array_equal(getattr(arrays, name), was, f"{operator}: {name}")
+
+
+def test_the_gradient_of_lans_is_bounded(stand_in):
+    arrays = Arrays(4097)
+    arrays.constants[5] = 0.5
+    m = arrays.m.astype(np.float64)
+    arrays.launch(stand_in, "MsOptimLansMoments", ["weight", "master", "m", "v", "gradient", "constants", "scalars"], 2)
+    bounded = np.clip(arrays.gradient.astype(np.float64) * SCALE, -0.5, 0.5)
+    check_close(
+        arrays.m.astype(np.float64), BETA1 * m + (1 - BETA1) * bounded, TOLERANCE["state"], np.abs(m) + 0.5, "m"
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_delta_of_the_host_is_added(stand_in, dtype):
+    for size in SIZES:
+        rng = np.random.default_rng(0)
+        weight, delta = rng.standard_normal(size).astype(DTYPES[dtype]), rng.standard_normal(size).astype(np.float32)
+        before = weight.astype(np.float64)
+        partial = stand_in.launch("MsOptimDelta", [weight, delta], 8)
+        np.testing.assert_array_equal(weight, (before.astype(np.float32) + delta).astype(DTYPES[dtype]))
+        np.testing.assert_allclose(partial.astype(np.float64).sum(), np.sum(before**2), rtol=TOLERANCE["statistics"])

@@ -23,6 +23,7 @@ from ._arguments import (
     check_weight_decay,
     fail,
 )
+from ._ascend import AscendStep
 from ._composite import CompositeStep, dense
 from ._fused import FusedStep
 from ._sharding import ShardedStep, take_shard_groups
@@ -84,7 +85,7 @@ def _scales_of(prefix, parameter, size):
     return Parameter(zeros, name=f"{prefix}_scale.{parameter.name}", requires_grad=False)
 
 
-class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeStep, ShardedStep):
+class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, CompositeStep, ShardedStep):
     """Base of the optimizers: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -263,6 +264,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
         self._addresses = None
         self.fused = self._choose_backend(rule, options, "CPU" if self.runs_on_host else device)
+        self._on_ascend = self.fused and device == "Ascend" and not self.runs_on_host
         needing = {
             "stochastic_rounding": options.stochastic_rounding,
             "state_dtype": options.state_dtype != "float32",
@@ -276,6 +278,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         self._layerwise = rule.is_layerwise
         if self._splits:
             self._prepare_split(rule, options, device)
+        elif self._on_ascend:
+            self._prepare_ascend(rule)
         elif self.fused:
             self._prepare_launches(rule, options, device)
 
@@ -286,6 +290,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
             self.backend_reason = "backend='composite' was asked for"
             return False
         reason = _kernels.why_not(rule.name, device)
+        if reason is None and device == "Ascend":
+            reason = self._why_not_on_ascend(options)
         if reason is None:
             return True
         self.backend_reason = reason
@@ -323,6 +329,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         rates = self._current_rates(self.global_step)
         if self._splits:
             done = self._split_step(rates, gradients)
+        elif self._on_ascend:
+            done = self._ascend_step(rates, gradients)
         elif self.fused:
             done = self._fused_step(rates, gradients)
         elif self._sharded:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+from collections.abc import Callable
 
 import mindspore as ms
 import numpy as np
@@ -18,6 +19,8 @@ from mindspore.ops.signature import make_sig, sig_rw
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 WHITE_LIST = "MS_CUSTOM_AOT_WHITE_LIST"
+OPP_PATH = "ASCEND_OPP_PATH"  # where CANN's operators are
+CUSTOM_OPP_PATH = "ASCEND_CUSTOM_OPP_PATH"  # where others are, separated by colons
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,14 @@ def _cpu(function: str) -> Kernel:
     )
 
 
+def _ascend(function: str) -> Kernel:
+    return Kernel(
+        "ascend/vendors/ms_optim/op_api/lib/libcust_opapi.so",
+        function,
+        "build it, where CANN is, with python -m ms_optim build-ascend --soc-version NAME",
+    )
+
+
 KERNELS = {
     ("adamw", "CPU"): _cpu("ms_optim_adamw"),
     ("adamw_amsgrad", "CPU"): _cpu("ms_optim_adamw_amsgrad"),
@@ -51,6 +62,13 @@ KERNELS = {
     ("lans", "CPU"): _cpu("ms_optim_lans"),
     ("adam_offload", "CPU"): _cpu("ms_optim_adam_offload"),
     ("dgc_momentum", "CPU"): _cpu("ms_optim_dgc_momentum"),
+    # Of several launches the first; see ms_optim/_ascend.py.
+    ("adamw", "Ascend"): _ascend("MsOptimAdamw"),
+    ("adamw_amsgrad", "Ascend"): _ascend("MsOptimAdamwAmsgrad"),
+    ("lamb", "Ascend"): _ascend("MsOptimLambMoments"),
+    ("lans", "Ascend"): _ascend("MsOptimLansMoments"),
+    # What AdamOffload does there with what its host returns.
+    ("delta", "Ascend"): _ascend("MsOptimDelta"),
 }
 
 # Copies between tensors and what workers exchange.
@@ -102,6 +120,8 @@ def why_not(rule: str, device: str) -> str | None:
     path = FOLDER / kernel.library
     if not path.exists():
         return f"{path} is missing: {kernel.remedy}"
+    if device == "Ascend":
+        return None if os.environ.get(OPP_PATH) else f"{OPP_PATH} is not set: source CANN's set_env.sh"
     allowed = os.environ.get(WHITE_LIST)
     if allowed is not None and pathlib.Path(allowed).resolve() not in path.parents:
         return f"{WHITE_LIST} admits only libraries in {allowed}: set {WHITE_LIST}={FOLDER}"
@@ -142,9 +162,33 @@ def operator(
         out_dtype=tuple(dtypes) if len(dtypes) > 1 else dtypes[0],
         func_type="aot",
     )
-    primitive.set_device(device)
     # In PyNative mode, operators of the same inputs and attributes are taken for one, whatever their outputs.
     primitive.add_prim_attr("shapes_out", str(shapes))
+    return _writing(primitive, device, written)
+
+
+def ascend_operator(function: str, written: tuple[bool, ...], shape: Callable[..., tuple]) -> ops.Custom:
+    """Make an operator of ops/ascendc.
+
+    Args:
+        function: The operator's type.
+        written: For each input in order, whether the operator writes it.
+        shape: From the inputs' shapes to that of the output, which is float32.
+
+    Returns:
+        A primitive that takes the inputs and returns the output.
+    """
+    own = str(FOLDER / "ascend" / "vendors" / "ms_optim")
+    others = os.environ.get(CUSTOM_OPP_PATH, "")
+    if own not in others.split(":"):
+        os.environ[CUSTOM_OPP_PATH] = f"{own}:{others}" if others else own
+    primitive = ops.Custom(f"aclnn{function}", out_shape=shape, out_dtype=lambda *dtypes: ms.float32, func_type="aot")
+    return _writing(primitive, "Ascend", written)
+
+
+def _writing(primitive: ops.Custom, device: str, written: tuple[bool, ...]) -> ops.Custom:
+    """Place an operator, and tell the framework what it writes."""
+    primitive.set_device(device)
     # Without this a graph drops the operator, whose output nobody needs, and the parameters never change.
     primitive.add_prim_attr("side_effect_mem", True)
     # Without this, reads of a parameter before and after the step may be taken for one.

@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 import reference
-from ascend_stand_in import DTYPES, OPS, Host, linked, translated
+from ascend_stand_in import DTYPES, OPS, Host, WrongError, in_parallel, linked, translated
 from harness import check_close, check_units
 from sources import TESTS
 from tolerances import TOLERANCE
@@ -142,15 +142,18 @@ def test_a_step_agrees_with_float64_for_all_dtypes_and_sizes(host, stand_in, rul
         arrays = Arrays(size, weight, master, gradient)
         expected = arrays.stepped(rule)
         sums = arrays.step(stand_in, rule, 8)
-        what = f"{rule}, {size} elements of {weight}, {master}, {gradient}"
-        for prefix, state in zip(expected.states, (arrays.m, arrays.v, arrays.vhat)):
-            check(state, expected.state[prefix][0], "state", expected.peak[prefix][0], what)
-        exact, peak = expected.masters[0], expected.peak["weight"][0]
-        if master == "float32":
-            check(arrays.master, exact, "weight", peak, what)
-        if weight != "float32":
-            check_units(arrays.weight.astype(np.float64), exact, weight, 1, peak, what)
-        check_norms(sums, expected)
+        check_step(arrays, expected, sums, f"{rule}, {size} elements of {weight}, {master}, {gradient}")
+
+
+def check_step(arrays, expected, sums, what):
+    for prefix, state in zip(expected.states, (arrays.m, arrays.v, arrays.vhat)):
+        check(state, expected.state[prefix][0], "state", expected.peak[prefix][0], what)
+    exact, peak = expected.masters[0], expected.peak["weight"][0]
+    if arrays.master.dtype == np.float32:
+        check(arrays.master, exact, "weight", peak, what)
+    if arrays.weight.dtype != np.float32:
+        check_units(arrays.weight.astype(np.float64), exact, str(arrays.weight.dtype), 1, peak, what)
+    check_norms(sums, expected)
 
 
 def check(actual, expected, kind, peak, what):
@@ -212,3 +215,132 @@ def test_the_delta_of_the_host_is_added(stand_in, dtype):
         partial = stand_in.launch("MsOptimDelta", [weight, delta], 8)
         np.testing.assert_array_equal(weight, (before.astype(np.float32) + delta).astype(DTYPES[dtype]))
         np.testing.assert_allclose(partial.astype(np.float64).sum(), np.sum(before**2), rtol=TOLERANCE["statistics"])
+
+
+# ---- What the stand-in is there for is found --------------------------------------------------------------------
+
+TILES, ADAM, WEIGHT, TILING = "tiles.h", "adam.h", "weight.h", "tiling.h"
+# A mistake: the file, what stands there, what is put there instead, and what is said of it, None where the numbers are
+# wrong instead.
+MISTAKES = {
+    "a tail is written to the tile's end": (
+        TILES,
+        "DataCopyPad(global_[begin], Out(buffer), Bytes(count))",
+        "DataCopyPad(global_[begin], Out(buffer), Bytes(kTile))",
+        "read before it is written|beyond a tensor",
+    ),
+    "a tail is read to the tile's end": (
+        TILES,
+        "global_[begin], Bytes(count),",
+        "global_[begin], Bytes(kTile),",
+        "beyond",
+    ),
+    "a tensor is not freed": (TILES, "out_.FreeTensor(out);", "", "no buffer left|was not freed"),
+    "the last tensor is not freed": (
+        TILES,
+        "in_.FreeTensor(in);",
+        "if (tile + 1 < share.end) in_.FreeTensor(in);",
+        "was not freed",
+    ),
+    "a tensor is used after it was freed": (
+        TILES,
+        "      out_.EnQue(made);",
+        "      kernel->Compute(in, made, count);\n      out_.EnQue(made);",
+        "after it was freed",
+    ),
+    "a tensor is not queued": (TILES, "in_.EnQue(empty);", "", "empty queue"),
+    "a tensor is not dequeued": (
+        TILES,
+        "LocalTensor<uint8_t> out = out_.DeQue<uint8_t>();",
+        "LocalTensor<uint8_t> out = made;",
+        "not dequeued",
+    ),
+    "a buffer is too small": (TILES, "*bytes += kTile * sizeof(T);", "*bytes += kTile;", "too small|overlaps"),
+    "buffers are too many": (TILES, "kBuffers = 2", "kBuffers = 9", "more than 8 buffers"),
+    "buffers are too large": (TILING, "kTile = 2048", "kTile = 4096", "memory is too small"),
+    "two cores share a tile": (
+        TILING,
+        "tiles * (core + 1) / cores}",
+        "tiles * (core + 1) / cores + 1}",
+        "after a core wrote",
+    ),
+    "a core leaves its last tile out": (TILING, "tiles * (core + 1) / cores}", "tiles * (core + 1) / cores - 1}", None),
+    "a copy without padding is not aligned": (
+        TILES,
+        "DataCopy(global_[(kind * tiles_ + tile) * kLanes]",
+        "DataCopy(global_[(kind * tiles_ + tile) * (kLanes - 1)]",
+        "not to an aligned address",
+    ),
+    "a copy without padding is of an odd length": (
+        TILES,
+        "Part<float>(out, out_)[kind * kLanes], kLanes);",
+        "Part<float>(out, out_)[kind * kLanes], kLanes - 1);",
+        "multiple of 32 bytes",
+    ),
+    "an instruction is not aligned": (TILES, "Add(x, x, x[n], n)", "Add(x, x, x[n + 1], n)", "not aligned to 32 bytes"),
+    "the rest of a tile is not cleared": (
+        TILES,
+        "if (count < kTile) AscendC::Duplicate(scratch, 0.0f, kTile);",
+        "",
+        "read before it is written",
+    ),
+    "a comparison is of a tail": (WEIGHT, "CMPMODE::EQ, kTile)", "CMPMODE::EQ, count)", "multiple of 256 bytes"),
+    "a number is rounded the wrong way": (
+        WEIGHT,
+        "Cast(stored_.Out(out), w, AscendC::RoundMode::CAST_RINT",
+        "Cast(stored_.Out(out), w, AscendC::RoundMode::CAST_NONE",
+        "rounded to the nearest",
+    ),
+    "the decay is forgotten": (ADAM, "AscendC::Add(d, d, scratch, count);", "", None),
+    "the states change places": (
+        ADAM,
+        "m_.Store(out, begin, count);",
+        "m_.Store(out, 0, count);",
+        "after a core wrote",
+    ),
+    "memory is read behind the stand-in's back": (
+        ADAM,
+        "uint32_t in = 0, out = 0;",
+        "uint32_t in = 0, out = 0 * static_cast<uint32_t>(*(a.constants + kConstants * sizeof(float)));",
+        "heap-buffer-overflow",
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def mistaken(host, tmp_path_factory):
+    """For each mistake a program whose kernel of AdamW has it, for float16 weights with masters."""
+
+    def build(mistake):
+        file, before, after, _ = MISTAKES[mistake]
+        folder = tmp_path_factory.mktemp("mistake")
+        kernels = shutil.copytree(OPS / "op_kernel", folder / "op_kernel")
+        text = (kernels / file).read_text()
+        assert text.count(before) == 1, f"{file} no longer says what the mistake is put in place of: {mistake}"
+        (kernels / file).write_text(text.replace(before, after))
+        return host.program(folder, ["MsOptimAdamw"], [1], kernels)
+
+    folder = tmp_path_factory.mktemp("unchanged")
+    unchanged = host.program(folder, ["MsOptimAdamw"], [1])
+    return {None: unchanged, **dict(zip(MISTAKES, in_parallel(build, MISTAKES)))}
+
+
+def attempt(program):
+    """Run a step of AdamW, and check it."""
+    arrays = Arrays(2 * TILE + 1, "float16", "float32", "float16")
+    expected = arrays.stepped("Adamw")
+    inputs = [arrays.weight, arrays.master, arrays.m, arrays.v, arrays.gradient, arrays.constants, arrays.scalars]
+    partial = program.launch("MsOptimAdamw", inputs, 3).reshape(2, -1)
+    check_step(arrays, expected, dict(zip(("weight", "update"), partial.sum(1))), "a mistake")
+
+
+def test_without_a_mistake_nothing_is_found(mistaken):
+    attempt(mistaken[None])
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistaken, mistake):
+    """A kernel with a mistake put into it is stopped, with the right words, or gives numbers that are not right."""
+    said = MISTAKES[mistake][3]
+    with pytest.raises(AssertionError if said is None else WrongError, match=said):
+        attempt(mistaken[mistake])

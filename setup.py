@@ -1,10 +1,12 @@
 """Builds the CPU operators: one shared library, with a set of kernels for each instruction set."""
 
+import pathlib
 import platform
 import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 INSTRUCTION_SETS = {
     "x86_64": {
@@ -16,6 +18,10 @@ INSTRUCTION_SETS = {
 # Products are not contracted into fused multiply-adds, so that every instruction set gives the same bits; sqrt need
 # not set errno and selects need not trap, else loops with them are not vectorized.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
+
+
+# Folders of ops/ that are built where the package is used.
+PACKED = ("ascendc",)
 
 
 class BuildKernels(build_ext):
@@ -47,6 +53,20 @@ class BuildKernels(build_ext):
             self.copy_file(library, self.get_ext_filename(ext.name))
 
 
+class PackSources(build_py):
+    """Puts sources of operators into the package that are built where it is used."""
+
+    def run(self):
+        """Copy the folders besides the modules; a package that stays in its clone has them beside it."""
+        super().run()
+        if not self.editable_mode:
+            for folder in PACKED:
+                self.copy_tree(f"ops/{folder}", str(pathlib.Path(self.build_lib, "ms_optim", "ops", folder)))
+
+
 sources = ["ops/cpu/entry.cc", "ops/cpu/kernels.cc"]
 cpu = Extension("ms_optim.libms_optim_cpu", sources, language="c++", optional=True)
-setup(ext_modules=[cpu] if sys.platform == "linux" else [], cmdclass={"build_ext": BuildKernels})
+setup(
+    ext_modules=[cpu] if sys.platform == "linux" else [],
+    cmdclass={"build_ext": BuildKernels, "build_py": PackSources},
+)

@@ -39,6 +39,10 @@ def main() -> int:
     else:
         console.print(f"CPU kernels: none; {reason}", soft_wrap=True)
 
+    if device != "CPU":
+        reason = _kernels.why_not("adamw", device)
+        console.print(f"{device} kernels: {'there' if reason is None else f'none; {reason}'}", soft_wrap=True)
+
     table = Table()
     for heading in ("Optimizer", "Path", "Why", "Check against MindSpore's operators"):
         table.add_column(heading, overflow="fold")
@@ -67,7 +71,8 @@ def examine(optimizer: type[FusedOptimizer], choice: dict) -> tuple[str, str, st
     worst = disagreement(auto, build(optimizer, choice, "composite"))
     right = worst <= TOLERANCE
     verdict = f"{'agrees' if right else 'WRONG'}: {worst:.1e} off at most, {TOLERANCE:.1e} allowed"
-    return "fused", f"{auto.rule.name} in {_kernels.KERNELS[auto.rule.name, 'CPU'].library}", verdict, right
+    device = _kernels.device_target() if auto._on_ascend else "CPU"
+    return "fused", f"{auto.rule.name} in {_kernels.KERNELS[auto.rule.name, device].library}", verdict, right
 
 
 def build(optimizer, choice, backend):

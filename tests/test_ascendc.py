@@ -1,12 +1,13 @@
 """The operators for Ascend processors on a CPU stand-in: unchanged sources, under sanitizers, against float64."""
 
+import os
 import shutil
 import subprocess
 
 import numpy as np
 import pytest
 import reference
-from ascend_stand_in import DTYPES, OPS, Host, WrongError, in_parallel, linked, translated
+from ascend_stand_in import C_TYPES, DTYPES, OPS, Host, WrongError, in_parallel, linked, snake, translated
 from harness import check_close, check_units
 from sources import TESTS
 from tolerances import TOLERANCE
@@ -301,7 +302,7 @@ MISTAKES = {
     "memory is read behind the stand-in's back": (
         ADAM,
         "uint32_t in = 0, out = 0;",
-        "uint32_t in = 0, out = 0 * static_cast<uint32_t>(*(a.constants + kConstants * sizeof(float)));",
+        "uint32_t in = 0, out = 0;\n(void)*const_cast<volatile uint8_t *>(a.constants + kConstants * sizeof(float));",
         "heap-buffer-overflow",
     ),
 }
@@ -344,3 +345,38 @@ def test_a_mistake_is_found(mistaken, mistake):
     said = MISTAKES[mistake][3]
     with pytest.raises(AssertionError if said is None else WrongError, match=said):
         attempt(mistaken[mistake])
+
+
+# ---- The vendor's own headers -----------------------------------------------------------------------------------
+
+# The vendor's build makes this macro.
+TILING_DATA = "const ms_optim::Tiling name = *reinterpret_cast<__gm__ ms_optim::Tiling *>(address)"
+FOR_A2 = ["-DASCENDC_CPU_DEBUG=1", "-D__CCE_AICORE__=220", "-D__DAV_C220__", "-D__DAV_C220_VEC__"]
+
+
+@pytest.mark.skipif(
+    "ASCENDC_INCLUDE" not in os.environ, reason="ASCENDC_INCLUDE names no folders with the headers of Ascend C"
+)
+def test_the_real_headers_accept_the_sources(host, tmp_path):
+    """g++ checks types only: what the vendor's compiler makes of the sources is its own affair."""
+    include = [f"-I{folder}" for folder in os.environ["ASCENDC_INCLUDE"].split(":")]
+    check = ["g++", "-std=c++17", "-w", "-fsyntax-only", *include]
+
+    def accepted(job):
+        name, text, flags = job
+        source = tmp_path / f"{name}.cc"
+        source.write_text(text)
+        return subprocess.run([*check, *flags, source], capture_output=True, text=True).stderr
+
+    jobs = [("host", f'#include "{OPS}/op_host/ms_optim.cpp"\n', [])]
+    for operator, definition in host.definitions.items():
+        inputs = {p["name"]: p["dtype"].split(",") for key, p in definition.items() if key.startswith("input")}
+        for column in range(len(next(iter(inputs.values())))):
+            lines = [f"#define DTYPE_{name.upper()} {C_TYPES[of[column]]}" for name, of in inputs.items()]
+            lines += [f"#define GET_TILING_DATA(name, address) {TILING_DATA}", '#include "kernel_operator.h"']
+            lines.append(f'#include "{OPS}/op_kernel/{snake(operator)}.cpp"\n')
+            jobs.append((f"{operator}{column}", "\n".join(lines), FOR_A2))
+    # What is wrong is not accepted.
+    wrong = jobs[-1][1] + "float wrong = AscendC::GlobalTensor<float>();\n"
+    assert "error" in accepted(("wrong", wrong, FOR_A2))
+    assert [said for said in in_parallel(accepted, jobs) if said] == []

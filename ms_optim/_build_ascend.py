@@ -14,7 +14,7 @@ import mindspore
 
 from . import _kernels
 
-BUILDER = pathlib.Path(mindspore.__file__).parent / "lib" / "plugin" / "ascend" / "custom_compiler"
+BUILDER = pathlib.Path(mindspore.__path__[0]) / "lib" / "plugin" / "ascend" / "custom_compiler"
 CANN_VARIABLE, CANN_DEFAULT = "ASCEND_HOME_PATH", "/usr/local/Ascend/cann"
 # What the builder calls processors that copy any number of bytes between global memory and a core.
 PROCESSORS = ("ascend910b", "ascend910_93")

@@ -91,3 +91,19 @@ def test_what_the_operators_do_not_know_is_refused_in_words(ascend, asked):
     params = [ms.Parameter(tensor(np.zeros(5000), "float16"), name="w")]
     with pytest.raises(RuntimeError, match=f"{next(iter(asked))}.*Ascend"):
         RULES["AdamW"].optimizer(params, 0.1, **asked)
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.parametrize("scenario", ["clip", "float16_no_masters"])
+def test_adam_offload_adds_what_the_host_returns(ascend, monkeypatch, mode, scenario):
+    launched = []
+    operator = _kernels.ascend_operator
+    monkeypatch.setattr(
+        _kernels, "ascend_operator", lambda function, *how: launched.append(function) or operator(function, *how)
+    )
+    made = Pair(RULES["AdamOffload"], dataclasses.replace(SCENARIOS[scenario], shapes=SHAPES))
+    made.optimizer._step_dtype = mstype.float64
+    assert launched == ["MsOptimDelta", "MsOptimSums"]
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    made.run(mode, 6)
+    made.check()

@@ -15,9 +15,10 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from . import _kernels
 from ._arguments import WEIGHT_DTYPES
+from ._composite import norm, write
 
 TILE, LANES = 2048, 8  # see ops/ascendc/op_kernel/tiling.h
-MAXIMIZE = 2  # AdamW's flag: see ops/include/adamw.h
+MAXIMIZE, BIAS_CORRECTION = 2, 4  # AdamW's flags: see ops/include/adamw.h
 
 
 class Operator(NamedTuple):
@@ -93,10 +94,33 @@ class AscendStep:
         found = [argument for argument, asked in beyond.items() if asked]
         return f"the operators for Ascend do not know '{found[0]}'" if found else None
 
+    def _why_not_native(self, rule, options, device) -> str | None:
+        """Say why the platform's own AdamW cannot do what is asked for."""
+        beyond = {
+            "there is one for AdamW on Ascend alone": device != "Ascend" or rule.name != "adamw",
+            "it always corrects the bias": not rule.flags & BIAS_CORRECTION,
+            "it takes learning rates and weight decays that are numbers": self.dynamic_lr or any(self._rate_is_cell),
+            "it keeps no weights of lower precision than the states": len(self._low_without_masters()) > 0,
+            "it cannot skip a step": options.skip_nonfinite,
+        }
+        found = [why for why, asked in beyond.items() if asked]
+        return found[0] if found else None
+
+    def _low_without_masters(self):
+        return [p for p, m in zip(self._parameters, self._master_index) if p.dtype != mstype.float32 and m < 0]
+
     def _prepare_ascend(self, rule):
         """Make the operators, and what they always take."""
-        self._ascend_constants = Tensor(np.array(_constants(rule), np.float32))
         self._sign = -1.0 if rule.name.startswith("adamw") and rule.flags & MAXIMIZE else 1.0
+        if self._native:
+            numbers = [float(rate.asnumpy()) for rate in self._rates]
+            self._native_rates = tuple(numbers[k] for k in self._rate_index)
+            self._native_decays = tuple(numbers[k] if k >= 0 else 0.0 for k in self._decay_index)
+            self._native_constants = tuple(float(c) for c in rule.constants[:3])
+            self._native_adamw = _kernels.platform_adamw()
+            self._unknown = Tensor(math.nan, mstype.float32)
+            return
+        self._ascend_constants = Tensor(np.array(_constants(rule), np.float32))
         absent = {dtype: Tensor(np.zeros(1, np.float32)).astype(dtype) for dtype in WEIGHT_DTYPES}
         launches, total, made = LAUNCHES[rule.name], total_of_tiles(), {}
 
@@ -126,7 +150,10 @@ class AscendStep:
         for i in range(self.param_length):
             if self.optim_filter[i]:
                 gradient, scale = self._scaled(i, gradients[i], prepared[i], norms[i], clip)
-                weight_norm, update_norm, ratio = self._move(i, shared, rates, gradient, scale)
+                if self._native:
+                    weight_norm, update_norm, ratio = self._move_natively(i, gradient, scale)
+                else:
+                    weight_norm, update_norm, ratio = self._move(i, shared, rates, gradient, scale)
                 moved = (ops.where(applied, update_norm, self._zero), ops.where(applied, ratio, self._zero))
                 reports += (ops.stack((norms[i], weight_norm, *moved, F.cast(finite[i], mstype.float32))),)
             else:
@@ -134,12 +161,12 @@ class AscendStep:
         self._count(applied, ops.stack(reports))
         return applied
 
-    def _scaled(self, i, gradient, prepared, norm, clip):
+    def _scaled(self, i, gradient, prepared, size, clip):
         """Return a gradient that an operator takes, and what it is to multiply it by."""
-        scale = self._sign * clip * ops.ones_like(norm)
+        scale = self._sign * clip * ops.ones_like(size)
         if self.normalizes_gradient:
             # Which undoes clipping.
-            scale = 1.0 / ops.where(norm == 0, ops.ones_like(norm), norm)
+            scale = 1.0 / ops.where(size == 0, ops.ones_like(size), size)
         if self._centralized[i]:
             return prepared, scale
         if F.dtype(gradient) not in (mstype.float32, self.parameters[i].dtype):
@@ -163,6 +190,23 @@ class AscendStep:
         else:
             moved = self._last_cells[i](*tensors, self._ascend_constants, numbers)
         return (norms[0], moved[0], ratio) if self._layerwise else (moved[0], moved[1], ratio)
+
+    def _move_natively(self, i, gradient, scale):
+        """Update a tensor by the platform's AdamW, which does not tell by how much."""
+        weight = self._weight(i)
+        parameter = self.masters[self._master_index[i]] if self._master_index[i] >= 0 else self.parameters[i]
+        m, v = self.states[i], self.states[self.param_length + i]
+        before = norm(weight)
+        if self._master_index[i] >= 0:
+            write(parameter, weight)
+        step = F.depend(F.cast(self.global_step, mstype.float32), before)  # the operator adds 1
+        beta1, beta2, eps = self._native_constants
+        rate, decay = self._native_rates[i], self._native_decays[i]
+        g = F.cast(gradient, mstype.float32) * scale
+        moved = self._native_adamw(parameter, m, v, v, g, step, rate, beta1, beta2, decay, eps, False, False)
+        if self._master_index[i] >= 0:
+            write(self.parameters[i], F.depend(parameter, moved))
+        return before, F.depend(self._unknown, moved), ops.ones_like(before)
 
     def _touched(self, i):
         """Return what an operator takes of a tensor besides its gradient: weight, master, states."""

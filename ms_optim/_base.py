@@ -286,17 +286,19 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
     def _choose_backend(self, rule, options, device):
         """Return whether the fused kernel runs; without one, say so once."""
         self.backend_reason = ""
+        self._native = options.backend == "native"
         if options.backend == "composite":
             self.backend_reason = "backend='composite' was asked for"
             return False
-        reason = _kernels.why_not(rule.name, device)
+        reason = self._why_not_native(rule, options, device) if self._native else _kernels.why_not(rule.name, device)
         if reason is None and device == "Ascend":
             reason = self._why_not_on_ascend(options)
         if reason is None:
             return True
         self.backend_reason = reason
-        if options.backend == "aot":
-            raise RuntimeError(f"For '{type(self).__name__}', backend='aot' has no fused kernel: {reason}.")
+        if options.backend in ("aot", "native"):
+            asked = f"backend='{options.backend}'"
+            raise RuntimeError(f"For '{type(self).__name__}', {asked} has no fused kernel: {reason}.")
         if reason not in _warned:
             _warned.add(reason)
             warnings.warn(f"ms_optim runs on the slower composite path: {reason}.", stacklevel=6)

@@ -53,7 +53,8 @@ stochastic_rounding (bool): Whether float16 and bfloat16 parameters without mast
 skip_nonfinite (bool): Whether a step with an infinity or NaN anywhere in its gradients changes nothing, not even
     the step count, and is counted in `skipped_steps`. Default: ``False`` .
 backend (str): "auto" runs the fused kernel where there is one, else MindSpore's own operators; "aot" insists on
-    the kernel; "composite" on MindSpore's operators. Default: ``"auto"`` .
+    the kernel; "composite" on MindSpore's operators; "native" on the platform's own fused operator, which there is
+    for AdamW on Ascend, see docs/ascend.md. Default: ``"auto"`` .
 """,
     "shard_states": """\
 shard_states (bool): Whether the workers of data parallel training split the states: each keeps those of its share

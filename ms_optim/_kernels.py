@@ -15,6 +15,7 @@ from collections.abc import Callable
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
+from mindspore.ops.auto_generate import AdamW
 from mindspore.ops.signature import make_sig, sig_rw
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -184,6 +185,11 @@ def ascend_operator(function: str, written: tuple[bool, ...], shape: Callable[..
         os.environ[CUSTOM_OPP_PATH] = f"{own}:{others}" if others else own
     primitive = ops.Custom(f"aclnn{function}", out_shape=shape, out_dtype=lambda *dtypes: ms.float32, func_type="aot")
     return _writing(primitive, "Ascend", written)
+
+
+def platform_adamw() -> ops.Primitive:
+    """Return MindSpore's own AdamW, aclnnApplyAdamWV2 of CANN: Ascend alone has it."""
+    return AdamW()
 
 
 def _writing(primitive: ops.Custom, device: str, written: tuple[bool, ...]) -> ops.Custom:

@@ -1,6 +1,7 @@
 """Builds the native operators: a library for the CPU always, one for GPUs where nvcc is found."""
 
 import os
+import pathlib
 import platform
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 INSTRUCTION_SETS = {
     "x86_64": {
@@ -36,6 +38,10 @@ def cuda_command(nvcc, library):
     targets.append(f"-gencode=arch=compute_{chosen[-1]},code=compute_{chosen[-1]}")
     include = ["-Iops/include", "-Iops/cuda"]
     return [nvcc, *CUDA_FLAGS, *targets, *include, "-shared", "-o", library, "ops/cuda/entry.cu"]
+
+
+# Folders of ops/ that are built where the package is used.
+PACKED = ("ascendc",)
 
 
 class BuildKernels(build_ext):
@@ -75,7 +81,21 @@ class BuildKernels(build_ext):
         self.compiler.link_shared_object(objects, library, extra_postargs=["-fopenmp", "-s"], target_lang="c++")
 
 
+class PackSources(build_py):
+    """Puts sources of operators into the package that are built where it is used."""
+
+    def run(self):
+        """Copy the folders besides the modules; a package that stays in its clone has them beside it."""
+        super().run()
+        if not self.editable_mode:
+            for folder in PACKED:
+                self.copy_tree(f"ops/{folder}", str(pathlib.Path(self.build_lib, "ms_optim", "ops", folder)))
+
+
 cpu = Extension("ms_optim.libms_optim_cpu", ["ops/cpu/entry.cc", "ops/cpu/kernels.cc"], language="c++", optional=True)
 cuda = Extension("ms_optim.libms_optim_cuda", ["ops/cuda/entry.cu"], optional=True)
 libraries = [cpu, cuda] if shutil.which("nvcc") else [cpu]
-setup(ext_modules=libraries if sys.platform == "linux" else [], cmdclass={"build_ext": BuildKernels})
+setup(
+    ext_modules=libraries if sys.platform == "linux" else [],
+    cmdclass={"build_ext": BuildKernels, "build_py": PackSources},
+)

@@ -26,6 +26,7 @@ from ._arguments import (
     check_weight_decay,
     fail,
 )
+from ._ascend import AscendStep
 from ._composite import CompositeStep, dense
 from ._fused import FusedStep
 from ._sharding import ShardedStep, take_shard_groups
@@ -87,7 +88,7 @@ def _scales_of(prefix, parameter, size):
     return Parameter(zeros, name=f"{prefix}_scale.{parameter.name}", requires_grad=False)
 
 
-class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeStep, AkgPhases, ShardedStep):
+class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, CompositeStep, AkgPhases, ShardedStep):
     """Base of the optimizers: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -283,6 +284,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
         self._addresses = None
         self.fused = self._choose_backend(rule, options, "CPU" if self.runs_on_host else device)
+        self._on_ascend = self.fused and device == "Ascend" and not self.runs_on_host
         needing = {
             "stochastic_rounding": options.stochastic_rounding,
             "state_dtype": options.state_dtype != "float32",
@@ -300,21 +302,23 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         self._layerwise = rule.is_layerwise
         if self._splits:
             self._prepare_split(rule, options, device)
+        elif self._on_ascend:
+            self._prepare_ascend(rule)
         elif self.fused:
             self._prepare_launches(rule, options, device)
 
     def _choose_backend(self, rule, options, device):
         """Return whether the fused kernel runs, and note whether AKG's do; say once what runs in place of the first."""
         name, wanted = type(self).__name__, options.backend
-        self.akg, self.backend_reason = False, f"backend='{wanted}' was asked for"
+        self.akg, self._native, self.backend_reason = False, wanted == "native", f"backend='{wanted}' was asked for"
         if wanted == "composite":
             return False
         if wanted != "akg":
-            self.backend_reason = _kernels.why_not(rule.name, device) or ""
+            self.backend_reason = self._why_not_fused(rule, options, device) or ""
             if not self.backend_reason:
                 return True
-        if wanted == "aot":
-            raise RuntimeError(f"For '{name}', backend='aot' has no fused kernel: {self.backend_reason}.")
+        if wanted in ("aot", "native"):
+            raise RuntimeError(f"For '{name}', backend='{wanted}' has no fused kernel: {self.backend_reason}.")
         reason = self._prepare_akg(rule, device)
         self.akg = reason is None
         if wanted == "akg":
@@ -327,6 +331,13 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
             _warned.add(self.backend_reason)
             warnings.warn(f"ms_optim runs {path}: {self.backend_reason}.", stacklevel=6)
         return False
+
+    def _why_not_fused(self, rule, options, device):
+        """Say why no fused kernel runs, or return None."""
+        reason = self._why_not_native(rule, options, device) if self._native else _kernels.why_not(rule.name, device)
+        if reason is None and device == "Ascend":
+            reason = self._why_not_on_ascend(options)
+        return reason
 
     # ---- The step -------------------------------------------------------------------------------------------------
 
@@ -355,6 +366,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         rates = self._current_rates(self.global_step)
         if self._splits:
             done = self._split_step(rates, gradients)
+        elif self._on_ascend:
+            done = self._ascend_step(rates, gradients)
         elif self.fused:
             done = self._fused_step(rates, gradients)
         elif self._sharded:

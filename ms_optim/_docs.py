@@ -54,7 +54,8 @@ skip_nonfinite (bool): Whether a step with an infinity or NaN anywhere in its gr
     the step count, and is counted in `skipped_steps`. Default: ``False`` .
 backend (str): "auto" runs the fused kernel where there is one, else kernels that AKG compiles where they are right,
     else MindSpore's own operators; "aot" insists on the fused kernel, "akg" on AKG's, "composite" on MindSpore's
-    operators. Default: ``"auto"`` .
+    operators, "native" on the platform's own fused operator, which there is for AdamW on Ascend, see docs/ascend.md.
+    Default: ``"auto"`` .
 """,
     "shard_states": """\
 shard_states (bool): Whether the workers of data parallel training split the states: each keeps those of its share

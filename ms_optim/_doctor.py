@@ -41,8 +41,11 @@ def main() -> int:
     else:
         console.print(f"CPU kernels: none; {reason}", soft_wrap=True)
 
+    for other in ("GPU", "Ascend"):
+        reason = _kernels.why_not("adamw", other)
+        console.print(f"{other} kernels: {'built' if reason is None else f'none; {reason}'}", soft_wrap=True)
     reason = _kernels.why_not_akg("adamw")
-    console.print(f"AKG's kernels: {'to be tried' if reason is None else 'none; ' + reason}", soft_wrap=True)
+    console.print(f"AKG's kernels: {'to be tried' if reason is None else f'none; {reason}'}", soft_wrap=True)
 
     table = Table()
     for heading in ("Optimizer", "Path", "Why", "Check against MindSpore's operators"):
@@ -78,7 +81,8 @@ def examine(optimizer: type[FusedOptimizer], choice: dict, backend: str = "auto"
     verdict = f"{'agrees' if right else 'WRONG'}: {worst:.1e} off at most, {TOLERANCE:.1e} allowed"
     if built.akg:
         return "akg", f"{built.rule.name} in ops/akg", verdict, right
-    return "fused", f"{built.rule.name} in {_kernels.KERNELS[built.rule.name, 'CPU'].library}", verdict, right
+    device = "CPU" if built.runs_on_host else _kernels.device_target()
+    return "fused", f"{built.rule.name} in {_kernels.KERNELS[built.rule.name, device].library}", verdict, right
 
 
 def build(optimizer, choice, backend):

@@ -18,10 +18,13 @@ from collections.abc import Callable, Sequence
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops.auto_generate import AdamW
 from mindspore.ops.signature import make_sig, sig_rw
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 WHITE_LIST = "MS_CUSTOM_AOT_WHITE_LIST"
+OPP_PATH = "ASCEND_OPP_PATH"  # where CANN's operators are
+CUSTOM_OPP_PATH = "ASCEND_CUSTOM_OPP_PATH"  # where others are, separated by colons
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +53,33 @@ LIBRARIES = {
         "it is built at installation where nvcc of CUDA 11.8 or later is on the PATH: put it there, then install "
         "ms_optim again",
     ),
+    "Ascend": (
+        "ascend/vendors/ms_optim/op_api/lib/libcust_opapi.so",
+        "build it, where CANN is, with python -m ms_optim build-ascend --soc-version NAME",
+    ),
 }
 RULES = ("adamw", "adamw_amsgrad", "lamb", "lans", "adam_offload", "dgc_momentum")
 
 
-def _built(name: str, device: str) -> Kernel:
+# Types of operators. Of several launches a step the first; see ms_optim/_ascend.py.
+ON_ASCEND = {
+    "adamw": "MsOptimAdamw",
+    "adamw_amsgrad": "MsOptimAdamwAmsgrad",
+    "lamb": "MsOptimLambMoments",
+    "lans": "MsOptimLansMoments",
+    "delta": "MsOptimDelta",  # what AdamOffload does there with what its host returns
+}
+
+
+def _kernel(device: str, function: str) -> Kernel:
     library, remedy = LIBRARIES[device]
-    return Kernel(library, f"ms_optim_{name}", remedy)
+    return Kernel(library, function, remedy)
 
 
-KERNELS = {(rule, device): _built(rule, device) for device in LIBRARIES for rule in RULES}
+KERNELS = {(rule, device): _kernel(device, f"ms_optim_{rule}") for device in ("CPU", "GPU") for rule in RULES}
+KERNELS |= {(rule, "Ascend"): _kernel("Ascend", function) for rule, function in ON_ASCEND.items()}
 # Copies between tensors and what workers exchange.
-COPIES = {(copy, "CPU"): _built(copy, "CPU") for copy in ("pack", "unpack")}
+COPIES = {(copy, "CPU"): _kernel("CPU", f"ms_optim_{copy}") for copy in ("pack", "unpack")}
 
 # Rules with kernels in AKG's DSL: file in ops/akg, function in it, and how many directions that returns.
 AKG_KERNELS = {
@@ -115,6 +133,8 @@ def why_not(rule: str, device: str) -> str | None:
     path = FOLDER / kernel.library
     if not path.exists():
         return f"{path} is missing: {kernel.remedy}"
+    if device == "Ascend":
+        return None if os.environ.get(OPP_PATH) else f"{OPP_PATH} is not set: source CANN's set_env.sh"
     allowed = os.environ.get(WHITE_LIST)
     if allowed is not None and pathlib.Path(allowed).resolve() not in path.parents:
         return f"{WHITE_LIST} admits only libraries in {allowed}: set {WHITE_LIST}={FOLDER}"
@@ -216,9 +236,38 @@ def _primitive(kernel, device, written, outputs):
         out_dtype=tuple(dtypes) if len(dtypes) > 1 else dtypes[0],
         func_type="aot",
     )
-    primitive.set_device(device)
     # In PyNative mode, operators of the same inputs and attributes are taken for one, whatever their outputs.
     primitive.add_prim_attr("shapes_out", str(shapes))
+    return _writing(primitive, device, written)
+
+
+def ascend_operator(function: str, written: tuple[bool, ...], shape: Callable[..., tuple]) -> ops.Custom:
+    """Make an operator of ops/ascendc.
+
+    Args:
+        function: The operator's type.
+        written: For each input in order, whether the operator writes it.
+        shape: From the inputs' shapes to that of the output, which is float32.
+
+    Returns:
+        A primitive that takes the inputs and returns the output.
+    """
+    own = str(FOLDER / "ascend" / "vendors" / "ms_optim")
+    others = os.environ.get(CUSTOM_OPP_PATH, "")
+    if own not in others.split(":"):
+        os.environ[CUSTOM_OPP_PATH] = f"{own}:{others}" if others else own
+    primitive = ops.Custom(f"aclnn{function}", out_shape=shape, out_dtype=lambda *dtypes: ms.float32, func_type="aot")
+    return _writing(primitive, "Ascend", written)
+
+
+def platform_adamw() -> ops.Primitive:
+    """Return MindSpore's own AdamW, aclnnApplyAdamWV2 of CANN: Ascend alone has it."""
+    return AdamW()
+
+
+def _writing(primitive: ops.Custom, device: str, written: tuple[bool, ...]) -> ops.Custom:
+    """Place an operator, and tell the framework what it writes."""
+    primitive.set_device(device)
     # Without this a graph drops the operator, whose output nobody needs, and the parameters never change.
     primitive.add_prim_attr("side_effect_mem", True)
     # Without this, reads of a parameter before and after the step may be taken for one.

@@ -6,7 +6,7 @@ import shutil
 import mindspore as ms
 import numpy as np
 import pytest
-from ascend_stand_in import Host
+from ascend_stand_in import Host, once
 from cases import CASES, SCENARIOS, Scenario
 from harness import Pair, tensor
 from mindspore import dtype as mstype
@@ -23,7 +23,7 @@ SHAPES = ("scalar", "tiles+1", "convolution", "zero")
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    return Host.build(tmp_path_factory.mktemp("ascend")).library(tmp_path_factory.mktemp("ascend"))
+    return once(tmp_path_factory, "library", Host.build(tmp_path_factory).library) / "libascend_on_cpu.so"
 
 
 @pytest.fixture
@@ -86,6 +86,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(ascend, rule):
     made.check()
 
 
+@pytest.mark.filterwarnings("ignore:ms_optim runs on the slower composite path")
 @pytest.mark.parametrize("asked", [{"state_dtype": "8bit"}, {"stochastic_rounding": True, "master_weights": False}])
 def test_what_the_operators_do_not_know_is_refused_in_words(ascend, asked):
     params = [ms.Parameter(tensor(np.zeros(5000), "float16"), name="w")]

@@ -7,11 +7,13 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 
 import ml_dtypes
 import numpy as np
+import pytest
 from sources import ROOT, TESTS
 
 OPS = ROOT / "ops" / "ascendc"
@@ -19,6 +21,20 @@ C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16_t"}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+
+
+def _why_not() -> str | None:
+    """Say why the stand-in cannot be built."""
+    if shutil.which("g++") is None:
+        return "g++ is not installed (Debian: apt install g++)"
+    for library in ("libasan.so", "libubsan.so"):
+        found = subprocess.run(["g++", f"-print-file-name={library}"], capture_output=True, text=True).stdout.strip()
+        if not pathlib.Path(found).is_absolute():
+            return f"g++ has no {library} (Debian: apt install g++)"
+    return None
+
+
+needs_compiler = pytest.mark.skipif(_why_not() is not None, reason=str(_why_not()))
 
 
 class WrongError(Exception):

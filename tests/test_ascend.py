@@ -1,12 +1,11 @@
 """The step on Ascend as MindSpore runs it: the device is faked, and its operators run on the stand-in, on the CPU."""
 
 import dataclasses
-import shutil
 
 import mindspore as ms
 import numpy as np
 import pytest
-from ascend_stand_in import Host, once
+from ascend_stand_in import Host, needs_compiler, once
 from cases import CASES, SCENARIOS, Scenario
 from harness import Pair, tensor
 from mindspore import dtype as mstype
@@ -15,7 +14,7 @@ from tolerances import STEPS
 
 from ms_optim import _kernels
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed (Debian: apt install g++)")
+pytestmark = needs_compiler
 RULES = {case.name: case for case in CASES}
 # The dtypes and lengths that there are, each operator has seen in tests/test_ascendc.py.
 SHAPES = ("scalar", "tiles+1", "convolution", "zero")

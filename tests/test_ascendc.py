@@ -16,6 +16,7 @@ from ascend_stand_in import (
     WrongError,
     in_parallel,
     linked,
+    needs_compiler,
     once,
     snake,
     translated,
@@ -37,10 +38,7 @@ SUMS_OF = {
     "MsOptimLansApply": ("update",),
 }
 
-needs_sanitizers = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="g++ is not installed (Debian: apt install g++)"
-)
-pytestmark = needs_sanitizers
+pytestmark = needs_compiler
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import types
 
 import mindspore as ms
 import pytest
-from ascend_stand_in import OPS, Host, snake
+from ascend_stand_in import OPS, Host, needs_compiler, snake
 from mindspore.ops.operations import _custom_ops_utils, custom_ops
 from sources import ROOT
 
@@ -121,7 +121,7 @@ def vendor(package, tmp_path_factory, monkeypatch):
     return definitions
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed (Debian: apt install g++)")
+@needs_compiler
 def test_every_operator_is_registered(vendor, package, monkeypatch):
     monkeypatch.chdir(package)
     launches = [launch for phases in _ascend.LAUNCHES.values() for launch in phases]

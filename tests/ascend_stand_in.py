@@ -2,15 +2,18 @@
 
 import concurrent.futures
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 
 import ml_dtypes
 import numpy as np
+import pytest
 from sources import ROOT, TESTS
 
 OPS = ROOT / "ops" / "ascendc"
@@ -18,6 +21,20 @@ C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16_t"}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+
+
+def _why_not() -> str | None:
+    """Say why the stand-in cannot be built."""
+    if shutil.which("g++") is None:
+        return "g++ is not installed (Debian: apt install g++)"
+    for library in ("libasan.so", "libubsan.so"):
+        found = subprocess.run(["g++", f"-print-file-name={library}"], capture_output=True, text=True).stdout.strip()
+        if not pathlib.Path(found).is_absolute():
+            return f"g++ has no {library} (Debian: apt install g++)"
+    return None
+
+
+needs_compiler = pytest.mark.skipif(_why_not() is not None, reason=str(_why_not()))
 
 
 class WrongError(Exception):
@@ -72,6 +89,19 @@ def unit(operator: str, definition: dict, columns=None) -> str:
     return "\n".join([*lines, ""])
 
 
+def once(factory, name: str, build):
+    """Build something in a folder that the processes of a test run share, unless another has; return the folder."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"ascend_{name}"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "built").exists():
+            build(folder)
+            (folder / "built").touch()
+    return folder
+
+
 @dataclasses.dataclass
 class Host:
     """The operators' definitions, compiled, and what they say of themselves."""
@@ -80,11 +110,13 @@ class Host:
     definitions: dict
 
     @classmethod
-    def build(cls, folder: pathlib.Path):
-        objects = cls.compiled(folder, SANITIZE, ["launch"])
-        describe = linked(objects, folder / "describe")
-        said = subprocess.run([describe, "describe"], capture_output=True, text=True, check=True).stdout
-        return cls(objects, json.loads(said))
+    def build(cls, factory):
+        def make(folder):
+            linked(cls.compiled(folder, SANITIZE, ["launch"]), folder / "describe")
+
+        folder = once(factory, "host", make)
+        said = subprocess.run([folder / "describe", "describe"], capture_output=True, text=True, check=True).stdout
+        return cls(sorted(folder.glob("*.o")), json.loads(said))
 
     @staticmethod
     def compiled(folder, flags, more=()):
@@ -102,9 +134,9 @@ class Host:
 
         return in_parallel(make, operators)
 
-    def program(self, folder, operators, *choice):
-        """Build a program with the kernels of some operators, and start it."""
-        return StandIn(linked([*self.objects, *self.kernels(folder, operators, *choice)], folder / "launch"))
+    def program(self, folder, operators, *choice) -> pathlib.Path:
+        """Build a program with the kernels of some operators."""
+        return linked([*self.objects, *self.kernels(folder, operators, *choice)], folder / "launch")
 
     def library(self, folder) -> pathlib.Path:
         """Build all operators as operators of MindSpore on a CPU, without sanitizers."""

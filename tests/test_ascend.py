@@ -1,12 +1,11 @@
 """The step on Ascend as MindSpore runs it: the device is faked, and its operators run on the stand-in, on the CPU."""
 
 import dataclasses
-import shutil
 
 import mindspore as ms
 import numpy as np
 import pytest
-from ascend_stand_in import Host
+from ascend_stand_in import Host, needs_compiler, once
 from cases import CASES, SCENARIOS, Scenario
 from harness import Pair, tensor
 from mindspore import dtype as mstype
@@ -15,7 +14,7 @@ from tolerances import STEPS
 
 from ms_optim import _kernels
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed (Debian: apt install g++)")
+pytestmark = needs_compiler
 RULES = {case.name: case for case in CASES}
 # The dtypes and lengths that there are, each operator has seen in tests/test_ascendc.py.
 SHAPES = ("scalar", "tiles+1", "convolution", "zero")
@@ -23,7 +22,7 @@ SHAPES = ("scalar", "tiles+1", "convolution", "zero")
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    return Host.build(tmp_path_factory.mktemp("ascend")).library(tmp_path_factory.mktemp("ascend"))
+    return once(tmp_path_factory, "library", Host.build(tmp_path_factory).library) / "libascend_on_cpu.so"
 
 
 @pytest.fixture
@@ -86,6 +85,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(ascend, rule):
     made.check()
 
 
+@pytest.mark.filterwarnings("ignore:ms_optim runs on the slower composite path")
 @pytest.mark.parametrize("asked", [{"state_dtype": "8bit"}, {"stochastic_rounding": True, "master_weights": False}])
 def test_what_the_operators_do_not_know_is_refused_in_words(ascend, asked):
     params = [ms.Parameter(tensor(np.zeros(5000), "float16"), name="w")]

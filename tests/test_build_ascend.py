@@ -3,12 +3,15 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 import types
 
 import mindspore as ms
 import pytest
-from ascend_stand_in import OPS, Host, snake
+from ascend_stand_in import OPS, Host, needs_compiler, snake
 from mindspore.ops.operations import _custom_ops_utils, custom_ops
+from sources import ROOT
 
 from ms_optim import _ascend, _build_ascend, _kernels
 
@@ -83,10 +86,18 @@ def test_the_command_says_what_is_missing(package, tmp_path, monkeypatch, capsys
     assert re.search(said, capsys.readouterr().out)
 
 
+def test_a_wheel_has_the_sources(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", tmp_path / "made"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    packed = tmp_path / "made" / "ms_optim" / "ops" / "ascendc"
+    names = {path.relative_to(packed) for path in packed.rglob("*") if path.is_file()}
+    assert names == {path.relative_to(OPS) for path in OPS.rglob("*") if path.is_file()}
+
+
 @pytest.fixture
 def vendor(package, tmp_path_factory, monkeypatch):
     """What a build leaves for MindSpore to read, from the operators' own definitions, and an Ascend processor."""
-    definitions = Host.build(tmp_path_factory.mktemp("ascend")).definitions
+    definitions = Host.build(tmp_path_factory).definitions
     own = package / "ascend" / "vendors" / "ms_optim"
     info = own / "op_impl" / "ai_core" / "tbe" / "config" / "ascend910b" / "aic-ascend910b-ops-info.json"
     api = own / "op_api" / "include"
@@ -110,7 +121,7 @@ def vendor(package, tmp_path_factory, monkeypatch):
     return definitions
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed (Debian: apt install g++)")
+@needs_compiler
 def test_every_operator_is_registered(vendor, package, monkeypatch):
     monkeypatch.chdir(package)
     launches = [launch for phases in _ascend.LAUNCHES.values() for launch in phases]

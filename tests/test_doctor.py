@@ -99,7 +99,7 @@ def test_without_a_compiler_it_installs_and_runs_with_one_warning(tmp_path):
     target = tmp_path / "target"
     installed = run(
         *("-m", "pip", "install", "--no-build-isolation", "--no-deps", "--target", str(target), str(source)),
-        env={**os.environ, "CC": "/bin/false", "CXX": "/bin/false"},
+        env={**os.environ, "CC": "/bin/false", "CXX": "/bin/false", "PATH": os.path.dirname(sys.executable)},
     )
     assert installed.returncode == 0, installed.stdout + installed.stderr
     assert not list(target.rglob("*.so"))

@@ -1,10 +1,15 @@
-"""Builds the CPU operators: one shared library, with a set of kernels for each instruction set."""
+"""Builds the native operators: a library for the CPU always, one for GPUs where nvcc is found."""
 
+import os
+import pathlib
 import platform
+import shutil
+import subprocess
 import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 INSTRUCTION_SETS = {
     "x86_64": {
@@ -16,17 +21,50 @@ INSTRUCTION_SETS = {
 # Products are not contracted into fused multiply-adds, so that every instruction set gives the same bits; sqrt need
 # not set errno and selects need not trap, else loops with them are not vectorized.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
+# A GPU gives these bits too.
+CUDA_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Xcompiler=-fPIC,-fvisibility=hidden", "--threads=0"]
+# Compute capabilities, without the point: one for those of each generation. What the toolkit does not know is left out;
+# generations to come compile the last for themselves.
+CUDA_ARCHITECTURES = os.environ.get("MS_OPTIM_CUDA_ARCHITECTURES", "70 75 80 90").split()
+
+
+def cuda_command(nvcc, library):
+    """Return the command that builds the library for GPUs."""
+    known = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True).stdout.split()
+    chosen = [a for a in CUDA_ARCHITECTURES if f"compute_{a}" in known]
+    if not chosen:
+        raise RuntimeError(f"{nvcc} knows none of the compute capabilities {CUDA_ARCHITECTURES}, but {known}")
+    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in chosen]
+    targets.append(f"-gencode=arch=compute_{chosen[-1]},code=compute_{chosen[-1]}")
+    include = ["-Iops/include", "-Iops/cuda"]
+    return [nvcc, *CUDA_FLAGS, *targets, *include, "-shared", "-o", library, "ops/cuda/entry.cu"]
+
+
+# Folders of ops/ that are built where the package is used.
+PACKED = ("ascendc",)
 
 
 class BuildKernels(build_ext):
-    """Compiles kernels.cc once for each instruction set; the library does not depend on the Python version."""
+    """Builds the libraries, which do not depend on the Python version; a failure leaves a package that lacks one."""
 
     def get_ext_filename(self, fullname):
         """Name the library plainly: it is loaded by MindSpore, not imported."""
         return fullname.replace(".", "/") + ".so"
 
     def build_extension(self, ext):
-        """Compile and link; a failure leaves a package that runs without fused kernels."""
+        """Build one library."""
+        library = self.get_ext_fullpath(ext.name)
+        os.makedirs(os.path.dirname(library), exist_ok=True)
+        if ext is cuda:
+            self.spawn(cuda_command(shutil.which("nvcc"), library))
+        else:
+            self.build_cpu(library)
+        # Python started in a clone finds the package there before the installed one.
+        if not self.inplace:
+            self.copy_file(library, self.get_ext_filename(ext.name))
+
+    def build_cpu(self, library):
+        """Compile kernels.cc once for each instruction set, and link."""
         include = ["ops/include", "ops/cpu"]
         flags = [*FLAGS, "-fopenmp", "-Wno-psabi"]
         objects = self.compiler.compile(
@@ -40,13 +78,24 @@ class BuildKernels(build_ext):
                 macros=[("MS_OPTIM_ISA", name)],
                 extra_postargs=flags + options,
             )
-        library = self.get_ext_fullpath(ext.name)
         self.compiler.link_shared_object(objects, library, extra_postargs=["-fopenmp", "-s"], target_lang="c++")
-        # Python started in a clone finds the package there before the installed one.
-        if not self.inplace:
-            self.copy_file(library, self.get_ext_filename(ext.name))
 
 
-sources = ["ops/cpu/entry.cc", "ops/cpu/kernels.cc"]
-cpu = Extension("ms_optim.libms_optim_cpu", sources, language="c++", optional=True)
-setup(ext_modules=[cpu] if sys.platform == "linux" else [], cmdclass={"build_ext": BuildKernels})
+class PackSources(build_py):
+    """Puts sources of operators into the package that are built where it is used."""
+
+    def run(self):
+        """Copy the folders besides the modules; a package that stays in its clone has them beside it."""
+        super().run()
+        if not self.editable_mode:
+            for folder in PACKED:
+                self.copy_tree(f"ops/{folder}", str(pathlib.Path(self.build_lib, "ms_optim", "ops", folder)))
+
+
+cpu = Extension("ms_optim.libms_optim_cpu", ["ops/cpu/entry.cc", "ops/cpu/kernels.cc"], language="c++", optional=True)
+cuda = Extension("ms_optim.libms_optim_cuda", ["ops/cuda/entry.cu"], optional=True)
+libraries = [cpu, cuda] if shutil.which("nvcc") else [cpu]
+setup(
+    ext_modules=libraries if sys.platform == "linux" else [],
+    cmdclass={"build_ext": BuildKernels, "build_py": PackSources},
+)

@@ -1,4 +1,4 @@
-"""Command line: python -m ms_optim doctor | mindformers-path."""
+"""Command line: python -m ms_optim doctor | mindformers-path | build-ascend."""
 
 import argparse
 import pathlib
@@ -11,9 +11,17 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="what runs on this machine and why, and whether each kernel is right")
     commands.add_parser("mindformers-path", help="the folder to name in REGISTER_PATH, for auto_register in YAML files")
-    if parser.parse_args().command == "mindformers-path":
+    build = commands.add_parser("build-ascend", help="build the operators for Ascend processors, where CANN is")
+    build.add_argument("--soc-version", required=True, help="the processor, as npu-smi info names it: Ascend910B1")
+    build.add_argument("--cann", help="CANN's folder, if the environment does not say where it is")
+    arguments = parser.parse_args()
+    if arguments.command == "mindformers-path":
         print(pathlib.Path(__file__).parent / "from_yaml")
         return 0
+    if arguments.command == "build-ascend":
+        from . import _build_ascend
+
+        return _build_ascend.main(arguments.soc_version, arguments.cann)
 
     from . import _doctor
 

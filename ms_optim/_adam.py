@@ -25,17 +25,22 @@ class AdamFamily(FusedOptimizer):
         check_type(name, "bias_correction", bias_correction, bool)
         beta1, beta2 = betas.values()
         rule = rule._replace(constants=(beta1, beta2, eps, *rule.constants))
-        super().__init__(params, learning_rate, weight_decay, rule, **shared)
+        # Before the path is chosen, which may take a trial of the rule.
         self.beta1, self.beta2, self.eps, self.bias_correction = beta1, beta2, eps, bias_correction
         # Formed here, in float64: in a graph they would be differences of float32 numbers, 1 - 0.999 off by 1e-5.
         self._one_minus_beta1, self._one_minus_beta2 = 1.0 - beta1, 1.0 - beta2
         self._log_beta1, self._log_beta2 = math.log(beta1), math.log(beta2)
+        super().__init__(params, learning_rate, weight_decay, rule, **shared)
 
     def scalars(self, t):
         """Return 1 - beta1^t and sqrt(1 - beta2^t)."""
         if not self.bias_correction:
             return 1.0, 1.0
         return power_complement(self._log_beta1, t), ops.sqrt(power_complement(self._log_beta2, t))
+
+    def akg_constants(self):
+        """Return both betas, each with 1 minus it, and eps."""
+        return self.beta1, self._one_minus_beta1, self.beta2, self._one_minus_beta2, self.eps
 
     def moments(self, gradient, states):
         """Return the new m and v."""

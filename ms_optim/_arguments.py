@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
 STATE_DTYPES = ("float32", "bfloat16", "8bit")
-BACKENDS = ("auto", "aot", "composite")
+BACKENDS = ("auto", "aot", "akg", "composite", "native")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
 GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
 

@@ -16,6 +16,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from mindspore.ops.primitive import constexpr
 
 from . import _kernels
+from ._akg import AkgPhases
 from ._arguments import (
     Options,
     check_gradients,
@@ -25,6 +26,7 @@ from ._arguments import (
     check_weight_decay,
     fail,
 )
+from ._ascend import AscendStep
 from ._composite import CompositeStep, dense
 from ._fused import FusedStep
 from ._sharding import ShardedStep, take_shard_groups
@@ -86,7 +88,7 @@ def _scales_of(prefix, parameter, size):
     return Parameter(zeros, name=f"{prefix}_scale.{parameter.name}", requires_grad=False)
 
 
-class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeStep, ShardedStep):
+class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, CompositeStep, AkgPhases, ShardedStep):
     """Base of the optimizers: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -147,12 +149,20 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
     # ---- What a subclass states in MindSpore operators ------------------------------------------------------------
 
     def scalars(self, t):
-        """Return what depends on the step alone, computed once a step.
+        """Return a tuple of what depends on the step alone, computed once a step.
 
         Args:
             t: Step count from 1, a tensor of no dimensions: float64, float32 on Ascend.
         """
-        return t
+        return (t,)
+
+    def entering(self, gradient):
+        """Return what of a gradient enters the rule: float32, unscaled, centralized and clipped."""
+        return gradient
+
+    def akg_constants(self):
+        """Return the rule's numbers in the order of its AKG kernel, if it has one."""
+        raise NotImplementedError
 
     def directions(self, scalars, weight, gradient, weight_decay, states):
         """Return the directions that a weight moves along, and the new states.
@@ -160,7 +170,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         Args:
             scalars: What :meth:`scalars` returned.
             weight: The weight, float32.
-            gradient: The gradient, float32, unscaled, centralized and clipped.
+            gradient: What :meth:`entering` returned.
             weight_decay: This step's weight decay, a float32 tensor of no dimensions.
             states: The states of this weight, in the order of the rule.
 
@@ -274,6 +284,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
         self._addresses = None
         self.fused = self._choose_backend(rule, options, "CPU" if self.runs_on_host else device)
+        self._on_ascend = self.fused and device == "Ascend" and not self.runs_on_host
         needing = {
             "stochastic_rounding": options.stochastic_rounding,
             "state_dtype": options.state_dtype != "float32",
@@ -284,28 +295,49 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
             raise RuntimeError(
                 f"For '{type(self).__name__}', '{needing[0]}' needs the fused kernel: {self.backend_reason}."
             )
+        if self._splits and device != "CPU":
+            raise RuntimeError(
+                f"For '{type(self).__name__}', 'shard_states' needs the device target 'CPU', but it is '{device}'."
+            )
         self._layerwise = rule.is_layerwise
         if self._splits:
             self._prepare_split(rule, options, device)
+        elif self._on_ascend:
+            self._prepare_ascend(rule)
         elif self.fused:
             self._prepare_launches(rule, options, device)
 
     def _choose_backend(self, rule, options, device):
-        """Return whether the fused kernel runs; without one, say so once."""
-        self.backend_reason = ""
-        if options.backend == "composite":
-            self.backend_reason = "backend='composite' was asked for"
+        """Return whether the fused kernel runs, and note whether AKG's do; say once what runs in place of the first."""
+        name, wanted = type(self).__name__, options.backend
+        self.akg, self._native, self.backend_reason = False, wanted == "native", f"backend='{wanted}' was asked for"
+        if wanted == "composite":
             return False
-        reason = _kernels.why_not(rule.name, device)
-        if reason is None:
-            return True
-        self.backend_reason = reason
-        if options.backend == "aot":
-            raise RuntimeError(f"For '{type(self).__name__}', backend='aot' has no fused kernel: {reason}.")
-        if reason not in _warned:
-            _warned.add(reason)
-            warnings.warn(f"ms_optim runs on the slower composite path: {reason}.", stacklevel=6)
+        if wanted != "akg":
+            self.backend_reason = self._why_not_fused(rule, options, device) or ""
+            if not self.backend_reason:
+                return True
+        if wanted in ("aot", "native"):
+            raise RuntimeError(f"For '{name}', backend='{wanted}' has no fused kernel: {self.backend_reason}.")
+        reason = self._prepare_akg(rule, device)
+        self.akg = reason is None
+        if wanted == "akg":
+            if reason is not None:
+                raise RuntimeError(f"For '{name}', backend='akg' has no kernel: {reason}.")
+            return False
+        path = "in AKG's kernels" if self.akg else "on the slower composite path"
+        self.backend_reason += "" if self.akg else f"; {reason}"
+        if self.backend_reason not in _warned:
+            _warned.add(self.backend_reason)
+            warnings.warn(f"ms_optim runs {path}: {self.backend_reason}.", stacklevel=6)
         return False
+
+    def _why_not_fused(self, rule, options, device):
+        """Say why no fused kernel runs, or return None."""
+        reason = self._why_not_native(rule, options, device) if self._native else _kernels.why_not(rule.name, device)
+        if reason is None and device == "Ascend":
+            reason = self._why_not_on_ascend(options)
+        return reason
 
     # ---- The step -------------------------------------------------------------------------------------------------
 
@@ -334,6 +366,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, CompositeSte
         rates = self._current_rates(self.global_step)
         if self._splits:
             done = self._split_step(rates, gradients)
+        elif self._on_ascend:
+            done = self._ascend_step(rates, gradients)
         elif self.fused:
             done = self._fused_step(rates, gradients)
         elif self._sharded:

@@ -149,8 +149,13 @@ class CompositeStep:
         states = ()
         for k in range(self._state_count):
             states += (self.states[k * self.param_length + i],)
-        directions, new_states = self.directions(scalars, weight, gradient, self._weight_decay(i, rates), states)
+        gradient = self.entering(gradient)
+        directions, new_states = self._stated(scalars, weight, gradient, self._weight_decay(i, rates), states)
         return weight, directions, new_states
+
+    def _stated(self, *taken):
+        """Return the directions and new states that the rule states."""
+        return self._akg_stated(*taken) if self.akg else self.directions(*taken)
 
     def _norms_of(self, directed):
         """Return the norms of the weight and of the directions that :meth:`_directed` found."""
@@ -164,15 +169,21 @@ class CompositeStep:
         weight, directions, new_states = directed
         learning_rate, weight_decay = rates[self._rate_index[i]], self._weight_decay(i, rates)
         coefficients, ratio = self.coefficients(learning_rate, weight_decay, norms[0], norms[1:])
-        update = coefficients[0] * directions[0]
-        for k in range(1, len(directions)):
-            update = update + coefficients[k] * directions[k]
-
-        self._write_weight(i, ops.where(applied, weight - update, weight))
+        update, new_weight = self._along(coefficients, weight, directions)
+        self._write_weight(i, ops.where(applied, new_weight, weight))
         for k in range(self._state_count):
             state = self.states[k * self.param_length + i]
             write(state, ops.where(applied, new_states[k], state))
         return ops.where(applied, norm(update), self._zero), ops.where(applied, ratio, self._zero)
+
+    def _along(self, coefficients, weight, directions):
+        """Return the update along some directions, and the weight that it leads to."""
+        if self.akg:
+            return self._akg_along(coefficients, weight, directions)
+        update = coefficients[0] * directions[0]
+        for k in range(1, len(directions)):
+            update = update + coefficients[k] * directions[k]
+        return update, weight - update
 
     def _weight(self, i):
         """Return a weight in float32: its master, unless the weight was loaded or set since then."""

@@ -52,8 +52,10 @@ stochastic_rounding (bool): Whether float16 and bfloat16 parameters without mast
     element. Default: ``False`` .
 skip_nonfinite (bool): Whether a step with an infinity or NaN anywhere in its gradients changes nothing, not even
     the step count, and is counted in `skipped_steps`. Default: ``False`` .
-backend (str): "auto" runs the fused kernel where there is one, else MindSpore's own operators; "aot" insists on
-    the kernel; "composite" on MindSpore's operators. Default: ``"auto"`` .
+backend (str): "auto" runs the fused kernel where there is one, else kernels that AKG compiles where they are right,
+    else MindSpore's own operators; "aot" insists on the fused kernel, "akg" on AKG's, "composite" on MindSpore's
+    operators, "native" on the platform's own fused operator, which there is for AdamW on Ascend, see docs/ascend.md.
+    Default: ``"auto"`` .
 """,
     "shard_states": """\
 shard_states (bool): Whether the workers of data parallel training split the states: each keeps those of its share
@@ -75,7 +77,7 @@ KeyError: If a group has an unknown key.
 ValueError: If `learning_rate` or `weight_decay` is less than 0.
 ValueError: If a parameter stands twice, or `order_params` does not hold exactly the parameters of the groups.
 ValueError: If `gradients` does not match the parameters in number and shape.
-RuntimeError: If `backend` is "aot" and there is no kernel; the message says why.
+RuntimeError: If `backend` is "aot" or "akg" and there is no such kernel, or it is wrong; the message says why.
 """,
     "global_step": """\
 - **global_step** (Union[Tensor, int]) - The step, counted from 0: int32 of shape () or (1,).

@@ -127,7 +127,9 @@ class FusedStep:
             n, reads, moves = len(tensors), self._takes_gradients[k], self._takes_weights[k]
             written = (False,) * 5 + (True,) * len(self._counters)
             written += (True,) * n * moves + (False,) * n * reads + (True,) * len(held) * moves
-            kernel = _kernels.operator(rule.name, device, written, [((n, len(_kernels.SUMS)), ms.float64)])
+            shapes = [self._shapes[i] if stages != COMMIT_STAGE else (0,) for i in tensors]
+            sums = ((n, len(_kernels.SUMS)), ms.float64)
+            kernel = _kernels.operator(rule.name, device, written, [sums], shapes, shared)
             own_layout = Tensor(np.ascontiguousarray(layout.asnumpy()[list(tensors)]))
             cells.append(LaunchCell(kernel, _kernels.flags(stages, shared, rule.flags), own_layout))
         self._launches = nn.CellList(cells)
@@ -156,6 +158,7 @@ class FusedStep:
             + _kernels.CENTRALIZES * any(self._centralized)
             + _kernels.BETA_POWERS * bool(self.beta_powers)
             + _kernels.STOCHASTIC_ROUNDING * options.stochastic_rounding
+            + _kernels.CLIPS * (options.grad_clip_norm is not None)
             + rule.shared_flags
         )
 

@@ -8,16 +8,23 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import importlib
+import importlib.util
+import math
 import os
 import pathlib
+from collections.abc import Callable, Sequence
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops.auto_generate import AdamW
 from mindspore.ops.signature import make_sig, sig_rw
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 WHITE_LIST = "MS_CUSTOM_AOT_WHITE_LIST"
+OPP_PATH = "ASCEND_OPP_PATH"  # where CANN's operators are
+CUSTOM_OPP_PATH = "ASCEND_CUSTOM_OPP_PATH"  # where others are, separated by colons
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,28 +42,52 @@ class Kernel:
     remedy: str
 
 
-def _cpu(function: str) -> Kernel:
-    return Kernel(
+LIBRARIES = {
+    "CPU": (
         "libms_optim_cpu.so",
-        function,
         "it is built at installation, which needs a C++17 compiler with OpenMP (Debian: apt install g++): install one, "
         "then install ms_optim again",
-    )
+    ),
+    "GPU": (
+        "libms_optim_cuda.so",
+        "it is built at installation where nvcc of CUDA 11.8 or later is on the PATH: put it there, then install "
+        "ms_optim again",
+    ),
+    "Ascend": (
+        "ascend/vendors/ms_optim/op_api/lib/libcust_opapi.so",
+        "build it, where CANN is, with python -m ms_optim build-ascend --soc-version NAME",
+    ),
+}
+RULES = ("adamw", "adamw_amsgrad", "lamb", "lans", "adam_offload", "dgc_momentum")
 
 
-KERNELS = {
-    ("adamw", "CPU"): _cpu("ms_optim_adamw"),
-    ("adamw_amsgrad", "CPU"): _cpu("ms_optim_adamw_amsgrad"),
-    ("lamb", "CPU"): _cpu("ms_optim_lamb"),
-    ("lans", "CPU"): _cpu("ms_optim_lans"),
-    ("adam_offload", "CPU"): _cpu("ms_optim_adam_offload"),
-    ("dgc_momentum", "CPU"): _cpu("ms_optim_dgc_momentum"),
+# Types of operators. Of several launches a step the first; see ms_optim/_ascend.py.
+ON_ASCEND = {
+    "adamw": "MsOptimAdamw",
+    "adamw_amsgrad": "MsOptimAdamwAmsgrad",
+    "lamb": "MsOptimLambMoments",
+    "lans": "MsOptimLansMoments",
+    "delta": "MsOptimDelta",  # what AdamOffload does there with what its host returns
 }
 
+
+def _kernel(device: str, function: str) -> Kernel:
+    library, remedy = LIBRARIES[device]
+    return Kernel(library, function, remedy)
+
+
+KERNELS = {(rule, device): _kernel(device, f"ms_optim_{rule}") for device in ("CPU", "GPU") for rule in RULES}
+KERNELS |= {(rule, "Ascend"): _kernel("Ascend", function) for rule, function in ON_ASCEND.items()}
 # Copies between tensors and what workers exchange.
-COPIES = {
-    ("pack", "CPU"): _cpu("ms_optim_pack"),
-    ("unpack", "CPU"): _cpu("ms_optim_unpack"),
+COPIES = {(copy, "CPU"): _kernel("CPU", f"ms_optim_{copy}") for copy in ("pack", "unpack")}
+
+# Rules with kernels in AKG's DSL: file in ops/akg, function in it, and how many directions that returns.
+AKG_KERNELS = {
+    "adamw": ("adamw", "adamw", 1),
+    "adamw_amsgrad": ("adamw", "adamw_amsgrad", 1),
+    "lamb": ("adamw", "adamw", 1),
+    "lans": ("lans", "lans", 2),
+    "adam_offload": ("adam_offload", "adam_offload", 1),
 }
 
 # The order in which a launch reads and writes its numbers: see ops/include/step.h.
@@ -65,7 +96,7 @@ STATISTICS = ("gradient_norm", "weight_norm", "update_norm", "trust_ratio", "fin
 GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = 1, 2, 4, 8
 ALL_STAGES = 15
 SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES = 1, 2, 4, 8
-BY_ADDRESS, BETA_POWERS, LOCKS, RETURNED, SHARES = 16, 32, 64, 128, 256
+BY_ADDRESS, BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS = 16, 32, 64, 128, 256, 512
 MAX_STATES = 3
 CODE_BLOCK = 256  # 8-bit codes that share one scale
 LEAST_CODED = 4096  # elements of the smallest tensor whose states are worth codes
@@ -102,6 +133,8 @@ def why_not(rule: str, device: str) -> str | None:
     path = FOLDER / kernel.library
     if not path.exists():
         return f"{path} is missing: {kernel.remedy}"
+    if device == "Ascend":
+        return None if os.environ.get(OPP_PATH) else f"{OPP_PATH} is not set: source CANN's set_env.sh"
     allowed = os.environ.get(WHITE_LIST)
     if allowed is not None and pathlib.Path(allowed).resolve() not in path.parents:
         return f"{WHITE_LIST} admits only libraries in {allowed}: set {WHITE_LIST}={FOLDER}"
@@ -112,17 +145,69 @@ def why_not(rule: str, device: str) -> str | None:
     return None
 
 
+def why_not_akg(rule: str) -> str | None:
+    """Say why there are no AKG kernels of a rule to try, or return None."""
+    if rule not in AKG_KERNELS:
+        return f"ms_optim has no AKG kernel for the rule '{rule}', which is not elementwise"
+    if importlib.util.find_spec("decorator") is None:
+        return "AKG needs the Python package 'decorator', which MindSpore does not bring: pip install decorator"
+    return None
+
+
+def akg_kernels(rule: str) -> tuple[Callable, Callable, int]:
+    """Return the functions in the DSL that find a rule's directions and move along them, and how many there are."""
+    from .akg import move  # not before it is needed: MindSpore looks at the device target when it makes a kernel
+
+    file, name, directions = AKG_KERNELS[rule]
+    module = importlib.import_module(f".akg.{file}", __package__)
+    return getattr(module, name), (move.along_one, move.along_two)[directions - 1], directions
+
+
+def akg_operator(kernel: Callable, rows: int) -> ops.Custom:
+    """Make the operator that AKG compiles from a kernel.
+
+    Args:
+        kernel: A function in the DSL.
+        rows: How many rows it returns, each as long as its last tensor.
+    """
+    return ops.Custom(
+        kernel,
+        out_shape=lambda *shapes: [rows, shapes[-1][0]],
+        out_dtype=lambda *dtypes: dtypes[-1],
+        func_type="hybrid",
+    )
+
+
 @functools.cache
 def library(name: str) -> ctypes.CDLL:
     """Load one of the package's shared libraries, for what is asked of it besides running a step."""
     loaded = ctypes.CDLL(str(FOLDER / name))
-    loaded.ms_optim_instruction_set.restype = ctypes.c_char_p
+    if name == LIBRARIES["CPU"][0]:
+        loaded.ms_optim_instruction_set.restype = ctypes.c_char_p
     return loaded
 
 
+class WithoutWorkspace(nn.Cell):
+    """An operator whose last output is memory that it needed meanwhile."""
+
+    def __init__(self, primitive, outputs):
+        super().__init__(auto_prefix=False)
+        self.primitive, self.alone = primitive, outputs == 1
+
+    def construct(self, *inputs):
+        """Run the operator, and return its other outputs."""
+        outputs = self.primitive(*inputs)
+        return outputs[0] if self.alone else outputs[:-1]
+
+
 def operator(
-    rule: str, device: str, written: tuple[bool, ...], outputs: list[tuple[tuple, ms.dtype.Type]]
-) -> ops.Custom:
+    rule: str,
+    device: str,
+    written: tuple[bool, ...],
+    outputs: list[tuple[tuple, ms.dtype.Type]],
+    shapes: Sequence[tuple[int, ...]] = (),
+    shared: int = 0,
+) -> Callable:
     """Make the operator that runs one launch.
 
     Args:
@@ -130,11 +215,20 @@ def operator(
         device: Device target whose kernel it is; the operator is placed there whatever the rest of a graph runs on.
         written: For each input in order, whether the kernel writes it.
         outputs: Shape and dtype of each output; one at least.
+        shapes: Shapes of the tensors that the launch takes.
+        shared: The launch's shared flags.
 
     Returns:
-        A primitive that takes the inputs and returns the output, or a tuple of them.
+        A primitive or Cell that takes the inputs and returns the output, or a tuple of them.
     """
     kernel = (KERNELS | COPIES)[rule, device]
+    if device == "GPU":
+        needed = workspace_bytes(library(kernel.library), shapes, bool(shared & CENTRALIZES), rule == "dgc_momentum")
+        return WithoutWorkspace(_primitive(kernel, device, written, [*outputs, ((needed,), ms.uint8)]), len(outputs))
+    return _primitive(kernel, device, written, outputs)
+
+
+def _primitive(kernel, device, written, outputs):
     shapes, dtypes = [shape for shape, _ in outputs], [dtype for _, dtype in outputs]
     primitive = ops.Custom(
         f"{FOLDER / kernel.library}:{kernel.function}",
@@ -142,9 +236,38 @@ def operator(
         out_dtype=tuple(dtypes) if len(dtypes) > 1 else dtypes[0],
         func_type="aot",
     )
-    primitive.set_device(device)
     # In PyNative mode, operators of the same inputs and attributes are taken for one, whatever their outputs.
     primitive.add_prim_attr("shapes_out", str(shapes))
+    return _writing(primitive, device, written)
+
+
+def ascend_operator(function: str, written: tuple[bool, ...], shape: Callable[..., tuple]) -> ops.Custom:
+    """Make an operator of ops/ascendc.
+
+    Args:
+        function: The operator's type.
+        written: For each input in order, whether the operator writes it.
+        shape: From the inputs' shapes to that of the output, which is float32.
+
+    Returns:
+        A primitive that takes the inputs and returns the output.
+    """
+    own = str(FOLDER / "ascend" / "vendors" / "ms_optim")
+    others = os.environ.get(CUSTOM_OPP_PATH, "")
+    if own not in others.split(":"):
+        os.environ[CUSTOM_OPP_PATH] = f"{own}:{others}" if others else own
+    primitive = ops.Custom(f"aclnn{function}", out_shape=shape, out_dtype=lambda *dtypes: ms.float32, func_type="aot")
+    return _writing(primitive, "Ascend", written)
+
+
+def platform_adamw() -> ops.Primitive:
+    """Return MindSpore's own AdamW, aclnnApplyAdamWV2 of CANN: Ascend alone has it."""
+    return AdamW()
+
+
+def _writing(primitive: ops.Custom, device: str, written: tuple[bool, ...]) -> ops.Custom:
+    """Place an operator, and tell the framework what it writes."""
+    primitive.set_device(device)
     # Without this a graph drops the operator, whose output nobody needs, and the parameters never change.
     primitive.add_prim_attr("side_effect_mem", True)
     # Without this, reads of a parameter before and after the step may be taken for one.
@@ -152,6 +275,22 @@ def operator(
         tuple(make_sig(f"x{i}", sig_rw.RW_WRITE if w else sig_rw.RW_READ) for i, w in enumerate(written))
     )
     return primitive
+
+
+def workspace_bytes(library: ctypes.CDLL, shapes: Sequence[tuple[int, ...]], centralizes: bool, exchanges: bool) -> int:
+    """Return how many bytes a launch on a GPU needs besides its tensors.
+
+    Args:
+        library: The library of the operator.
+        shapes: Shape of each tensor.
+        centralizes: Whether any gradient is centralized.
+        exchanges: Whether the rule exchanges.
+    """
+    numbers = ctypes.c_int64 * len(shapes)
+    sizes = numbers(*(math.prod(shape) for shape in shapes))
+    rows = numbers(*(shape[0] if len(shape) > 1 else 0 for shape in shapes))
+    library.ms_optim_workspace.restype = ctypes.c_int64
+    return library.ms_optim_workspace(len(shapes), sizes, rows, int(centralizes), int(exchanges))
 
 
 def flags(stages: int, shared: int, rule: int) -> Tensor:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import _kernels
+from ._ascend import OperatorCell, tile_sums, total_of_tiles
 from ._composite import norm, rounded, write
 from ._fused import FusedStep, LaunchCell, picked
 
@@ -112,6 +113,10 @@ class OffloadedStep(FusedStep):
             flags = _kernels.flags(_kernels.ALL_STAGES - _kernels.COMMIT_STAGE, shared, rule.flags)
             cells.append(LaunchCell(kernel, flags, Tensor(np.ascontiguousarray(layout))))
         self._launches = nn.CellList(cells)
+        self._adds_at_once = device == "Ascend" and _kernels.why_not("delta", device) is None
+        if self._adds_at_once:
+            kernel = _kernels.ascend_operator("MsOptimDelta", (True, False), tile_sums(1, place=0))
+            self._add_delta = OperatorCell(kernel, total_of_tiles())
 
     def _fused_step(self, rates, gradients):
         return self._crossing_step(rates, gradients) if self._crosses else self._launch_all(rates, gradients)
@@ -133,7 +138,8 @@ class OffloadedStep(FusedStep):
                 sent = ()
                 for i in group:
                     weight = F.cast(self.parameters[i], mstype.float32)
-                    here += (norm(weight),)
+                    if not self._adds_at_once:
+                        here += (norm(weight),)
                     sent += (self._decayed(i, prepared[i] * clip, weight, rates),)
                 scale = F.cast(1.0, mstype.float64)
             # What is not applied here is skipped there.
@@ -141,10 +147,13 @@ class OffloadedStep(FusedStep):
             held = picked(self.states + self.masters + self.scales, self._launch_held[k])
             tensors = (self.global_step, self.skipped_steps, *sent, *held)
             returned = self._launches[k](ops.concat((scale, self._constants)), all_rates, self._no_sums, tensors)
-            weight_norms += (returned[1][:, 1] if self._with_masters[k] else ops.stack(here),)
             update_norms += (returned[1][:, 2],)
             for j in range(len(group)):
-                self._receive(group[j], returned[2 + j])
+                if self._adds_at_once and not self._with_masters[k]:
+                    here += (self._add_delta(self.parameters[group[j]], returned[2 + j])[0],)
+                else:
+                    self._receive(group[j], returned[2 + j])
+            weight_norms += (returned[1][:, 1] if self._with_masters[k] else ops.stack(here),)
         weight_norms = ops.gather(ops.concat(weight_norms), self._order, 0)
         update_norms = ops.gather(ops.concat(update_norms), self._order, 0)
         ratios = F.cast(applied, mstype.float32) * ops.ones_like(update_norms)

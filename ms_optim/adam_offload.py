@@ -112,10 +112,10 @@ class AdamOffload(OffloadedStep, AdamFamily):
         locks = _kernels.LOCKS * use_locking
         rule = Rule("adam_offload", ("moment1", "moment2"), flags=int(use_nesterov), shared_flags=locks)
         betas = {"beta1": beta1, "beta2": beta2}
+        self.use_locking, self.use_nesterov = use_locking, use_nesterov
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})
         if use_locking and not self.fused:
             raise RuntimeError(f"For '{name}', use_locking=True needs the host's operator: {self.backend_reason}.")
-        self.use_locking, self.use_nesterov = use_locking, use_nesterov
         self._has_kernel, self._target = self.fused, "CPU"
         self._succeeded = Tensor(True)
 
@@ -168,7 +168,12 @@ class AdamOffload(OffloadedStep, AdamFamily):
     def scalars(self, t):
         """Return the factor sqrt(1 - beta2^t) / (1 - beta1^t) of the rate."""
         correction1, root2 = super().scalars(t)
-        return root2 / correction1
+        return (root2 / correction1,)
+
+    def akg_constants(self):
+        """Return what Adam's family does, and the parts of m and of the gradient in what the weight moves along."""
+        of_moment, of_gradient = (self.beta1, self._one_minus_beta1) if self.use_nesterov else (1.0, 0.0)
+        return (*super().akg_constants(), of_moment, of_gradient)
 
     def decayed(self, gradient, weight, weight_decay):
         """Return the gradient that enters the moments."""
@@ -179,4 +184,4 @@ class AdamOffload(OffloadedStep, AdamFamily):
         g = self.decayed(gradient, weight, weight_decay)
         m, v = self.moments(g, states)
         first = self.beta1 * m + self._one_minus_beta1 * g if self.use_nesterov else m
-        return (scalars * (first / (ops.sqrt(v) + self.eps)),), (m, v)
+        return (scalars[0] * (first / (ops.sqrt(v) + self.eps)),), (m, v)

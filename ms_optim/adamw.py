@@ -102,12 +102,16 @@ class AdamW(AdamFamily):
         if amsgrad:
             rule = rule._replace(name="adamw_amsgrad", states=(*rule.states, "adam_vhat"), flags=rule.flags + 1)
         named_betas = {"betas[0]": betas[0], "betas[1]": betas[1]}
-        super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)
         self.amsgrad, self.maximize = amsgrad, maximize
+        super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)
+
+    def entering(self, gradient):
+        """State which way the weights go."""
+        return -gradient if self.maximize else gradient
 
     def directions(self, scalars, weight, gradient, weight_decay, states):
         """State the update: one direction, decay included."""
-        m, v = self.moments(-gradient if self.maximize else gradient, states)
+        m, v = self.moments(gradient, states)
         new_states = (m, v)
         if self.amsgrad:
             v = ops.maximum(states[2], v)

@@ -380,7 +380,7 @@ class CompressedStep(FusedOptimizer):
         for written, written_by_look, flag in forms:
 
             def stage(stages, written, outputs, flag=flag):
-                kernel = _kernels.operator(rule.name, device, tuple(written), outputs)
+                kernel = _kernels.operator(rule.name, device, tuple(written), outputs, self._shapes, shared)
                 return kernel, _kernels.flags(stages, shared + flag, rule.flags)
 
             if workers.count == 1:

@@ -128,10 +128,14 @@ class LANS(AdamFamily):
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared)
         self.weight_norm_bounds, self.clip_gradient = phi, clip_gradient
 
+    def entering(self, gradient):
+        """State the clipping of single elements."""
+        if self.clip_gradient is None:
+            return gradient
+        return ops.clamp(gradient, -self.clip_gradient, self.clip_gradient)
+
     def directions(self, scalars, weight, gradient, weight_decay, states):
         """State the update: the direction c of the moments and s of the gradient, decay included."""
-        if self.clip_gradient is not None:
-            gradient = ops.clamp(gradient, -self.clip_gradient, self.clip_gradient)
         m, v = self.moments(gradient, states)
         decayed = weight_decay * weight
         d = ops.sqrt(v) / scalars[1] + self.eps

@@ -12,16 +12,20 @@ LIBRARY = _kernels.FOLDER / "libms_optim_cpu.so"
 
 def call(function, arrays):
     """Call an operator with inputs and outputs in order, and return its status."""
-    library = _kernels.library(LIBRARY.name)
+    return invoke(_kernels.library(LIBRARY.name), function, arrays, [a.ctypes.data for a in arrays])
+
+
+def invoke(library, function, arrays, addresses, stream=None):
+    """Call an operator of a library on data at some addresses, with shapes and dtypes of arrays."""
     n = len(arrays)
     shapes = [(ctypes.c_int64 * max(1, a.ndim))(*a.shape) for a in arrays]
     return getattr(library, function)(
         n,
-        (ctypes.c_void_p * n)(*[a.ctypes.data for a in arrays]),
+        (ctypes.c_void_p * n)(*addresses),
         (ctypes.c_int * n)(*[a.ndim for a in arrays]),
         (ctypes.POINTER(ctypes.c_int64) * n)(*[ctypes.cast(s, ctypes.POINTER(ctypes.c_int64)) for s in shapes]),
         (ctypes.c_char_p * n)(*[str(a.dtype).encode() for a in arrays]),
-        None,
+        stream,
         None,
     )
 
@@ -81,7 +85,7 @@ class Launch:
             self.sums,
         ]
 
-    def run(self):
+    def run(self, call=call):
         return call(self.function, self.arrays)
 
 
@@ -144,5 +148,5 @@ class CompressedLaunch:
             *([self.wire] if moments and not apply else []),
         ]
 
-    def run(self):
+    def run(self, call=call):
         return call("ms_optim_dgc_momentum", self.arrays)

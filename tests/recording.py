@@ -60,7 +60,7 @@ class Recorded:
     def __post_init__(self):
         self.passed = self.passed or len(self.arrays)
 
-    def run(self):
+    def run(self, call=call):
         arrays = [a.copy() for a in self.arrays]
         for table, place, target, offset in self.pointers:
             arrays[table].reshape(-1)[place] = arrays[target].ctypes.data + offset

@@ -1,4 +1,4 @@
-// Replays launches that tests/recording.py wrote down, through the C interface of the CPU operators, and writes what
+// Replays launches that tests/recording.py wrote down, through the C interface of the operators, and writes what
 // they made of their arrays: on other processors, and under sanitizers, which cannot be had from inside Python.
 //
 //   replay RECORDING RESULTS
@@ -21,7 +21,8 @@ MS_OPTIM_OPERATOR(ms_optim_lamb);
 MS_OPTIM_OPERATOR(ms_optim_lans);
 MS_OPTIM_OPERATOR(ms_optim_adam_offload);
 MS_OPTIM_OPERATOR(ms_optim_dgc_momentum);
-extern "C" const char *ms_optim_instruction_set();
+// Operators for a GPU, run on the host, have none.
+extern "C" __attribute__((weak)) const char *ms_optim_instruction_set() { return "none"; }
 
 namespace {
 

@@ -69,6 +69,7 @@ def _configurations():
     yield Configuration(ms_optim.Lamb, "composite", "pynative", {})
     yield Configuration(ms_optim.LANS, "composite", "graph", ALL)
     yield Configuration(ms_optim.AdamW, "composite", "pynative", ALL)
+    yield Configuration(ms_optim.LANS, "akg", "pynative", ALL)
 
 
 def configurations(processes):

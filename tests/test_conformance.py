@@ -20,7 +20,7 @@ def fewer_shapes(case, scenario, backend, mode):
 
 def steps(backend, mode):
     """Likewise most of the steps; in Graph mode the same operators take them all."""
-    return 12 if backend == "composite" and mode == "pynative" else STEPS
+    return 12 if backend != "aot" and mode == "pynative" else STEPS
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -23,9 +23,16 @@ def test_doctor_reports_paths_and_checks_kernels(tmp_path):
     assert "threads" in report.stdout
     for optimizer in _doctor.optimizers():
         assert optimizer.__name__ in report.stdout
-    if _kernels.why_not("adamw", "CPU") is None:
-        rows = sum(len(_doctor.VARIANTS.get(cls.__name__, [{}])) for cls in _doctor.optimizers())
-        assert report.stdout.count("agrees") == rows
+    rules = [rule for rule, device in _kernels.KERNELS if device == "CPU" and _kernels.why_not(rule, device) is None]
+    rules += [rule for rule in _kernels.AKG_KERNELS if _kernels.why_not_akg(rule) is None]
+    assert report.stdout.count("agrees") == len(rules)
+
+
+def test_doctor_names_the_package_that_akg_lacks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "decorator", None)
+    path, why, _, _ = _doctor.examine(AdamW, {}, "akg")
+    assert path == "no akg"
+    assert "pip install decorator" in why
 
 
 def test_doctor_checks_every_kernel_of_the_cpu():
@@ -43,6 +50,8 @@ def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path):
     assert report.returncode == 0
     assert f"set {_kernels.WHITE_LIST}={_kernels.FOLDER}" in report.stdout
     assert "composite" in report.stdout
+    # AKG's kernels are compiled on this machine and no library; DGC has none.
+    assert report.stderr.count("ms_optim runs in AKG's kernels") == 1
     assert report.stderr.count("ms_optim runs on the slower composite path") == 1
 
 
@@ -62,7 +71,9 @@ def test_doctor_finds_a_wrong_kernel(monkeypatch):
 
 
 WITHOUT_COMPILER = """
-import warnings
+import sys, warnings
+if "hidden" in sys.argv:
+    sys.modules["decorator"] = None
 warnings.simplefilter("always")
 import numpy as np
 from mindspore import Parameter, Tensor
@@ -72,6 +83,7 @@ for _ in range(2):
     optimizer = ms_optim.AdamW([w], 0.1)
     optimizer((Tensor(np.ones(3, np.float32)),))
 assert abs(w.asnumpy()[0] - 0.8) < 1e-5, w.asnumpy()
+print("akg:", optimizer.akg)
 try:
     ms_optim.AdamW([w], backend="aot")
 except RuntimeError as error:
@@ -81,18 +93,22 @@ print(ms_optim.__file__)
 
 
 def test_without_a_compiler_it_installs_and_runs_with_one_warning(tmp_path):
+    """In AKG's kernels, which are in the package, or where these cannot run in MindSpore's operators."""
     source = tmp_path / "source"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".git", "*.so", "build", "*.egg-info", ".venv"))
     target = tmp_path / "target"
     installed = run(
         *("-m", "pip", "install", "--no-build-isolation", "--no-deps", "--target", str(target), str(source)),
-        env={**os.environ, "CC": "/bin/false", "CXX": "/bin/false"},
+        env={**os.environ, "CC": "/bin/false", "CXX": "/bin/false", "PATH": os.path.dirname(sys.executable)},
     )
     assert installed.returncode == 0, installed.stdout + installed.stderr
     assert not list(target.rglob("*.so"))
-    ran = run("-c", WITHOUT_COMPILER, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(target)})
-    assert ran.returncode == 0, ran.stderr
-    assert str(target) in ran.stdout
-    assert ran.stderr.count("ms_optim runs on the slower composite path") == 1
-    assert "a C++17 compiler with OpenMP" in ran.stderr
-    assert "refused: For 'AdamW', backend='aot' has no fused kernel" in ran.stdout
+    for hidden, path in (("hidden", "on the slower composite path"), ("", "in AKG's kernels")):
+        environment = {**os.environ, "PYTHONPATH": str(target)}
+        ran = run("-c", WITHOUT_COMPILER, hidden, cwd=tmp_path, env=environment)
+        assert ran.returncode == 0, ran.stderr
+        assert str(target) in ran.stdout
+        assert ran.stderr.count("ms_optim runs") == ran.stderr.count(f"ms_optim runs {path}") == 1
+        assert f"akg: {not hidden}" in ran.stdout
+        assert "a C++17 compiler with OpenMP" in ran.stderr
+        assert "refused: For 'AdamW', backend='aot' has no fused kernel" in ran.stdout

@@ -6,13 +6,14 @@ import mindspore as ms
 import numpy as np
 import pytest
 from cases import CASES, SCENARIOS, Scenario, grouped, plain
-from harness import Pair, Step, numbers, tensor
+from harness import NUMPY, Pair, Step, numbers, tensor
 from mindspore import Parameter
 from native import Launch
 from test_arguments import refused
 from tolerances import STEPS
 
 from ms_optim import AdamOffload, _kernels
+from ms_optim._fused import LaunchCell
 
 CASE = next(case for case in CASES if case.optimizer is AdamOffload)
 ALSO = {
@@ -167,6 +168,35 @@ def test_report(dtype, held, crossing, monkeypatch):
     assert optimizer.offload_report().device == "GPU"
     refused(ValueError, "'device' must be one of .*'TPU'", lambda: optimizer.offload_report("TPU"))
     refused(TypeError, "'device'", lambda: optimizer.offload_report(0))
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_gradients_go_to_the_host_and_weights_come_back_and_no_more(dtype, monkeypatch):
+    """The tensors that the host's operator really takes and returns, against the report."""
+    calls, construct = [], LaunchCell.construct
+
+    def recorded(self, constants, rates, sums, tensors):
+        returned = construct(self, constants, rates, sums, tensors)
+        calls.append(((constants, rates, sums, *tensors), returned))
+        return returned
+
+    monkeypatch.setattr(LaunchCell, "construct", recorded)
+    optimizer = AdamOffload(params(dtype), weight_decay=0.1, grad_clip_norm=1.0)
+    gradients = tuple(tensor(np.ones(p.shape), dtype) for p in optimizer.parameters)
+    optimizer(gradients)
+    optimizer(gradients)
+    report = optimizer.offload_report("Ascend")
+    on_host = [id(p) for p in (*optimizer.states, *optimizer.masters)]
+    assert len(calls) == 2
+    for taken, returned in calls:
+        crossing = [t for t in taken if id(t) not in on_host]
+        # Constants, rates and counters, whatever the weights' sizes.
+        few = [t for t in crossing if t.shape not in [p.shape for p in optimizer.parameters]]
+        assert sum(t.nbytes for t in crossing) - sum(t.nbytes for t in few) == report.to_host_bytes
+        assert sum(t.nbytes for t in few) < 200
+        assert sum(t.nbytes for t in returned[2:]) == report.to_device_bytes
+        assert [t.shape for t in returned[2:]] == [p.shape for p in optimizer.parameters]
 
 
 def test_the_report_counts_what_the_states_hold():

@@ -17,12 +17,6 @@ constexpr int kBlock = 128 * kGroup;
 static_assert(kTile % kGroup == 0, "a tile holds whole groups");
 int64_t GroupsOf(const Chunk &chunk) { return (chunk.end - chunk.begin + kGroup - 1) / kGroup; }
 
-// A magnitude has 31 bits, a digit of it 11 or 10.
-struct Digit {
-  int shift, bins;
-};
-constexpr Digit kDigits[] = {{20, 1 << 11}, {10, 1 << 10}, {0, 1 << 10}};
-
 // Tensors between whose accumulation and selection threads wait for each other: many, since they may wait long; not
 // all, since the maxima take memory.
 constexpr int64_t kSelectedElements = int64_t{1} << 26;
@@ -59,7 +53,7 @@ struct Search {
     memset(count, 0, sizeof(count));
   }
   MS_OPTIM_FN void Add(int32_t key) {
-    const uint32_t bin = (static_cast<uint32_t>(key) - static_cast<uint32_t>(prefix)) >> digit.shift;
+    const uint32_t bin = BinOf(digit, key, prefix);
     if (bin < static_cast<uint32_t>(digit.bins)) ++count[bin];
   }
   void EndDigit() {
@@ -68,35 +62,6 @@ struct Search {
     prefix |= bin << digit.shift;
   }
 };
-
-template <class T>
-float MasterOf(const Tensor &t, int64_t i) {
-  const T weight = static_cast<const T *>(t.weight)[i];
-  if (t.master != nullptr) {
-    T rounded;
-    Store(t.master[i], &rounded);
-    if (rounded.bits == weight.bits) return t.master[i];
-  }
-  return ToFloat(weight);
-}
-
-template <class T>
-void MoveAs(const Tensor &t, const Plan &plan, int64_t i, float by) {
-  const float weight = MasterOf<T>(t, i) - by;
-  T *stored = static_cast<T *>(t.weight) + i;
-  if (t.master != nullptr) t.master[i] = weight;
-  if (plan.noisy_weight && t.master == nullptr) {
-    StoreWithNoise(weight, NoiseFor(kWeight, plan.noise.At(i)), stored);
-  } else {
-    Store(weight, stored);
-  }
-}
-
-MS_OPTIM_FN void Move(const Tensor &t, const Plan &plan, int64_t i, float by) {
-  if (t.weight_type == DType::kFloat32) static_cast<float *>(t.weight)[i] -= by;
-  if (t.weight_type == DType::kFloat16) MoveAs<float16>(t, plan, i, by);
-  if (t.weight_type == DType::kBFloat16) MoveAs<bfloat16>(t, plan, i, by);
-}
 
 class CompressedEngine : StepEngine {
  public:
@@ -112,7 +77,7 @@ class CompressedEngine : StepEngine {
     if (Has(kGradientStage) && (!moments || (step_.flags & kSkipNonfinite) != 0)) {
       SumGradients(0, step_.count);
       if (!moments) return Commit(true);
-      if (!std::isfinite(TotalGradientSum())) return Skip();
+      if (!IsFinite(TotalGradientSum())) return Skip();
     }
     const int64_t words = LayWire(step_, wire_.get());
     if (moments != apply && step_.wire_words != words) return kWrongSize;
@@ -193,10 +158,7 @@ class CompressedEngine : StepEngine {
 
   void Decide(int i) {
     Plan &plan = plans_[i];
-    const int64_t decay = LayoutOf(i, kDecayIndex);
-    plan.factor = static_cast<float>(step_.constants[kUnscale]);
-    plan.lambda = decay < 0 ? 0.0f : step_.rates[decay];
-    plan.learning_rate = step_.rates[LayoutOf(i, kRateIndex)];
+    DecideRates(step_, i, &plan);
     plan.coefficient[0] = static_cast<float>(plan.learning_rate);
     plan.trust_ratio = 1.0;
   }
@@ -465,27 +427,16 @@ class CompressedEngine : StepEngine {
         sum += MoveByMean(t, plan, i, value);
         return;
       }
-      PutValue(bytes + wire.values, k, value);
-      for (int b = 0; b < wire.place_bytes; ++b) {
-        bytes[wire.places + k * wire.place_bytes + b] = static_cast<uint8_t>(static_cast<uint64_t>(i) >> 8 * b);
-      }
-      ++k;
+      PutValue(rule_, bytes + wire.values, k, value);
+      PutPlace(bytes + wire.places, wire.place_bytes, k++, i);
     });
     chunk.sum[kDirectionSum] = sum;
-  }
-
-  void PutValue(uint8_t *values, int64_t k, float value) const {
-    if (rule_.half_values) {
-      Store(value, reinterpret_cast<float16 *>(values) + k);
-    } else {
-      reinterpret_cast<float *>(values)[k] = value;
-    }
   }
 
   // Plain SGD: r holds velocities, a second momentum would count them twice. Returns the square of the mean.
   double MoveByMean(const Tensor &t, const Plan &plan, int64_t i, float total) const {
     const float mean = rule_.Mean(total);
-    Move(t, plan, i, plan.coefficient[0] * mean);
+    Move(t, plan.noisy_weight ? &plan.noise : nullptr, i, plan.coefficient[0] * mean);
     return static_cast<double>(mean) * static_cast<double>(mean);
   }
 
@@ -496,17 +447,6 @@ class CompressedEngine : StepEngine {
   }
   const float *DenseOf(int64_t worker, int tensor) const {
     return reinterpret_cast<const float *>(Wire(worker) + wire_[tensor].values);
-  }
-
-  float ValueAt(const uint8_t *values, int64_t k) const {
-    return rule_.half_values ? ToFloat(reinterpret_cast<const float16 *>(values)[k])
-                             : reinterpret_cast<const float *>(values)[k];
-  }
-
-  static int64_t PlaceAt(const uint8_t *places, int bytes, int64_t k) {
-    uint64_t place = 0;
-    for (int b = bytes - 1; b >= 0; --b) place = place << 8 | places[k * bytes + b];
-    return static_cast<int64_t>(place);
   }
 
   // Sums what the workers sent in their order, one stretch of indices after the other.
@@ -538,18 +478,11 @@ class CompressedEngine : StepEngine {
     const int64_t sent = Sent(tensor);
     for (int64_t worker = 0; worker < step_.wire_count; ++worker) {
       const uint8_t *values = Wire(worker) + wire.values, *places = Wire(worker) + wire.places;
-      int64_t first = 0;
-      for (int64_t step = sent; step > 0;) {
-        const int64_t half = step / 2;
-        const bool before = PlaceAt(places, wire.place_bytes, first + half) < begin;
-        first = before ? first + half + 1 : first;
-        step = before ? step - half - 1 : half;
-      }
-      for (int64_t k = first; k < sent; ++k) {
+      for (int64_t k = FirstPlace(places, wire.place_bytes, sent, begin); k < sent; ++k) {
         const int64_t i = PlaceAt(places, wire.place_bytes, k);
         // Places ascend; those that do not came from elsewhere than a worker of this step.
         if (i < begin || i >= end) break;
-        body(i, ValueAt(values, k));
+        body(i, ValueAt(rule_, values, k));
       }
     }
   }

@@ -17,7 +17,9 @@
 #include <vector>
 
 #include "lanes.h"
+#include "plan.h"
 #include "step.h"
+#include "weights.h"
 
 namespace ms_optim {
 namespace {
@@ -32,12 +34,8 @@ struct Chunk {
   double sum[kSums];
 };
 
-// What the gradients' norms decide for a tensor, and then what the rule does.
-struct Plan {
-  float factor;  // from the gradient as it came to the gradient that enters the rule
-  float lambda;
-  double learning_rate, trust_ratio;
-  float coefficient[kMaxDirections];
+// What is decided for a tensor, and how it is stored.
+struct Plan : Decision {
   int64_t row;  // elements that centralization averages over; 0: none
   Noise noise;
   bool low_states, coded, halved, noisy_weight;  // states in fewer bits: codes, bfloat16; weights with noise
@@ -81,17 +79,12 @@ void StoreTile(const float *tile, DType type, int64_t begin, int n, void *to) {
   if (type == DType::kBFloat16) StoreAs<bfloat16>(tile, begin, n, to);
 }
 
-// A master counts for as long as it still rounds to the weight: a weight that was loaded or set since then wins.
 template <class T>
 void MasterTile(const Tensor &t, int64_t begin, int n, float *tile) {
   const T *weight = static_cast<const T *>(t.weight) + begin;
   const float *master = t.master + begin;
   MS_OPTIM_IVDEP
-  for (int i = 0; i < n; ++i) {
-    T rounded;
-    Store(master[i], &rounded);
-    tile[i] = rounded.bits == weight[i].bits ? master[i] : ToFloat(weight[i]);
-  }
+  for (int i = 0; i < n; ++i) tile[i] = MasterOf(weight[i], master[i]);
 }
 
 // States of lower precision: codes with a scale for each block, or bfloat16, both rounded stochastically.
@@ -562,7 +555,7 @@ class StepEngine {
  protected:
   bool Has(Stage stage) const { return (step_.stages & stage) != 0; }
   double *SumsOf(int i) const { return step_.sums + int64_t{i} * kSums; }
-  int64_t LayoutOf(int i, Layout column) const { return step_.layout[int64_t{i} * step_.layout_columns + column]; }
+  int64_t LayoutOf(int i, Layout column) const { return ms_optim::LayoutOf(step_, i, column); }
 
   Status Begin(bool reads_sums) {
     if (const Status status = CheckPlaces(reads_sums); status != kOk) return status;
@@ -711,18 +704,7 @@ class StepEngine {
     return total;
   }
 
-  void Report(int i, bool applied) const {
-    const Plan &plan = plans_[i];
-    const double *sums = SumsOf(i), c0 = plan.coefficient[0], c1 = plan.coefficient[1];
-    const double update =
-        c0 * c0 * sums[kDirectionSum] + c1 * c1 * sums[kDirection2Sum] + 2.0 * c0 * c1 * sums[kDirectionsDot];
-    float *statistics = step_.statistics + LayoutOf(i, kRow) * kStatistics;
-    statistics[kGradientNorm] = static_cast<float>(step_.constants[kUnscale] * std::sqrt(sums[kGradientSum]));
-    statistics[kWeightNorm] = static_cast<float>(std::sqrt(sums[kWeightSum]));
-    statistics[kUpdateNorm] = applied ? static_cast<float>(std::sqrt(Max(0.0, update))) : 0.0f;
-    statistics[kTrustRatio] = applied ? static_cast<float>(plan.trust_ratio) : 0.0f;
-    statistics[kFinite] = std::isfinite(sums[kGradientSum]) ? 1.0f : 0.0f;
-  }
+  void Report(int i, bool applied) const { ms_optim::Report(step_, i, plans_[i], SumsOf(i), applied); }
 
   Status Skip() {
     for (int i = 0; i < step_.count; ++i) Report(i, false);
@@ -739,13 +721,7 @@ class StepEngine {
   }
 
   Status Commit(bool applied) {
-    if (!Has(kCommitStage)) return kOk;
-    ++*(applied ? step_.global_step : step_.skipped_steps);
-    for (int k = 0; k < 2; ++k) {
-      float *power = step_.beta_power[k];
-      if (power != nullptr)
-        *power = static_cast<float>(std::pow(step_.constants[kRuleConstants + k], *step_.global_step));
-    }
+    if (Has(kCommitStage)) ms_optim::Commit(step_, applied);
     return kOk;
   }
 
@@ -770,8 +746,8 @@ class Engine : StepEngine {
     if (step_.stages == kGradientStage) return kOk;
     const double total = gradients && !global ? 0.0 : TotalGradientSum();
     // Whoever knows of more gradients than these may pass a scale that is not a number.
-    if ((step_.flags & kSkipNonfinite) != 0 && !std::isfinite(total * step_.constants[kUnscale])) return Skip();
-    clip_ = ClipFactor(total);
+    if ((step_.flags & kSkipNonfinite) != 0 && !IsFinite(total * step_.constants[kUnscale])) return Skip();
+    clip_ = ClipFactor(step_, total);
 
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = Rule::kLayerwise ? LastOfRun(first, kCachedElements) : step_.count;
@@ -802,30 +778,8 @@ class Engine : StepEngine {
     });
   }
 
-  double ClipFactor(double total) const {
-    const double norm = step_.constants[kUnscale] * std::sqrt(total), bound = step_.constants[kClipNorm];
-    return bound > 0.0 && norm > bound ? bound / norm : 1.0;
-  }
-
   // From the sums known so far to the numbers that the next pass uses.
-  void Decide(int i) {
-    Plan &plan = plans_[i];
-    const double *sums = SumsOf(i);
-    const int64_t decay = LayoutOf(i, kDecayIndex);
-    double factor = step_.constants[kUnscale] * clip_;
-    // A norm below the smallest float32 gives a gradient of less than norm 1, but of numbers.
-    if (Rule::kNormalizesGradient) {
-      factor = sums[kGradientSum] == 0.0 ? 0.0 : Min(1.0 / std::sqrt(sums[kGradientSum]), 3e38);
-    }
-    plan.factor = static_cast<float>(factor);
-    plan.lambda = decay < 0 ? 0.0f : step_.rates[decay];
-    plan.learning_rate = step_.rates[LayoutOf(i, kRateIndex)];
-    const double norms[kMaxDirections] = {std::sqrt(sums[kDirectionSum]), std::sqrt(sums[kDirection2Sum])};
-    double coefficient[kMaxDirections] = {};
-    plan.trust_ratio =
-        rule_.Coefficients(plan.learning_rate, plan.lambda, std::sqrt(sums[kWeightSum]), norms, coefficient);
-    for (int k = 0; k < kMaxDirections; ++k) plan.coefficient[k] = static_cast<float>(coefficient[k]);
-  }
+  void Decide(int i) { ms_optim::Decide(rule_, step_, i, SumsOf(i), clip_, &plans_[i]); }
 
   const Rule rule_;
   double clip_ = 1.0;

@@ -8,6 +8,7 @@
 
 #include "copies.h"
 #include "kernels.h"
+#include "operators.h"
 
 namespace ms_optim {
 namespace {
@@ -71,7 +72,7 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
   try {
     Step step{};
     std::vector<Tensor> tensors;
-    const Status status = ParseStep(arguments, interface, &step, &tensors);
+    const Status status = ParseStep(arguments, interface, true, &step, &tensors);
     if (status != kOk) return status;
     const Locks locks(step);
     return (Chosen()->*rule)(step);
@@ -83,20 +84,11 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
 }  // namespace
 }  // namespace ms_optim
 
-#define MS_OPTIM_API extern "C" __attribute__((visibility("default")))
-#define MS_OPTIM_OPERATOR(name) \
-  MS_OPTIM_API int name(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes, void *, void *)
-#define MS_OPTIM_ARGUMENTS ms_optim::ArgumentReader(count, data, ndims, shapes, dtypes)
-
-using ms_optim::Kernels;
-using ms_optim::Launch;
-
-MS_OPTIM_OPERATOR(ms_optim_adamw) { return Launch(MS_OPTIM_ARGUMENTS, {2, 3, false}, &Kernels::adamw); }
-MS_OPTIM_OPERATOR(ms_optim_adamw_amsgrad) { return Launch(MS_OPTIM_ARGUMENTS, {3, 3, false}, &Kernels::adamw_amsgrad); }
-MS_OPTIM_OPERATOR(ms_optim_lamb) { return Launch(MS_OPTIM_ARGUMENTS, {2, 7, false}, &Kernels::lamb); }
-MS_OPTIM_OPERATOR(ms_optim_lans) { return Launch(MS_OPTIM_ARGUMENTS, {2, 6, false}, &Kernels::lans); }
-MS_OPTIM_OPERATOR(ms_optim_adam_offload) { return Launch(MS_OPTIM_ARGUMENTS, {2, 3, false}, &Kernels::adam_offload); }
-MS_OPTIM_OPERATOR(ms_optim_dgc_momentum) { return Launch(MS_OPTIM_ARGUMENTS, {2, 2, true}, &Kernels::dgc_momentum); }
+#define MS_OPTIM_RULE(rule, states, constants, exchanges)                                                  \
+  MS_OPTIM_OPERATOR(ms_optim_##rule) {                                                                     \
+    return ms_optim::Launch(MS_OPTIM_ARGUMENTS, {states, constants, exchanges}, &ms_optim::Kernels::rule); \
+  }
+MS_OPTIM_RULES(MS_OPTIM_RULE)
 
 // From tensors to a wire, and from a wire to tensors.
 MS_OPTIM_OPERATOR(ms_optim_pack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, true); }
@@ -106,7 +98,7 @@ MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()-
 
 // For tests and for the doctor. Null: the best. Returns 0, or 1 where the processor has not got that set.
 MS_OPTIM_API int ms_optim_force_instruction_set(const char *name) {
-  const Kernels *kernels = ms_optim::Find(name);
+  const ms_optim::Kernels *kernels = ms_optim::Find(name);
   if (kernels != nullptr) ms_optim::Chosen() = kernels;
   return kernels == nullptr;
 }

@@ -67,6 +67,17 @@ MS_OPTIM_FN int32_t MagnitudeKey(float x) {
   return bits < kNanKey ? bits : kNanKey;
 }
 
+// A magnitude has 31 bits, a digit of it 11 or 10. The k-th largest is found digit by digit, by counting.
+struct Digit {
+  int shift, bins;
+};
+constexpr Digit kDigits[] = {{20, 1 << 11}, {10, 1 << 10}, {0, 1 << 10}};
+
+// Which of a digit's bins a magnitude is in that has the digits before it, its prefix; none of them where it has not.
+MS_OPTIM_FN uint32_t BinOf(const Digit &digit, int32_t key, int32_t prefix) {
+  return (static_cast<uint32_t>(key) - static_cast<uint32_t>(prefix)) >> digit.shift;
+}
+
 // What a worker sends, byte after byte and in this order: the float32 gradients of uncompressed tensors, tensor after
 // tensor; the values of compressed tensors, float32 or float16; their places, each in the fewest bytes that hold the
 // last place of its tensor, the lowest byte first. Places ascend within a tensor.
@@ -77,14 +88,49 @@ struct WirePlace {
 
 constexpr int64_t kMostElements = int64_t{1} << 31;
 
-inline int PlaceBytes(int64_t size) {
+MS_OPTIM_FN int PlaceBytes(int64_t size) {
   int bytes = 1;
   while (size > int64_t{1} << 8 * bytes) ++bytes;
   return bytes;
 }
 
+MS_OPTIM_FN void PutPlace(uint8_t *places, int bytes, int64_t k, int64_t place) {
+  for (int b = 0; b < bytes; ++b) places[k * bytes + b] = static_cast<uint8_t>(static_cast<uint64_t>(place) >> 8 * b);
+}
+
+MS_OPTIM_FN int64_t PlaceAt(const uint8_t *places, int bytes, int64_t k) {
+  uint64_t place = 0;
+  for (int b = bytes - 1; b >= 0; --b) place = place << 8 | places[k * bytes + b];
+  return static_cast<int64_t>(place);
+}
+
+// The first of some places that is not before another.
+MS_OPTIM_FN int64_t FirstPlace(const uint8_t *places, int bytes, int64_t count, int64_t begin) {
+  int64_t first = 0;
+  while (count > 0) {
+    const int64_t half = count / 2;
+    const bool before = PlaceAt(places, bytes, first + half) < begin;
+    first = before ? first + half + 1 : first;
+    count = before ? count - half - 1 : half;
+  }
+  return first;
+}
+
+MS_OPTIM_FN void PutValue(const DgcMomentum &rule, uint8_t *values, int64_t k, float value) {
+  if (rule.half_values) {
+    Store(value, reinterpret_cast<float16 *>(values) + k);
+  } else {
+    reinterpret_cast<float *>(values)[k] = value;
+  }
+}
+
+MS_OPTIM_FN float ValueAt(const DgcMomentum &rule, const uint8_t *values, int64_t k) {
+  return rule.half_values ? ToFloat(reinterpret_cast<const float16 *>(values)[k])
+                          : reinterpret_cast<const float *>(values)[k];
+}
+
 // Fills in where each tensor is, and returns how many 4-byte words there are.
-inline int64_t LayWire(const Step &step, WirePlace *wire) {
+MS_OPTIM_FN int64_t LayWire(const Step &step, WirePlace *wire) {
   const int64_t value_bytes = (step.rule_flags & DgcMomentum::kHalfValues) != 0 ? 2 : 4;
   const auto sent = [&step](int i) { return int64_t{step.layout[int64_t{i} * step.layout_columns + kSent]}; };
   int64_t bytes = 0;

@@ -66,7 +66,11 @@ enum SharedFlag : unsigned {
   kLocks = 64,       // let no other launch with this flag touch the same weights meanwhile
   kReturned = 128,   // weights are outputs: they live where the kernel cannot reach
   kShares = 256,     // of each tensor only a range is updated, and held in states
+  kClips = 512,      // there is a bound on the gradients' norm
 };
+
+// They have data read before the launch, or memory that is the host's.
+constexpr unsigned kHostOnly = kByAddress | kLocks | kReturned | kShares;
 
 enum Sum { kGradientSum, kWeightSum, kDirectionSum, kDirection2Sum, kDirectionsDot, kSums };
 enum Statistic { kGradientNorm, kWeightNorm, kUpdateNorm, kTrustRatio, kFinite, kStatistics };
@@ -101,6 +105,7 @@ enum Status {
   kWrongSize = 3,
   kWrongFlags = 4,
   kNoMemory = 5,
+  kNoLaunch = 6,  // the device took a kernel not
 };
 
 struct Tensor {
@@ -157,7 +162,7 @@ inline int64_t SizeOf(DType type) {
   return type == DType::kFloat32 ? 4 : type == DType::kFloat16 || type == DType::kBFloat16 ? 2 : 1;
 }
 
-inline bool IsFloat(DType type) {
+MS_OPTIM_FN bool IsFloat(DType type) {
   return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
 }
 
@@ -182,12 +187,14 @@ class ArgumentReader {
   int Rank(int i) const { return ndims_[i]; }
   int64_t Dimension(int i, int k) const { return k < ndims_[i] ? shapes_[i][k] : 1; }
   DType Type(int i) const { return ParseDType(dtypes_[i]); }
+  bool Is(int i, const char *dtype) const { return strcmp(dtypes_[i], dtype) == 0; }
+  void *Data(int i) const { return data_[i]; }
 
   template <class T>
   T *Take(const char *dtype, int64_t size) {
     const int i = Next();
     if (i < 0) return nullptr;
-    if (strcmp(dtypes_[i], dtype) != 0) return Fail<T>(kWrongDType);
+    if (!Is(i, dtype)) return Fail<T>(kWrongDType);
     if (size >= 0 && Size(i) != size) return Fail<T>(kWrongSize);
     return static_cast<T *>(data_[i]);
   }
@@ -334,33 +341,35 @@ inline void TakeReturned(ArgumentReader *in, Step *step, std::vector<Tensor> *te
   }
 }
 
-inline const char *WireType(const Step &step, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    if (step.layout[i * step.layout_columns + kSent] > 0) return "int32";
-  }
-  return "float32";
+// Whether it fits the layout is seen where that can be read: on the host.
+inline const char *WireType(const ArgumentReader &in, const Step &step, int64_t n, bool on_host) {
+  bool compressed = !on_host && in.ok() && in.next() < in.count() && in.Is(in.next(), "int32");
+  for (int64_t i = 0; i < n && on_host; ++i) compressed |= step.layout[i * step.layout_columns + kSent] > 0;
+  return compressed ? "int32" : "float32";
 }
 
-inline void TakeWires(ArgumentReader *in, int64_t n, Step *step) {
+inline void TakeWires(ArgumentReader *in, int64_t n, bool on_host, Step *step) {
   step->skipping = in->Take<float>("float32", 1);
   const int wires = in->next();
   const bool read = (step->stages & (kMomentsStage | kApplyStage)) == kApplyStage;
-  step->wires = in->Take<void>(in->ok() && read ? WireType(*step, n) : "float32", -1);
+  step->wires = in->Take<void>(in->ok() && read ? WireType(*in, *step, n, on_host) : "float32", -1);
   if (!in->ok()) return;
   step->wire_count = in->Dimension(wires, 0);
   step->wire_words = in->Dimension(wires, 1);
 }
 
-inline void TakeOwnWire(ArgumentReader *in, int64_t n, Step *step) {
+inline void TakeOwnWire(ArgumentReader *in, int64_t n, bool on_host, Step *step) {
   if (!in->ok() || (step->stages & (kMomentsStage | kApplyStage)) != kMomentsStage) return;
   const int wire = in->next();
-  step->wire = in->Take<void>(WireType(*step, n), -1);
+  step->wire = in->Take<void>(WireType(*in, *step, n, on_host), -1);
   if (!in->ok()) return;
   step->wire_count = 1;
   step->wire_words = in->Size(wire);
 }
 
-inline Status ParseStep(ArgumentReader in, const Interface &rule, Step *step, std::vector<Tensor> *tensors) {
+// On a device, data cannot be read here, only shapes and dtypes.
+inline Status ParseStep(ArgumentReader in, const Interface &rule, bool on_host, Step *step,
+                        std::vector<Tensor> *tensors) {
   step->layout_columns = kLayoutColumns + (rule.exchanges ? 1 : 0);
   const int flags = in.next();
   in.Take<void>("int8", -1);
@@ -374,13 +383,14 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, Step *step, st
   const bool commits_returned = (step->flags & kReturned) != 0 && (step->stages & kCommitStage) != 0;
   in.Require(step->stages != 0 && step->stages < 16 && !commits_returned && in.Size(layout) == n * step->layout_columns,
              kWrongFlags);
+  in.Require(on_host || (step->flags & kHostOnly) == 0, kWrongFlags);
 
   step->constants = in.Take<double>("float64", kRuleConstants + rule.rule_constants);
   const int rates = in.next();
   step->rates = in.Take<float>("float32", -1);
   const int sums = in.next();
   step->sums_in = in.Take<double>("float64", -1);
-  if (rule.exchanges) TakeWires(&in, n, step);
+  if (rule.exchanges) TakeWires(&in, n, on_host, step);
   if (!in.ok()) return in.Finish();
   step->rate_count = in.Size(rates);
   step->sums_rows = in.Size(sums) / kSums;
@@ -410,7 +420,7 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, Step *step, st
   step->tensors = tensors->data();
   step->count = static_cast<int>(n);
   step->sums = in.Take<double>("float64", n * kSums);
-  if (rule.exchanges) TakeOwnWire(&in, n, step);
+  if (rule.exchanges) TakeOwnWire(&in, n, on_host, step);
   if (in.ok() && (step->flags & kReturned) != 0) TakeReturned(&in, step, tensors);
   return in.Finish();
 }

@@ -1,0 +1,251 @@
+"""Times one optimizer step on a GPU, on the tensors of GPT-2 small, beside torch's fused AdamW.
+
+The operators are called through their C interface on PyTorch's buffers: MindSpore is not in the way, and need not have
+been built for GPUs. Each row is compared with float64 arithmetic first. The bandwidth is that of a copy, measured in
+turns with the rows; a row's bytes are what it has to read and write.
+
+    python benchmarks/step_gpu.py
+    python benchmarks/step_gpu.py --rows adamw lamb --turns 20
+
+It needs a GPU, PyTorch (pip install "ms_optim[bench]"), and a package that was installed where nvcc is.
+"""
+
+# PyTorch is measured where it is installed.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+import argparse
+import ctypes
+import statistics
+import sys
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from step_cpu import BETA1, BETA2, DECAY, EPS, RATE, TENSORS
+
+from ms_optim import _kernels
+
+INF = float("inf")
+# Rule, constants after the shared ones, flags; dtypes of weight, gradient and states; the bytes of an element.
+ADAMW, LAMB, LANS = ("adamw", (), 4), ("lamb", (0.0, INF, 0.0, INF), 1), ("lans", (INF, 0.0, INF), 0)
+ROWS = {
+    "adamw": (ADAMW, "float32", "float32", "float32", {}, 28),
+    "adamw clip": (ADAMW, "float32", "float32", "float32", {"clip": 1.0}, 32),
+    "adamw bfloat16, masters": (ADAMW, "bfloat16", "bfloat16", "float32", {}, 30),
+    "adamw 8bit": (ADAMW, "float32", "float32", "8bit", {}, 16),
+    "adamw bfloat16 states": (ADAMW, "float32", "float32", "bfloat16", {}, 20),
+    # A second pass waits for the norms of the first.
+    "lamb": (LAMB, "float32", "float32", "float32", {}, 40),
+    "lans": (LANS, "float32", "float32", "float32", {}, 48),
+}
+CHECKED = [1, 2, 6, 11]
+STEPS = 2
+ALLOWED = 1e-3  # of the largest move, as in step_cpu.py
+NOISE_ALLOWED = {"adamw 8bit": 0.05, "adamw bfloat16 states": 0.005}
+
+
+class Row:
+    """One of our operators and its buffers on the GPU."""
+
+    def __init__(self, torch, name):
+        (rule, constants, rule_flags), weight, gradient, states, options, self.element_bytes = ROWS[name]
+        self.torch, self.function = torch, f"ms_optim_{rule}"
+        self.library = _kernels.library(_kernels.LIBRARIES["GPU"][0])
+        shapes = TENSORS["gpt2-small"][0]
+        n = len(shapes)
+        generator = torch.Generator(device="cuda").manual_seed(0)
+
+        def normal(scale, dtype):
+            made = [torch.randn(s, generator=generator, device="cuda") * scale for s in shapes]
+            return [x.to(getattr(torch, dtype)) for x in made]
+
+        self.weights, self.gradients = normal(0.1, weight), normal(1.0, gradient)
+        self.masters = [w.float() for w in self.weights] if weight != "float32" else []
+        self.states, self.scales = self._states(shapes, states)
+        clip = options.get("clip", 0.0)
+        shared = _kernels.MASTERS * bool(self.masters) | _kernels.CLIPS * (clip > 0)
+        numbers = [1.0, clip, 0.0, BETA1, BETA2, EPS, *constants]
+        layout = [[0, 1, 0, i] for i in range(n)]
+        flags = torch.zeros((1 + _kernels.ALL_STAGES, 1 + shared, 1 + rule_flags), dtype=torch.int8, device="cuda")
+        zeros = [
+            torch.zeros(1, dtype=torch.int32, device="cuda"),
+            torch.zeros(1, dtype=torch.int32, device="cuda"),
+            torch.zeros((n, len(_kernels.STATISTICS)), device="cuda"),
+        ]
+        room = _kernels.workspace_bytes(self.library, [tuple(s) for s in shapes], False, False)
+        arguments = [
+            flags,
+            torch.tensor(layout, dtype=torch.int32, device="cuda"),
+            torch.tensor(numbers, dtype=torch.float64, device="cuda"),
+            torch.tensor([RATE, DECAY], device="cuda"),
+            torch.zeros((1, len(_kernels.SUMS)), dtype=torch.float64, device="cuda"),
+            *zeros,
+            *self.weights,
+            *self.gradients,
+            *self.states,
+            *self.masters,
+            *self.scales,
+            torch.zeros((n, len(_kernels.SUMS)), dtype=torch.float64, device="cuda"),
+            torch.zeros(room, dtype=torch.uint8, device="cuda"),
+        ]
+        self.kept = arguments
+        self.call = self._prepared(arguments)
+        self.bytes = self.element_bytes * sum(w.numel() for w in self.weights)
+
+    def _states(self, shapes, kind):
+        torch = self.torch
+        if kind != "8bit":
+            dtype = getattr(torch, kind)
+            return [torch.zeros(s, dtype=dtype, device="cuda") for _ in range(2) for s in shapes], []
+        sizes = [int(np.prod(s)) for s in shapes]
+        states, scales = [], []
+        for dtype in (torch.int8, torch.uint8):
+            for shape, size in zip(shapes, sizes):
+                coded = size >= _kernels.LEAST_CODED
+                states.append(torch.zeros(shape, dtype=dtype if coded else torch.float32, device="cuda"))
+                if coded:
+                    scales.append(torch.zeros(-(-size // _kernels.CODE_BLOCK), device="cuda"))
+        return states, scales
+
+    def _prepared(self, arguments):
+        """Return a call with all that does not change from step to step."""
+        n = len(arguments)
+        shapes = [(ctypes.c_int64 * max(1, a.dim()))(*a.shape) for a in arguments]
+        names = [str(a.dtype).removeprefix("torch.").encode() for a in arguments]
+        taken = (
+            n,
+            (ctypes.c_void_p * n)(*[a.data_ptr() for a in arguments]),
+            (ctypes.c_int * n)(*[a.dim() for a in arguments]),
+            (ctypes.POINTER(ctypes.c_int64) * n)(*[ctypes.cast(s, ctypes.POINTER(ctypes.c_int64)) for s in shapes]),
+            (ctypes.c_char_p * n)(*names),
+        )
+        stream = ctypes.c_void_p(self.torch.cuda.current_stream().cuda_stream)
+        operator = getattr(self.library, self.function)
+        return lambda: operator(*taken, stream, None)
+
+    def step(self):
+        """Run one step."""
+        status = self.call()
+        if status != 0:
+            sys.exit(f"{self.function} returned {status}")
+
+    def held(self, i):
+        """Return a weight as float64."""
+        tensor = self.masters[i] if self.masters else self.weights[i]
+        return tensor.double().cpu().numpy()
+
+
+class TorchRow:
+    """torch.optim.AdamW(fused=True)."""
+
+    element_bytes = 28
+
+    def __init__(self, torch):
+        ours = Row(torch, "adamw")
+        self.weights = [torch.nn.Parameter(w.clone()) for w in ours.weights]
+        self.gradients = ours.gradients
+        for w, g in zip(self.weights, self.gradients):
+            w.grad = g
+        self.optimizer = torch.optim.AdamW(self.weights, RATE, (BETA1, BETA2), EPS, DECAY, fused=True)
+        self.bytes = ours.bytes
+        self.step = self.optimizer.step
+
+    def held(self, i):
+        """Return a weight as float64."""
+        return self.weights[i].detach().double().cpu().numpy()
+
+
+def expected(rule, weight, gradient, factor):
+    """Return a weight after some steps in float64."""
+    w, m, v = weight.copy(), 0.0, 0.0
+    g = gradient * factor
+    if rule == "lans":
+        g = g / np.sqrt(np.sum(g * g))
+    for t in range(1, STEPS + 1):
+        m, v = BETA1 * m + (1 - BETA1) * g, BETA2 * v + (1 - BETA2) * g * g
+        root = np.sqrt(v / (1 - BETA2**t)) + EPS
+        c = m / (1 - BETA1**t) / root + DECAY * w
+        if rule == "adamw":
+            w = w - RATE * c
+            continue
+        norm = np.sqrt(np.sum(w * w))
+        step = norm / np.sqrt(np.sum(c * c)) * c
+        if rule == "lans":
+            s = g / root + DECAY * w
+            step = BETA1 * step + (1 - BETA1) * norm / np.sqrt(np.sum(s * s)) * s
+        w = w - RATE * step
+    return w
+
+
+def check(name, row):
+    """Compare two steps of some tensors with float64; exit where they differ."""
+    rule = ROWS[name][0][0] if name in ROWS else "adamw"
+    before = {i: row.held(i) for i in CHECKED}
+    gradients = {i: row.gradients[i].double().cpu().numpy() for i in CHECKED}
+    clip = ROWS[name][4].get("clip") if name in ROWS else None
+    factor = 1.0
+    if clip:
+        total = sum(float((g.double() ** 2).sum()) for g in row.gradients) ** 0.5
+        factor = min(1.0, clip / total)
+    for _ in range(STEPS):
+        row.step()
+    for i in CHECKED:
+        wanted = expected(rule, before[i], gradients[i], factor)
+        moved = np.max(np.abs(wanted - before[i]))
+        error = row.held(i) - wanted
+        off = np.sqrt(np.mean(error**2)) if name in NOISE_ALLOWED else np.max(np.abs(error))
+        if not off <= NOISE_ALLOWED.get(name, ALLOWED) * moved:
+            sys.exit(f"{name}: tensor {i} is off by {off / moved:.1e} of its move")
+
+
+def milliseconds(torch, work, repeats=20):
+    """Return how long a piece of work takes on the GPU."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    work()
+    begin.record()
+    for _ in range(repeats):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / repeats
+
+
+def main():
+    """Check, time and print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", help="only those whose name starts so")
+    parser.add_argument("--turns", type=int, default=10)
+    arguments = parser.parse_args()
+    try:
+        import torch
+    except ImportError:
+        sys.exit("PyTorch is not installed: pip install 'ms_optim[bench]'")
+    reason = _kernels.why_not("adamw", "GPU")
+    if reason is not None or not torch.cuda.is_available():
+        sys.exit(f"Nothing to time: {reason or 'PyTorch finds no GPU'}")
+
+    source = torch.empty(2**28, device="cuda")
+    target = torch.empty_like(source)
+    copied = 2 * source.numel() * source.element_size()
+    first = Row(torch, "adamw")
+    table = Table("Row", "ms a step", "Of adamw", "GB moved", "Of a copy's bandwidth")
+    chosen = [name for name in (*ROWS, "torch fused AdamW") if name.startswith(tuple(arguments.rows or ("",)))]
+    for name in track(chosen, description="Rows"):
+        row = Row(torch, name) if name in ROWS else TorchRow(torch)
+        check(name, row)
+        works = (row.step, first.step, lambda: target.copy_(source))
+        turns = [[milliseconds(torch, work) for work in works] for _ in range(arguments.turns)]
+        took = statistics.median(t for t, _, _ in turns)
+        ratio = statistics.median(t / a for t, a, _ in turns)
+        share = statistics.median(row.bytes / t * c / copied for t, _, c in turns)
+        table.add_row(name, f"{took:.3f}", f"{ratio:.2f}", f"{row.bytes / 1e9:.2f}", f"{share:.0%}")
+        del row
+        torch.cuda.empty_cache()
+    console = Console(width=max(100, Console().width))
+    console.print(f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, PyTorch {torch.__version__}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

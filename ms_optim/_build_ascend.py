@@ -1,0 +1,86 @@
+"""Builds the operators for Ascend with the builder that MindSpore ships, and puts them where the package looks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import mindspore
+
+from . import _kernels
+
+BUILDER = pathlib.Path(mindspore.__path__[0]) / "lib" / "plugin" / "ascend" / "custom_compiler"
+CANN_VARIABLE, CANN_DEFAULT = "ASCEND_HOME_PATH", "/usr/local/Ascend/cann"
+# What the builder calls processors that copy any number of bytes between global memory and a core.
+PROCESSORS = ("ascend910b", "ascend910_93")
+
+
+def sources() -> pathlib.Path:
+    """Return the folder of the operators' sources: in the package, or beside it in a clone."""
+    inside = _kernels.FOLDER / "ops" / "ascendc"
+    return inside if inside.is_dir() else _kernels.FOLDER.parent / "ops" / "ascendc"
+
+
+def processor(name: str) -> str | None:
+    """Return what the builder calls a processor, such as "Ascend910B1"; None if the operators do not run there."""
+    return next((known for known in PROCESSORS if re.match(known, name.lower())), None)
+
+
+def what_is_missing(soc_version: str, cann: str | None) -> str | None:
+    """Say in words what a build lacks, or return None.
+
+    Args:
+        soc_version: Name of the processor.
+        cann: Folder of CANN, None for where the environment says that it is.
+    """
+    if processor(soc_version) is None:
+        return (
+            f"--soc-version must be one of the processors {' and '.join(PROCESSORS)}, such as Ascend910B1, but got "
+            f"{soc_version!r}"
+        )
+    if not (sources() / "op_host").is_dir():
+        return f"{sources()} has no sources of operators: install ms_optim again"
+    if not (BUILDER / "setup.py").exists():
+        return f"MindSpore {mindspore.__version__} ships no builder in {BUILDER}: install the MindSpore for Ascend"
+    folder = cann or os.environ.get(CANN_VARIABLE, CANN_DEFAULT)
+    if not pathlib.Path(folder).is_dir():
+        return f"CANN is not in {folder}: install its toolkit and source its set_env.sh, or name its folder with --cann"
+    if shutil.which("cmake") is None:
+        return "cmake is not installed (Debian: apt install cmake)"
+    return None
+
+
+def main(soc_version: str, cann: str | None = None) -> int:
+    """Build the operators; return 0, or print what is missing or went wrong and return 1."""
+    missing = what_is_missing(soc_version, cann)
+    if missing:
+        print(f"The operators for Ascend cannot be built: {missing}.")
+        return 1
+    target = _kernels.FOLDER / "ascend"
+    library = pathlib.Path(_kernels.KERNELS["adamw", "Ascend"].library).relative_to("ascend")
+    with tempfile.TemporaryDirectory(prefix="ms_optim_") as work:
+        # The builder works in its own folder, and takes paths of plain characters alone.
+        builder = shutil.copytree(BUILDER, pathlib.Path(work, "builder"))
+        own = shutil.copytree(sources(), pathlib.Path(work, "sources"))
+        made = pathlib.Path(work, "made")
+        made.mkdir()
+        command = [sys.executable, "setup.py", "-o", own / "op_host", "-k", own / "op_kernel"]
+        command += ["--soc_version", processor(soc_version), "--vendor_name", "ms_optim", "--install_path", made]
+        command += ["--ascend_cann_package_path", cann] if cann else []
+        done = subprocess.run(list(map(str, command)), cwd=builder)
+        if done.returncode != 0 or not (made / library).exists():
+            for log in builder.glob("*.log"):
+                print(log.read_text(errors="replace")[-8000:])
+            print(
+                f"The operators for Ascend were not built: the builder, which ended with {done.returncode}, left none."
+            )
+            return 1
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.move(made, target)
+    print(f"The operators for Ascend are in {target}; see python -m ms_optim doctor.")
+    return 0

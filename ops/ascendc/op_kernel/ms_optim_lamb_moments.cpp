@@ -1,0 +1,11 @@
+// LAMB, first phase: moments, and the sums of squares of the weight and of u.
+#include "adam.h"
+
+extern "C" __global__ __aicore__ void ms_optim_lamb_moments(GM_ADDR weight, GM_ADDR master, GM_ADDR m, GM_ADDR v,
+                                                            GM_ADDR gradient, GM_ADDR constants, GM_ADDR scalars,
+                                                            GM_ADDR sums, GM_ADDR workspace, GM_ADDR tiling) {
+  REGISTER_TILING_DEFAULT(ms_optim::Tiling);
+  GET_TILING_DATA(launch, tiling);
+  ms_optim::AdamKernel<ms_optim::Lamb, ms_optim::kMomentsPhase, DTYPE_WEIGHT, DTYPE_MASTER, DTYPE_GRADIENT> kernel;
+  kernel.Run({weight, master, m, v, nullptr, gradient, constants, scalars, sums}, launch.size);
+}

@@ -1,0 +1,95 @@
+// What the threads of a warp or of a block find out together, in an order that is always the same.
+#pragma once
+
+#include "workspace.h"
+
+// Before a loop over what a thread has: its arrays are to be registers.
+#if defined(__CUDACC__)
+#define MS_OPTIM_UNROLL _Pragma("unroll")
+#else
+#define MS_OPTIM_UNROLL
+#endif
+
+namespace ms_optim {
+namespace {
+
+__device__ inline int WarpOfThread() { return static_cast<int>(threadIdx.x) / kWarp; }
+__device__ inline int LaneOfThread() { return static_cast<int>(threadIdx.x) % kWarp; }
+
+template <class T>
+__device__ T SumOfWarp(T x) {
+  for (int lane = kWarp / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+  return x;
+}
+
+__device__ inline uint32_t LargestOfWarp(uint32_t x) {
+  for (int lane = kWarp / 2; lane > 0; lane /= 2) x = Max(x, __shfl_xor_sync(0xffffffffu, x, lane));
+  return x;
+}
+
+// The sum over a block, in all its threads.
+template <class T>
+__device__ T SumOfBlock(T x) {
+  __shared__ T of_warp[kWarps];
+  x = SumOfWarp(x);
+  if (LaneOfThread() == 0) of_warp[WarpOfThread()] = x;
+  __syncthreads();
+  T total = of_warp[0];
+  for (int i = 1; i < kWarps; ++i) total += of_warp[i];
+  __syncthreads();
+  return total;
+}
+
+// How much the threads before this one have; the whole in total.
+template <class T>
+__device__ T SumBefore(T x, T *total) {
+  __shared__ T of_warp[kWarps];
+  T up_to = x;
+  for (int by = 1; by < kWarp; by *= 2) {
+    const T other = __shfl_up_sync(0xffffffffu, up_to, by);
+    if (LaneOfThread() >= by) up_to += other;
+  }
+  if (LaneOfThread() == kWarp - 1) of_warp[WarpOfThread()] = up_to;
+  __syncthreads();
+  T before = 0;
+  *total = 0;
+  for (int i = 0; i < kWarps; ++i) {
+    if (i < WarpOfThread()) before += of_warp[i];
+    *total += of_warp[i];
+  }
+  __syncthreads();
+  return before + up_to - x;
+}
+
+// Which of n tensors a chunk or a row belongs to, from the first of each.
+__device__ inline int OwnerOf(const int64_t *first, int n, int64_t place) {
+  int low = 0, high = n;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (first[middle] <= place ? low : high) = middle;
+  }
+  return low;
+}
+
+// The part of a tensor that a block works on.
+struct Chunk {
+  int tensor;
+  int64_t begin, end;
+
+  __device__ Chunk(const Step &step, const Workspace &work)
+      : tensor(OwnerOf(work.first_chunk, step.count, blockIdx.x)),
+        begin((static_cast<int64_t>(blockIdx.x) - work.first_chunk[tensor]) * kChunk),
+        end(Min(begin + kChunk, step.tensors[tensor].size)) {}
+};
+
+// Stores the sums that the threads of a block have.
+__device__ inline void StorePartial(const Workspace &work, const double (&sum)[kSums]) {
+  MS_OPTIM_UNROLL
+  for (int s = 0; s < kSums; ++s) {
+    const double total = SumOfBlock(sum[s]);
+    if (threadIdx.x == 0) work.partial[static_cast<int64_t>(blockIdx.x) * kSums + s] = total;
+  }
+}
+
+}  // namespace
+}  // namespace ms_optim

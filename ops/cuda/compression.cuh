@@ -1,0 +1,376 @@
+// DGCMomentum on a GPU: local accumulation, exact selection of the largest, and what is done with what was sent; the
+// same elements, bit for bit, that the CPU selects.
+#pragma once
+
+#include "engine.cuh"
+
+namespace ms_optim {
+namespace {
+
+// How many elements of a tensor are sent, the k of the paper; 0: the tensor is not compressed.
+__device__ inline int64_t SentOf(const Step &step, int i) { return LayoutOf(step, i, kSent); }
+
+__device__ inline float *U(const Tensor &t) { return static_cast<float *>(t.state[0]); }
+__device__ inline float *R(const Tensor &t) { return static_cast<float *>(t.state[1]); }
+
+// One block: whether the step is applied, and where each tensor is in the wires.
+__global__ void __launch_bounds__(kThreads) LookCompressed(const Step step, const Workspace work, bool global) {
+  const double total = global ? TotalGradientSum(step) : 0.0;
+  if (threadIdx.x != 0) return;
+  work.survey->applied = IsFinite(total) && step.skipping[0] == 0.0f;
+  new (work.survey->rule) DgcMomentum(step.constants + kRuleConstants, step.rule_flags);
+  LayWire(step, work.wire);
+}
+
+__global__ void __launch_bounds__(kThreads) DecideCompressed(const Step step, const Workspace work) {
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= step.count) return;
+  Plan &plan = work.plans[i];
+  DecideRates(step, i, &plan);
+  plan.coefficient[0] = static_cast<float>(plan.learning_rate);
+  plan.coefficient[1] = 0.0f;
+  plan.trust_ratio = 1.0;
+  work.searches[i].remaining = SentOf(step, i);
+  work.searches[i].clip = 1.0f;
+}
+
+// ---- The local gradient, and what becomes of it -----------------------------------------------------------------
+
+struct Local {
+  float w[kEach], g[kEach];  // g: as it came, but centralized
+
+  __device__ Local(const Step &step, const Workspace &work, const Chunk &chunk, const Tile &tile) {
+    const Tensor &t = step.tensors[chunk.tensor];
+    LoadWeight(t, tile, w);
+    LoadGradient(t, work.plans[chunk.tensor], work, chunk.tensor, tile, g);
+  }
+  __device__ float Gradient(const DgcMomentum &rule, const Plan &plan, float clip, int e) const {
+    return clip * rule.Gradient(w[e], plan.factor * g[e], plan.lambda);
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) SumLocal(const Step step, const Workspace work) {
+  if (!work.survey->applied) return;
+  const Chunk chunk(step, work);
+  if (SentOf(step, chunk.tensor) == 0) return;
+  const DgcMomentum rule = RuleOf<DgcMomentum>(work);
+  const Plan plan = work.plans[chunk.tensor];
+  double sum[kSums] = {};
+  ForTiles(chunk, step.tensors[chunk.tensor], [&](const Tile &tile) {
+    const Local local(step, work, chunk, tile);
+    MS_OPTIM_UNROLL
+    for (int e = 0; e < kEach; ++e) {
+      if (tile.Has(e)) AddSquare(&sum[kGradientSum], local.Gradient(rule, plan, 1.0f, e));
+    }
+  });
+  StorePartial(work, sum);
+}
+
+__global__ void __launch_bounds__(kThreads) ClipLocally(const Step step, const Workspace work) {
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= step.count || !work.survey->applied || SentOf(step, i) == 0) return;
+  const double norm = sqrt(step.sums[int64_t{i} * kSums + kGradientSum]);
+  work.searches[i].clip = RuleOf<DgcMomentum>(work).Clip(norm, step.constants[kClipNorm]);
+}
+
+// Momentum SGD with the mean gradient; g becomes what the weights move along.
+__device__ inline void Momentum(const DgcMomentum &rule, const Step &step, const Tensor &t, const Plan &plan,
+                                const Tile &tile, float (&w)[kEach], float (&g)[kEach], double *sum) {
+  float u[kEach];
+  Load<float>(U(t), tile, u);
+  MS_OPTIM_UNROLL
+  for (int e = 0; e < kEach; ++e) {
+    u[e] = rule.Velocity(g[e], u[e]);
+    g[e] = rule.Direction(g[e], u[e]);
+    w[e] -= plan.coefficient[0] * g[e];
+    if (tile.Has(e)) AddSquare(sum, g[e]);
+  }
+  StoreFloats(U(t), tile, u);
+  StoreWeight(t, tile, w, (step.flags & kStochasticRounding) != 0 ? &plan.noise : nullptr);
+}
+
+__global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Workspace work) {
+  if (!work.survey->applied) return;
+  const Chunk chunk(step, work);
+  const Tensor &t = step.tensors[chunk.tensor];
+  const Plan plan = work.plans[chunk.tensor];
+  const DgcMomentum rule = RuleOf<DgcMomentum>(work);
+  const bool compressed = SentOf(step, chunk.tensor) > 0, apply = (step.stages & kApplyStage) != 0;
+  const float clip = compressed ? work.searches[chunk.tensor].clip : 1.0f;
+  double sum[kSums] = {};
+  ForTiles(chunk, t, [&](const Tile &tile) {
+    Local local(step, work, chunk, tile);
+    MS_OPTIM_UNROLL
+    for (int e = 0; e < kEach; ++e) {
+      if (!tile.Has(e)) continue;
+      AddSquare(&sum[kGradientSum], local.g[e]);
+      AddSquare(&sum[kWeightSum], local.w[e]);
+    }
+    // Elements that are not sent keep their master as it is: all need one to begin with.
+    if (compressed && t.master != nullptr && *step.global_step == 0) StoreFloats(t.master, tile, local.w);
+    MS_OPTIM_UNROLL
+    for (int e = 0; e < kEach; ++e) local.g[e] = local.Gradient(rule, plan, clip, e);
+    if (compressed) {
+      float u[kEach], r[kEach];
+      Load<float>(U(t), tile, u);
+      Load<float>(R(t), tile, r);
+      MS_OPTIM_UNROLL
+      for (int e = 0; e < kEach; ++e) {
+        u[e] = rule.Velocity(local.g[e], u[e]);
+        r[e] += rule.Direction(local.g[e], u[e]);
+      }
+      StoreFloats(U(t), tile, u);
+      StoreFloats(R(t), tile, r);
+    } else if (apply) {
+      Momentum(rule, step, t, plan, tile, local.w, local.g, &sum[kDirectionSum]);
+    } else {
+      // Within a wire tensors begin anywhere.
+      uint8_t *values = static_cast<uint8_t *>(step.wire) + work.wire[chunk.tensor].values;
+      StoreFloats(values, Tile(tile.begin, tile.end, false), local.g);
+    }
+  });
+  StorePartial(work, sum);
+}
+
+// ---- Selection --------------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kThreads) CountDigit(const Step step, const Workspace work, Digit digit) {
+  __shared__ uint32_t count[kDigits[0].bins];
+  if (!work.survey->applied) return;
+  const Chunk chunk(step, work);
+  if (SentOf(step, chunk.tensor) == 0) return;
+  const float *r = R(step.tensors[chunk.tensor]);
+  Search &search = work.searches[chunk.tensor];
+  for (int bin = static_cast<int>(threadIdx.x); bin < digit.bins; bin += kThreads) count[bin] = 0;
+  __syncthreads();
+  // Zeros are not counted: of an embedding, r may be full of them.
+  for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
+    const int32_t key = MagnitudeKey(r[i]);
+    const uint32_t bin = BinOf(digit, key, search.prefix);
+    if (key != 0 && bin < static_cast<uint32_t>(digit.bins)) atomicAdd(&count[bin], 1u);
+  }
+  __syncthreads();
+  for (int bin = static_cast<int>(threadIdx.x); bin < digit.bins; bin += kThreads) {
+    if (count[bin] != 0) atomicAdd(&search.count[bin], count[bin]);
+  }
+}
+
+// A block for each tensor: which bin the k-th largest is in, from the largest down.
+__global__ void __launch_bounds__(kThreads) EndDigit(const Step step, const Workspace work, Digit digit) {
+  const int i = static_cast<int>(blockIdx.x);
+  if (!work.survey->applied || SentOf(step, i) == 0) return;
+  Search &search = work.searches[i];
+  const int each = digit.bins / kThreads, top = digit.bins - 1 - static_cast<int>(threadIdx.x) * each;
+  int64_t own = 0, counted = 0;
+  for (int k = 0; k < each; ++k) own += search.count[top - k];
+  int64_t remaining = search.remaining - SumBefore(own, &counted);
+  const bool first = digit.shift == kDigits[0].shift, last_thread = threadIdx.x == kThreads - 1;
+  const int64_t zeros = first ? step.tensors[i].size - counted : search.zeros;
+  __syncthreads();
+  // The last thread has the bin of zeros, where nothing larger is left.
+  if (remaining > 0 && (remaining <= own || last_thread)) {
+    int bin = top;
+    for (; bin > top - each + 1 && search.count[bin] < remaining; --bin) remaining -= search.count[bin];
+    search.prefix |= bin << digit.shift;
+    search.remaining = remaining;
+  }
+  if (last_thread) search.zeros = zeros;
+  __syncthreads();
+  for (int k = 0; k < each; ++k) search.count[top - k] = 0;
+}
+
+__global__ void __launch_bounds__(kThreads) CountSent(const Step step, const Workspace work) {
+  if (!work.survey->applied) return;
+  const Chunk chunk(step, work);
+  if (SentOf(step, chunk.tensor) == 0) return;
+  const float *r = R(step.tensors[chunk.tensor]);
+  const int32_t magnitude = work.searches[chunk.tensor].prefix;
+  int larger = 0, equal = 0;
+  for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
+    larger += MagnitudeKey(r[i]) > magnitude;
+    equal += MagnitudeKey(r[i]) == magnitude;
+  }
+  larger = SumOfBlock(larger);
+  equal = SumOfBlock(equal);
+  if (threadIdx.x == 0) work.sendings[blockIdx.x] = Sending{larger, equal, 0};
+}
+
+// A block for each tensor: what its chunks send. Of those that equal the k-th magnitude, the first are sent.
+__global__ void __launch_bounds__(kThreads) PlaceSent(const Step step, const Workspace work) {
+  const int i = static_cast<int>(blockIdx.x);
+  if (!work.survey->applied || SentOf(step, i) == 0) return;
+  int64_t ties = work.searches[i].remaining, before = 0;
+  for (int64_t first = work.first_chunk[i]; first < work.first_chunk[i + 1]; first += kThreads) {
+    const int64_t k = first + threadIdx.x;
+    const bool has = k < work.first_chunk[i + 1];
+    Sending sending = has ? work.sendings[k] : Sending{0, 0, 0};
+    int64_t equal = 0, sent = 0;
+    const int64_t ties_left = Max(int64_t{0}, ties - SumBefore(sending.ties, &equal));
+    sending.ties = Min(sending.ties, ties_left);
+    sending.before = before + SumBefore(sending.larger + sending.ties, &sent);
+    if (has) work.sendings[k] = sending;
+    ties = Max(int64_t{0}, ties - equal);
+    before += sent;
+  }
+}
+
+// ---- What is sent -----------------------------------------------------------------------------------------------
+
+// Plain SGD: r holds velocities, a second momentum would count them twice.
+__device__ inline void MoveByMean(const DgcMomentum &rule, const Step &step, const Tensor &t, const Plan &plan,
+                                  int64_t i, float total, double *sum) {
+  const float mean = rule.Mean(total);
+  Move(t, (step.flags & kStochasticRounding) != 0 ? &plan.noise : nullptr, i, plan.coefficient[0] * mean);
+  AddSquare(sum, mean);
+}
+
+// Sends of a chunk what is larger than the k-th magnitude, and the first of what equals it.
+__global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspace work) {
+  if (!work.survey->applied) return;
+  const Chunk chunk(step, work);
+  if (SentOf(step, chunk.tensor) == 0) return;
+  const Tensor &t = step.tensors[chunk.tensor];
+  const Plan plan = work.plans[chunk.tensor];
+  const DgcMomentum rule = RuleOf<DgcMomentum>(work);
+  const WirePlace wire = work.wire[chunk.tensor];
+  const int32_t magnitude = work.searches[chunk.tensor].prefix;
+  uint8_t *bytes = static_cast<uint8_t *>(step.wire);
+  float *u = U(t), *r = R(t);
+  int64_t ties = work.sendings[blockIdx.x].ties, before = work.sendings[blockIdx.x].before;
+  double sum = 0.0;
+  for (int64_t first = chunk.begin; first < chunk.end; first += kThreads) {
+    const int64_t i = first + threadIdx.x;
+    const int32_t key = i < chunk.end ? MagnitudeKey(r[i]) : -1;
+    if (__syncthreads_count(key >= magnitude) == 0) continue;
+    int equal = 0, sent = 0;
+    const int ties_before = SumBefore(static_cast<int>(key == magnitude), &equal);
+    const bool sends = key > magnitude || (key == magnitude && ties_before < ties);
+    const int64_t k = before + SumBefore(static_cast<int>(sends), &sent);
+    ties -= equal;
+    before += sent;
+    if (!sends) continue;
+    const float value = rule.Travelled(r[i]);
+    // Momentum factor masking, section 3.3: what is sent starts anew.
+    u[i] = 0.0f;
+    r[i] = DgcMomentum::Behind(r[i], value);
+    if ((step.stages & kApplyStage) != 0) {
+      MoveByMean(rule, step, t, plan, i, value, &sum);
+    } else {
+      PutValue(rule, bytes + wire.values, k, value);
+      PutPlace(bytes + wire.places, wire.place_bytes, k, i);
+    }
+  }
+  sum = SumOfBlock(sum);
+  if (threadIdx.x == 0) work.partial[static_cast<int64_t>(blockIdx.x) * kSums + kDirectionSum] = sum;
+}
+
+// What an apply stage of its own reads of this one, where the step is skipped.
+__global__ void CopySkippedSums(const Step step) {
+  if (step.skipping[0] == 0.0f || step.sums_rows != step.rows) return;
+  const int i = static_cast<int>(blockIdx.x), s = static_cast<int>(threadIdx.x);
+  if (s < kSums) step.sums[i * kSums + s] = step.sums_in[LayoutOf(step, i, kRow) * kSums + s];
+}
+
+// ---- What is received -------------------------------------------------------------------------------------------
+
+__device__ inline const uint8_t *WireOf(const Step &step, int64_t worker) {
+  return static_cast<const uint8_t *>(step.wires) + 4 * worker * step.wire_words;
+}
+
+// Sums what the workers sent of a chunk, in their order.
+__device__ inline void ReceiveCompressed(const Step &step, const Workspace &work, const Chunk &chunk, float *total,
+                                         double *sum) {
+  const Tensor &t = step.tensors[chunk.tensor];
+  const Plan plan = work.plans[chunk.tensor];
+  const DgcMomentum rule = RuleOf<DgcMomentum>(work);
+  const WirePlace wire = work.wire[chunk.tensor];
+  const int64_t sent = SentOf(step, chunk.tensor);
+  for (int i = static_cast<int>(threadIdx.x); i < kChunk; i += kThreads) total[i] = 0.0f;
+  for (int64_t worker = 0; worker < step.wire_count; ++worker) {
+    __syncthreads();
+    const uint8_t *values = WireOf(step, worker) + wire.values, *places = WireOf(step, worker) + wire.places;
+    for (int64_t k = FirstPlace(places, wire.place_bytes, sent, chunk.begin) + threadIdx.x; k < sent; k += kThreads) {
+      const int64_t i = PlaceAt(places, wire.place_bytes, k);
+      // Places ascend; those that do not came from elsewhere than a worker of this step.
+      if (i < chunk.begin || i >= chunk.end) break;
+      total[i - chunk.begin] += ValueAt(rule, values, k);
+    }
+  }
+  __syncthreads();
+  for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
+    if (total[i - chunk.begin] != 0.0f) MoveByMean(rule, step, t, plan, i, total[i - chunk.begin], sum);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) Receive(const Step step, const Workspace work) {
+  __shared__ float total[kChunk];
+  if (!work.survey->applied) return;
+  const Chunk chunk(step, work);
+  double sum = 0.0;
+  if (SentOf(step, chunk.tensor) > 0) {
+    ReceiveCompressed(step, work, chunk, total, &sum);
+  } else {
+    const Tensor &t = step.tensors[chunk.tensor];
+    const DgcMomentum rule = RuleOf<DgcMomentum>(work);
+    ForTiles(chunk, t, [&](const Tile &tile) {
+      const Tile of_wire(tile.begin, tile.end, false);
+      float w[kEach], mean[kEach], more[kEach];
+      LoadWeight(t, tile, w);
+      Load<float>(WireOf(step, 0) + work.wire[chunk.tensor].values, of_wire, mean);
+      for (int64_t worker = 1; worker < step.wire_count; ++worker) {
+        Load<float>(WireOf(step, worker) + work.wire[chunk.tensor].values, of_wire, more);
+        MS_OPTIM_UNROLL
+        for (int e = 0; e < kEach; ++e) mean[e] += more[e];
+      }
+      MS_OPTIM_UNROLL
+      for (int e = 0; e < kEach; ++e) mean[e] = rule.Mean(mean[e]);
+      Momentum(rule, step, t, work.plans[chunk.tensor], tile, w, mean, &sum);
+    });
+  }
+  sum = SumOfBlock(sum);
+  if (threadIdx.x == 0) work.partial[static_cast<int64_t>(blockIdx.x) * kSums + kDirectionSum] = sum;
+}
+
+inline Status RunDgcMomentum(const Step &step, const WorkspaceLayout &layout, const Workspace &work, Launcher &launch) {
+  const bool moments = (step.stages & kMomentsStage) != 0, apply = (step.stages & kApplyStage) != 0;
+  const bool gradients = (step.stages & kGradientStage) != 0, skips = (step.flags & kSkipNonfinite) != 0;
+  const bool global = gradients && (!moments || skips);
+  const int64_t n = step.count;
+  launch(PrepareAll, 1, step, work);
+  if ((step.flags & kCentralizes) != 0) launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
+  if (global) {
+    launch(SumGradients, layout.chunks, step, work);
+    launch(AddSums, n, step, work, unsigned{kGradientsOnly}, false);
+  }
+  if (!moments && !apply) return launch.Result();
+  if (!moments) launch(CopySums, n, step);
+  launch(LookCompressed, 1, step, work, global);
+  if (step.wire != nullptr) launch.Zero(step.wire, 4 * step.wire_words);
+  launch.Zero(work.searches, n * int64_t{sizeof(Search)});
+  launch(DecideCompressed, Blocks(n), step, work);
+  if (moments) {
+    if ((step.flags & kClips) != 0) {
+      launch(SumLocal, layout.chunks, step, work);
+      launch(AddSums, n, step, work, unsigned{kGradientsOnly}, true);
+      launch(ClipLocally, Blocks(n), step, work);
+    }
+    launch(Accumulate, layout.chunks, step, work);
+    launch(AddSums, n, step, work, unsigned{kAll}, true);
+    for (const Digit &digit : kDigits) {
+      launch(CountDigit, layout.chunks, step, work, digit);
+      launch(EndDigit, n, step, work, digit);
+    }
+    launch(CountSent, layout.chunks, step, work);
+    launch(PlaceSent, n, step, work);
+    launch(Send, layout.chunks, step, work);
+    launch(CopySkippedSums, n, step);
+  } else {
+    launch(Receive, layout.chunks, step, work);
+  }
+  launch(AddSums, n, step, work, unsigned{kUpdates}, true);
+  launch(Finish, 1, step, work, apply, apply);
+  return launch.Result();
+}
+
+}  // namespace
+}  // namespace ms_optim

@@ -1,0 +1,366 @@
+// Runs a rule over all tensors of a step on a GPU: a few kernels on one stream, none of which the host waits for.
+//
+// Tensors are cut into chunks, a block of threads for each. Partial sums belong to chunks and are added in an order
+// that does not depend on when blocks run, so the result is the same from run to run. What the host cannot know without
+// waiting (the step count, rates, whether the step is skipped) is decided by a kernel of one block between the passes.
+#pragma once
+
+#include "tiles.cuh"
+
+namespace ms_optim {
+namespace {
+
+constexpr int kBlocksAtOnce = 3;  // on a multiprocessor: enough loads are under way to keep the memory busy
+
+__device__ inline bool Aligned(const void *data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
+// Whether runs of four elements may be read and written as one.
+__device__ inline bool Aligned(const Tensor &t) {
+  bool aligned = Aligned(t.weight) && Aligned(t.gradient) && Aligned(t.master);
+  for (int k = 0; k < kMaxStates; ++k) aligned = aligned && Aligned(t.state[k]);
+  return aligned;
+}
+
+__device__ inline bool AllFloat32(const Tensor &t, int states) {
+  bool all = t.weight_type == DType::kFloat32 && t.gradient_type == DType::kFloat32;
+  for (int k = 0; k < states; ++k) all = all && t.state_type[k] == DType::kFloat32;
+  return all;
+}
+
+template <class Rule>
+__device__ const Rule &RuleOf(const Workspace &work) {
+  static_assert(sizeof(Rule) <= sizeof(work.survey->rule), "the rule has room in the workspace");
+  return *reinterpret_cast<const Rule *>(work.survey->rule);
+}
+
+// ---- Tables and sums --------------------------------------------------------------------------------------------
+
+__global__ void PutPiece(const __grid_constant__ Piece piece, uint32_t *to, int words) {
+  for (int i = static_cast<int>(threadIdx.x); i < words; i += kThreads) to[i] = piece.word[i];
+}
+
+// A warp for each row.
+__global__ void __launch_bounds__(kThreads) MeanRows(const Step step, const Workspace work) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
+  if (row >= work.first_row[step.count]) return;
+  const int i = OwnerOf(work.first_row, step.count, row);
+  if (LayoutOf(step, i, kCentralized) == 0) return;
+  const Tensor &t = step.tensors[i];
+  const int64_t length = t.size / t.rows, begin = (row - work.first_row[i]) * length;
+  double sum = 0.0;
+  for (int64_t k = begin + LaneOfThread(); k < begin + length; k += kWarp) {
+    if (t.gradient_type == DType::kFloat32) sum += ToFloat(static_cast<const float *>(t.gradient)[k]);
+    if (t.gradient_type == DType::kFloat16) sum += ToFloat(static_cast<const float16 *>(t.gradient)[k]);
+    if (t.gradient_type == DType::kBFloat16) sum += ToFloat(static_cast<const bfloat16 *>(t.gradient)[k]);
+  }
+  const double mean = SumOfWarp(sum) / static_cast<double>(length);
+  if (LaneOfThread() != 0) return;
+  const float rounded = static_cast<float>(mean);
+  work.means[row] = RowMean{rounded, static_cast<float>(mean - rounded)};
+}
+
+// Which sums a pass over chunks has found; the others are those of a pass before.
+enum Found : unsigned { kAll = (1u << kSums) - 1, kGradientsOnly = 1u << kGradientSum, kUpdates = 1u << kDirectionSum };
+
+// A block for each tensor.
+__global__ void __launch_bounds__(kThreads)
+    AddSums(const Step step, const Workspace work, unsigned found, bool surveyed) {
+  if (surveyed && !work.survey->applied) return;
+  const int64_t i = blockIdx.x;
+  for (int s = 0; s < kSums; ++s) {
+    if ((found >> s & 1u) == 0) continue;
+    double sum = 0.0;
+    for (int64_t k = work.first_chunk[i] + threadIdx.x; k < work.first_chunk[i + 1]; k += kThreads) {
+      sum += work.partial[k * kSums + s];
+    }
+    sum = SumOfBlock(sum);
+    if (threadIdx.x == 0) step.sums[i * kSums + s] = sum;
+  }
+}
+
+// From the sums of launches before.
+__global__ void CopySums(const Step step) {
+  const int i = static_cast<int>(blockIdx.x), s = static_cast<int>(threadIdx.x);
+  if (s < kSums) step.sums[i * kSums + s] = step.sums_in[LayoutOf(step, i, kRow) * kSums + s];
+}
+
+__device__ inline double TotalGradientSum(const Step &step) {
+  const bool here = (step.stages & kGradientStage) != 0;
+  const double *sums = here ? step.sums : step.sums_in;
+  double total = 0.0;
+  for (int64_t i = threadIdx.x; i < (here ? step.count : step.rows); i += kThreads) {
+    total += sums[i * kSums + kGradientSum];
+  }
+  return SumOfBlock(total);
+}
+
+// One block: how each tensor is read and stored.
+__global__ void __launch_bounds__(kThreads) PrepareAll(const Step step, const Workspace work) {
+  for (int i = static_cast<int>(threadIdx.x); i < step.count; i += kThreads) {
+    const Tensor &t = step.tensors[i];
+    Plan &plan = work.plans[i];
+    plan.row = t.rows > 0 && LayoutOf(step, i, kCentralized) != 0 ? t.size / t.rows : 0;
+    plan.noise = Noise(static_cast<int64_t>(step.constants[kSeed]), *step.global_step, LayoutOf(step, i, kRow));
+  }
+}
+
+// One block: from all gradients to whether the step is applied, and how they are clipped.
+template <class Rule>
+__global__ void __launch_bounds__(kThreads) Look(const Step step, const Workspace work, bool global) {
+  const double total = global ? TotalGradientSum(step) : 0.0;
+  if (threadIdx.x != 0) return;
+  // Whoever knows of more gradients than these may pass a scale that is not a number.
+  const bool finite = IsFinite(total * step.constants[kUnscale]);
+  work.survey->applied = (step.flags & kSkipNonfinite) == 0 || finite;
+  work.survey->clip = ClipFactor(step, total);
+  new (work.survey->rule) Rule(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags);
+}
+
+// From the sums known so far to the numbers that the next pass uses.
+template <class Rule>
+__global__ void __launch_bounds__(kThreads) DecideAll(const Step step, const Workspace work) {
+  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= step.count || !work.survey->applied) return;
+  Decide(RuleOf<Rule>(work), step, i, step.sums + int64_t{i} * kSums, work.survey->clip, &work.plans[i]);
+}
+
+// One block.
+__global__ void __launch_bounds__(kThreads)
+    Finish(const Step step, const Workspace work, bool reports, bool reports_skipped) {
+  const bool applied = work.survey->applied, any = applied ? reports : reports_skipped;
+  for (int i = static_cast<int>(threadIdx.x); any && i < step.count; i += kThreads) {
+    Report(step, i, work.plans[i], step.sums + int64_t{i} * kSums, applied);
+  }
+  if (threadIdx.x == 0 && (step.stages & kCommitStage) != 0) Commit(step, applied);
+}
+
+// ---- Passes over chunks -----------------------------------------------------------------------------------------
+
+__device__ inline void LoadGradient(const Tensor &t, const Plan &plan, const Workspace &work, int tensor,
+                                    const Tile &tile, float (&g)[kEach]) {
+  LoadAs(t.gradient_type, t.gradient, tile, g);
+  if (plan.row != 0) Centralize(work.means + work.first_row[tensor], plan.row, tile, g);
+}
+
+// Calls body for each tile that a warp has of a chunk.
+template <class Body>
+__device__ void ForTiles(const Chunk &chunk, const Tensor &t, Body body) {
+  const bool aligned = Aligned(t);
+  for (int64_t begin = chunk.begin + WarpOfThread() * kTile; begin < chunk.end; begin += kThreads / kWarp * kTile) {
+    body(Tile(begin, t.size, aligned));
+  }
+}
+
+__device__ inline void AddSquare(double *sum, float x) { *sum += static_cast<double>(x) * static_cast<double>(x); }
+
+__global__ void __launch_bounds__(kThreads) SumGradients(const Step step, const Workspace work) {
+  const Chunk chunk(step, work);
+  const Tensor &t = step.tensors[chunk.tensor];
+  const Plan plan = work.plans[chunk.tensor];
+  double sum[kSums] = {};
+  ForTiles(chunk, t, [&](const Tile &tile) {
+    float g[kEach];
+    LoadGradient(t, plan, work, chunk.tensor, tile, g);
+    MS_OPTIM_UNROLL
+    for (int e = 0; e < kEach; ++e) AddSquare(&sum[kGradientSum], g[e]);
+  });
+  StorePartial(work, sum);
+}
+
+// What a thread has of a tile. kFloats: weight, gradient and states are float32, and all are asked for before any is
+// waited for.
+template <class Rule>
+struct Elements {
+  float w[kEach], g[kEach], s[Rule::kStates][kEach], d[kMaxDirections][kEach];
+
+  template <bool kFloats>
+  __device__ void Take(const Tensor &t, const Plan &plan, const RowMean *means, const Tile &tile) {
+    if (kFloats) {
+      Load<float>(t.weight, tile, w);
+      Load<float>(t.gradient, tile, g);
+      MS_OPTIM_UNROLL
+      for (int k = 0; k < Rule::kStates; ++k) Load<float>(t.state[k], tile, s[k]);
+    } else {
+      LoadWeight(t, tile, w);
+      LoadAs(t.gradient_type, t.gradient, tile, g);
+      MS_OPTIM_UNROLL
+      for (int k = 0; k < Rule::kStates; ++k) LoadState(t, k, tile, s[k]);
+    }
+    if (plan.row != 0) Centralize(means, plan.row, tile, g);
+  }
+
+  template <bool kNewStates>
+  __device__ void Apply(const Rule &rule, const Plan &plan) {
+    MS_OPTIM_UNROLL
+    for (int e = 0; e < kEach; ++e) {
+      const float gradient = rule.Gradient(w[e], plan.factor * g[e], plan.lambda);
+      float state[Rule::kStates], direction[kMaxDirections] = {};
+      MS_OPTIM_UNROLL
+      for (int k = 0; k < Rule::kStates; ++k) state[k] = s[k][e];
+      if (kNewStates) rule.Moments(gradient, state);
+      rule.Directions(w[e], gradient, plan.lambda, state, direction);
+      MS_OPTIM_UNROLL
+      for (int k = 0; k < Rule::kStates; ++k) s[k][e] = state[k];
+      MS_OPTIM_UNROLL
+      for (int k = 0; k < Rule::kDirections; ++k) d[k][e] = direction[k];
+    }
+  }
+
+  __device__ void Sum(const Tile &tile, double (&sum)[kSums]) const {
+    MS_OPTIM_UNROLL
+    for (int e = 0; e < kEach; ++e) {
+      if (!tile.Has(e)) continue;
+      AddSquare(&sum[kGradientSum], g[e]);
+      AddSquare(&sum[kWeightSum], w[e]);
+      AddSquare(&sum[kDirectionSum], d[0][e]);
+      if (Rule::kDirections < 2) continue;
+      AddSquare(&sum[kDirection2Sum], d[1][e]);
+      sum[kDirectionsDot] += static_cast<double>(d[0][e]) * static_cast<double>(d[1][e]);
+    }
+  }
+
+  __device__ void Move(const Plan &plan) {
+    MS_OPTIM_UNROLL
+    for (int e = 0; e < kEach; ++e) {
+      w[e] -= Rule::kDirections == 1 ? plan.coefficient[0] * d[0][e]
+                                     : plan.coefficient[0] * d[0][e] + plan.coefficient[1] * d[1][e];
+    }
+  }
+};
+
+// New states and the sums of what they give; and where nothing waits for these sums, new weights too.
+template <class Rule, bool kMove, bool kFloats>
+__device__ void UpdateTile(const Rule &rule, const Tensor &t, const Plan &plan, const RowMean *means, bool stochastic,
+                           const Tile &tile, double (&sum)[kSums]) {
+  Elements<Rule> x;
+  x.template Take<kFloats>(t, plan, means, tile);
+  x.template Apply<true>(rule, plan);
+  MS_OPTIM_UNROLL
+  for (int k = 0; k < Rule::kStates; ++k) {
+    if (kFloats) {
+      StoreFloats(t.state[k], tile, x.s[k]);
+      continue;
+    }
+    StoreState(t, k, tile, plan.noise, x.s[k]);
+    // What a layer-wise rule moves by is to be what its norms were taken of.
+    if (Rule::kLayerwise) LoadState(t, k, tile, x.s[k]);
+  }
+  if (Rule::kLayerwise && !kFloats) x.template Apply<false>(rule, plan);
+  x.Sum(tile, sum);
+  if (!kMove) return;
+  x.Move(plan);
+  if (kFloats) {
+    StoreFloats(t.weight, tile, x.w);
+  } else {
+    StoreWeight(t, tile, x.w, stochastic ? &plan.noise : nullptr);
+  }
+}
+
+template <class Rule, bool kMove>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce) Update(const Step step, const Workspace work) {
+  if (!work.survey->applied) return;
+  const Chunk chunk(step, work);
+  const Tensor &t = step.tensors[chunk.tensor];
+  const Plan plan = work.plans[chunk.tensor];
+  const Rule rule = RuleOf<Rule>(work);
+  const RowMean *means = work.means + work.first_row[chunk.tensor];
+  const bool stochastic = (step.flags & kStochasticRounding) != 0;
+  double sum[kSums] = {};
+  if (AllFloat32(t, Rule::kStates)) {
+    ForTiles(chunk, t,
+             [&](const Tile &tile) { UpdateTile<Rule, kMove, true>(rule, t, plan, means, stochastic, tile, sum); });
+  } else {
+    ForTiles(chunk, t,
+             [&](const Tile &tile) { UpdateTile<Rule, kMove, false>(rule, t, plan, means, stochastic, tile, sum); });
+  }
+  StorePartial(work, sum);
+}
+
+// New weights, after the pass that made new states.
+template <class Rule>
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce) MoveWeights(const Step step, const Workspace work) {
+  if (!work.survey->applied) return;
+  const Chunk chunk(step, work);
+  const Tensor &t = step.tensors[chunk.tensor];
+  const Plan plan = work.plans[chunk.tensor];
+  const Rule rule = RuleOf<Rule>(work);
+  const RowMean *means = work.means + work.first_row[chunk.tensor];
+  const bool floats = AllFloat32(t, Rule::kStates), stochastic = (step.flags & kStochasticRounding) != 0;
+  ForTiles(chunk, t, [&](const Tile &tile) {
+    Elements<Rule> x;
+    if (floats) {
+      x.template Take<true>(t, plan, means, tile);
+    } else {
+      x.template Take<false>(t, plan, means, tile);
+    }
+    x.template Apply<false>(rule, plan);
+    x.Move(plan);
+    StoreWeight(t, tile, x.w, stochastic ? &plan.noise : nullptr);
+  });
+}
+
+// ---- The step ---------------------------------------------------------------------------------------------------
+
+inline int64_t Blocks(int64_t threads) { return (threads + kThreads - 1) / kThreads; }
+
+// Fills in the workspace's tables, and has the step look for its tensors there.
+inline void PutTables(const std::vector<Tensor> &tensors, bool centralizes, const WorkspaceLayout &layout,
+                      const Workspace &work, Launcher *launch) {
+  std::vector<uint32_t> words(static_cast<size_t>(layout.tables / 4));
+  const auto at = [&](const void *place) {
+    return reinterpret_cast<unsigned char *>(words.data()) +
+           (static_cast<const char *>(place) - reinterpret_cast<const char *>(work.tensors));
+  };
+  memcpy(at(work.tensors), tensors.data(), tensors.size() * sizeof(Tensor));
+  int64_t chunk = 0, row = 0;
+  for (size_t i = 0; i <= tensors.size(); ++i) {
+    memcpy(at(work.first_chunk + i), &chunk, sizeof(chunk));
+    memcpy(at(work.first_row + i), &row, sizeof(row));
+    if (i == tensors.size()) break;
+    chunk += (tensors[i].size + kChunk - 1) / kChunk;
+    row += centralizes ? tensors[i].rows : 0;
+  }
+  auto *to = reinterpret_cast<uint32_t *>(work.tensors);
+  for (size_t first = 0; first < words.size(); first += kPieceWords) {
+    Piece piece;
+    const size_t count = Min(words.size() - first, size_t{kPieceWords});
+    memcpy(piece.word, &words[first], count * sizeof(uint32_t));
+    (*launch)(PutPiece, 1, piece, to + first, static_cast<int>(count));
+  }
+}
+
+template <class Rule>
+Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace &work, Launcher &launch) {
+  const bool gradients = (step.stages & kGradientStage) != 0, moments = (step.stages & kMomentsStage) != 0;
+  const bool apply = (step.stages & kApplyStage) != 0, finish = (step.stages & ~unsigned{kGradientStage}) != 0;
+  // A bound on the global norm, or a step that is skipped whole, wants all gradients read before anything moves.
+  const bool global = (step.flags & (kClips | kSkipNonfinite)) != 0;
+  const int64_t n = step.count;
+  launch(PrepareAll, 1, step, work);
+  if (!gradients) launch(CopySums, n, step);
+  if (gradients && (global || !moments || Rule::kNormalizesGradient)) {
+    if ((step.flags & kCentralizes) != 0) launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
+    launch(SumGradients, layout.chunks, step, work);
+    launch(AddSums, n, step, work, unsigned{kGradientsOnly}, false);
+  } else if ((step.flags & kCentralizes) != 0) {
+    launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
+  }
+  if (!finish) return launch.Result();
+  launch(Look<Rule>, 1, step, work, global || !gradients);
+  launch(DecideAll<Rule>, Blocks(n), step, work);
+  if (moments) {
+    const bool move = apply && !Rule::kLayerwise;
+    launch(move ? Update<Rule, !Rule::kLayerwise> : Update<Rule, false>, layout.chunks, step, work);
+    launch(AddSums, n, step, work, unsigned{kAll}, true);
+  }
+  if (apply && (Rule::kLayerwise || !moments)) {
+    launch(DecideAll<Rule>, Blocks(n), step, work);
+    launch(MoveWeights<Rule>, layout.chunks, step, work);
+  }
+  // A launch that only commits knows sums that those before it did not.
+  launch(Finish, 1, step, work, apply || !moments, true);
+  return launch.Result();
+}
+
+}  // namespace
+}  // namespace ms_optim

@@ -1,0 +1,80 @@
+// The operators that MindSpore calls on a GPU. Data is on the device and cannot be read here: shapes, dtypes and flags,
+// which are a shape, say all that the host is to know. The last output is a workspace.
+#include <exception>
+
+#include "adam_offload.h"
+#include "adamw.h"
+#include "compression.cuh"
+#include "engine.cuh"
+#include "lamb.h"
+#include "lans.h"
+#include "operators.h"
+
+namespace ms_optim {
+namespace {
+
+typedef Status (*Runner)(const Step &, const WorkspaceLayout &, const Workspace &, Launcher &);
+
+Status Check(const Step &step, bool exchanges) {
+  for (int i = 0; i < step.count && exchanges; ++i) {
+    const Tensor &t = step.tensors[i];
+    if (t.size > kMostElements) return kWrongSize;
+    for (int k = 0; k < DgcMomentum::kStates && t.state[k] != nullptr; ++k) {
+      if (t.state_type[k] != DType::kFloat32) return kWrongDType;
+    }
+  }
+  return exchanges && step.count == 0 ? kWrongCount : kOk;
+}
+
+Status Launch(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes, void *stream,
+              const Interface &interface, Runner run) {
+  try {
+    if (count == 0) return kWrongCount;
+    const ArgumentReader all(count, data, ndims, shapes, dtypes);
+    const int last = count - 1;
+    Step step{};
+    std::vector<Tensor> tensors;
+    Status status = ParseStep(ArgumentReader(last, data, ndims, shapes, dtypes), interface, false, &step, &tensors);
+    if (status == kOk) status = Check(step, interface.exchanges);
+    if (status != kOk) return status;
+
+    std::vector<int64_t> sizes, rows;
+    for (const Tensor &t : tensors) {
+      sizes.push_back(t.size);
+      rows.push_back(t.rows);
+    }
+    Workspace work;
+    const bool centralizes = (step.flags & kCentralizes) != 0;
+    const WorkspaceLayout layout(sizes.data(), rows.data(), step.count, centralizes, interface.exchanges, data[last],
+                                 &work);
+    if (!all.Is(last, "uint8")) return kWrongDType;
+    if (all.Size(last) < layout.bytes || reinterpret_cast<uintptr_t>(data[last]) % 16 != 0) return kWrongSize;
+
+    Launcher launch(stream);
+    PutTables(tensors, centralizes, layout, work, &launch);
+    step.tensors = work.tensors;
+    return run(step, layout, work, launch);
+  } catch (const std::exception &) {
+    return kNoMemory;
+  }
+}
+
+constexpr Runner run_adamw = RunRule<AdamW<false>>, run_adamw_amsgrad = RunRule<AdamW<true>>, run_lamb = RunRule<Lamb>;
+constexpr Runner run_lans = RunRule<Lans>, run_adam_offload = RunRule<AdamOffload>, run_dgc_momentum = RunDgcMomentum;
+
+}  // namespace
+}  // namespace ms_optim
+
+#define MS_OPTIM_RULE(rule, states, constants, exchanges)                                               \
+  MS_OPTIM_OPERATOR(ms_optim_##rule) {                                                                  \
+    return ms_optim::Launch(count, data, ndims, shapes, dtypes, stream, {states, constants, exchanges}, \
+                            ms_optim::run_##rule);                                                      \
+  }
+MS_OPTIM_RULES(MS_OPTIM_RULE)
+
+// How many bytes the workspace of a launch has, from its tensors' sizes and first dimensions (0: fewer than two).
+MS_OPTIM_API int64_t ms_optim_workspace(int n, const int64_t *sizes, const int64_t *rows, int centralizes,
+                                        int exchanges) {
+  ms_optim::Workspace work;
+  return ms_optim::WorkspaceLayout(sizes, rows, n, centralizes != 0, exchanges != 0, nullptr, &work).bytes;
+}

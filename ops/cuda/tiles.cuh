@@ -1,0 +1,189 @@
+// Tiles: 256 elements that a warp takes from storage to float32 and back. A thread has two runs of four that lie side
+// by side, 128 apart, so that a warp reads and writes whole lines. Where a tensor does not begin at 16 bytes, or ends
+// within the tile, the thread takes its elements one by one.
+#pragma once
+
+#include "blocks.cuh"
+#include "codes.h"
+#include "weights.h"
+
+namespace ms_optim {
+namespace {
+
+constexpr int kRun = 4, kRuns = 2, kEach = kRun * kRuns;
+
+struct Tile {
+  int64_t begin, end;  // elements; end of the tensor
+  bool whole;
+
+  __device__ Tile(int64_t tile, int64_t tensor_end, bool aligned)
+      : begin(tile), end(tensor_end), whole(aligned && tile + kTile <= tensor_end) {}
+
+  // The element that a thread has in its place e.
+  __device__ int64_t At(int e) const { return begin + e / kRun * (kRun * kWarp) + LaneOfThread() * kRun + e % kRun; }
+  __device__ bool Has(int e) const { return whole || At(e) < end; }
+};
+
+template <class T>
+struct alignas(kRun * sizeof(T)) Run {
+  T x[kRun];
+};
+
+// Calls take(e, element) for what a thread has; beyond the tensor's end elements are zero.
+template <class T, class Take>
+__device__ void Read(const void *from, const Tile &tile, Take take) {
+  const T *source = static_cast<const T *>(from);
+  MS_OPTIM_UNROLL
+  for (int r = 0; r < kRuns; ++r) {
+    Run<T> run{};
+    if (tile.whole) {
+      run = *reinterpret_cast<const Run<T> *>(source + tile.At(r * kRun));
+    } else {
+      MS_OPTIM_UNROLL
+      for (int k = 0; k < kRun; ++k) {
+        if (tile.At(r * kRun + k) < tile.end) run.x[k] = source[tile.At(r * kRun + k)];
+      }
+    }
+    MS_OPTIM_UNROLL
+    for (int k = 0; k < kRun; ++k) take(r * kRun + k, run.x[k]);
+  }
+}
+
+// Stores what make(e, &element) makes.
+template <class T, class Make>
+__device__ void Write(void *to, const Tile &tile, Make make) {
+  T *target = static_cast<T *>(to);
+  MS_OPTIM_UNROLL
+  for (int r = 0; r < kRuns; ++r) {
+    Run<T> run;
+    MS_OPTIM_UNROLL
+    for (int k = 0; k < kRun; ++k) make(r * kRun + k, &run.x[k]);
+    if (tile.whole) {
+      *reinterpret_cast<Run<T> *>(target + tile.At(r * kRun)) = run;
+      continue;
+    }
+    MS_OPTIM_UNROLL
+    for (int k = 0; k < kRun; ++k) {
+      if (tile.At(r * kRun + k) < tile.end) target[tile.At(r * kRun + k)] = run.x[k];
+    }
+  }
+}
+
+template <class T>
+__device__ void Load(const void *from, const Tile &tile, float (&x)[kEach]) {
+  Read<T>(from, tile, [&](int e, T element) { x[e] = ToFloat(element); });
+}
+
+__device__ inline void LoadAs(DType type, const void *from, const Tile &tile, float (&x)[kEach]) {
+  if (type == DType::kFloat32) Load<float>(from, tile, x);
+  if (type == DType::kFloat16) Load<float16>(from, tile, x);
+  if (type == DType::kBFloat16) Load<bfloat16>(from, tile, x);
+}
+
+__device__ inline void StoreFloats(void *to, const Tile &tile, const float (&x)[kEach]) {
+  Write<float>(to, tile, [&](int e, float *element) { *element = x[e]; });
+}
+
+// ---- Weights ----------------------------------------------------------------------------------------------------
+
+template <class T>
+__device__ void LoadMaster(const Tensor &t, const Tile &tile, float (&w)[kEach]) {
+  Load<float>(t.master, tile, w);
+  Read<T>(t.weight, tile, [&](int e, T weight) { w[e] = MasterOf(weight, w[e]); });
+}
+
+__device__ inline void LoadWeight(const Tensor &t, const Tile &tile, float (&w)[kEach]) {
+  if (t.master == nullptr) {
+    LoadAs(t.weight_type, t.weight, tile, w);
+  } else if (t.weight_type == DType::kFloat16) {
+    LoadMaster<float16>(t, tile, w);
+  } else {
+    LoadMaster<bfloat16>(t, tile, w);
+  }
+}
+
+template <class T>
+__device__ void StoreLow(const Tensor &t, const Tile &tile, const float (&w)[kEach], const Noise *noise) {
+  Write<T>(t.weight, tile, [&](int e, T *weight) {
+    if (noise != nullptr && t.master == nullptr) {
+      StoreWithNoise(w[e], NoiseFor(kWeight, noise->At(tile.At(e))), weight);
+    } else {
+      Store(w[e], weight);
+    }
+  });
+}
+
+// Noise is null where weights are rounded to nearest.
+__device__ inline void StoreWeight(const Tensor &t, const Tile &tile, const float (&w)[kEach], const Noise *noise) {
+  if (t.master != nullptr) StoreFloats(t.master, tile, w);
+  if (t.weight_type == DType::kFloat32) StoreFloats(t.weight, tile, w);
+  if (t.weight_type == DType::kFloat16) StoreLow<float16>(t, tile, w, noise);
+  if (t.weight_type == DType::kBFloat16) StoreLow<bfloat16>(t, tile, w, noise);
+}
+
+// ---- States -----------------------------------------------------------------------------------------------------
+
+template <class Code>
+__device__ void LoadCodes(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
+  const float unit = t.scale[k][tile.begin / kCodeBlock] / Code::Largest();
+  Read<typename Code::Type>(t.state[k], tile,
+                            [&](int e, typename Code::Type code) { s[e] = Code::Decode(code) * unit; });
+}
+
+template <class Code>
+__device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise &noise, const float (&s)[kEach]) {
+  uint32_t largest = 0;  // as bits, among which a NaN is the largest and not lost
+  MS_OPTIM_UNROLL
+  for (int e = 0; e < kEach; ++e) largest = Max(largest, BitsOf(s[e]) & 0x7fffffffu);
+  const float scale = FromBits(LargestOfWarp(largest)), factor = scale > 1e-37f ? Code::Largest() / scale : 0.0f;
+  if (LaneOfThread() == 0) t.scale[k][tile.begin / kCodeBlock] = scale;
+  Write<typename Code::Type>(t.state[k], tile, [&](int e, typename Code::Type *code) {
+    *code =
+        static_cast<typename Code::Type>(Code::Encode(s[e] * factor, CodeNoiseFor(Code::kUse, noise.At(tile.At(e)))));
+  });
+  // Whoever reads the codes again reads the scale that lane 0 wrote.
+  __syncwarp();
+}
+
+__device__ inline void LoadState(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
+  if (IsFloat(t.state_type[k])) {
+    LoadAs(t.state_type[k], t.state[k], tile, s);
+  } else if (k == 0) {
+    LoadCodes<SignedCode>(t, k, tile, s);
+  } else {
+    LoadCodes<UnsignedCode<kSecondState>>(t, k, tile, s);
+  }
+}
+
+__device__ inline void StoreState(const Tensor &t, int k, const Tile &tile, const Noise &noise,
+                                  const float (&s)[kEach]) {
+  if (t.state_type[k] == DType::kFloat32) StoreFloats(t.state[k], tile, s);
+  if (t.state_type[k] == DType::kInt8) StoreCodes<SignedCode>(t, k, tile, noise, s);
+  if (t.state_type[k] == DType::kUInt8 && k == 1) StoreCodes<UnsignedCode<kSecondState>>(t, k, tile, noise, s);
+  if (t.state_type[k] == DType::kUInt8 && k == 2) StoreCodes<UnsignedCode<kThirdState>>(t, k, tile, noise, s);
+  if (t.state_type[k] != DType::kBFloat16) return;
+  const NoiseUse use = k == 0 ? kFirstState : (k == 1 ? kSecondState : kThirdState);
+  Write<bfloat16>(t.state[k], tile, [&](int e, bfloat16 *element) {
+    StoreWithNoise(s[e], NoiseFor(use, noise.At(tile.At(e))), element);
+  });
+}
+
+// ---- Gradients --------------------------------------------------------------------------------------------------
+
+__device__ inline void Centralize(const RowMean *means, int64_t row, const Tile &tile, float (&g)[kEach]) {
+  MS_OPTIM_UNROLL
+  for (int r = 0; r < kRuns; ++r) {
+    int64_t which = tile.At(r * kRun) / row, place = tile.At(r * kRun) % row;
+    MS_OPTIM_UNROLL
+    for (int k = 0; k < kRun; ++k) {
+      const int e = r * kRun + k;
+      if (tile.Has(e)) g[e] = (g[e] - means[which].mean) - means[which].rest;
+      if (++place < row) continue;
+      place = 0;
+      ++which;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ms_optim

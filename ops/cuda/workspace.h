@@ -1,0 +1,132 @@
+// What the kernels of a step are to know of its tensors, on the device.
+//
+// The framework allocates it, as one more output of the operator; nothing in it outlives the step. The host fills in
+// the tables by launches that take them as arguments: a copy from memory that is not pinned would have the host wait,
+// and could not be recorded in a CUDA graph.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "dgc.h"
+#include "plan.h"
+
+namespace ms_optim {
+
+constexpr int kWarp = 32, kWarps = 8, kThreads = kWarps * kWarp;
+constexpr int kTile = static_cast<int>(kCodeBlock);  // a warp's share of work
+constexpr int64_t kChunk = 32 * kTile;               // a block's
+
+// What is decided for a tensor.
+struct Plan : Decision {
+  int64_t row;  // elements that centralization averages over; 0: none
+  Noise noise;
+};
+
+// What is decided for the step.
+struct Survey {
+  bool applied;
+  double clip;
+  alignas(16) unsigned char rule[256];
+};
+
+// A row's mean is the sum of both.
+struct RowMean {
+  float mean, rest;
+};
+
+// How far the search for the k-th magnitude of a tensor that is sent in parts has come.
+struct Search {
+  int64_t remaining;  // how many of the k have the prefix
+  int64_t zeros;
+  int32_t prefix;  // the digits that are known, else 0
+  float clip;      // what its worker's gradient is scaled by
+  uint32_t count[kDigits[0].bins];
+};
+
+// What a chunk sends: how many elements are larger than the k-th magnitude, and how many of those that equal it; then
+// how many its tensor sends before it.
+struct Sending {
+  int64_t larger, ties, before;
+};
+
+struct Workspace {
+  Tensor *tensors;
+  int64_t *first_chunk, *first_row;  // [n + 1]
+  Plan *plans;
+  Survey *survey;
+  double *partial;  // [chunks, kSums]
+  RowMean *means;
+  Search *searches;
+  WirePlace *wire;
+  Sending *sendings;
+};
+
+// Lays out the workspace for tensors and counts its bytes.
+struct WorkspaceLayout {
+  int64_t tables, chunks = 0, rows = 0, bytes = 0;
+
+  WorkspaceLayout(const int64_t *sizes, const int64_t *first_dimensions, int n, bool centralizes, bool exchanges,
+                  void *base, Workspace *work) {
+    for (int i = 0; i < n; ++i) {
+      chunks += (sizes[i] + kChunk - 1) / kChunk;
+      rows += centralizes ? first_dimensions[i] : 0;
+    }
+    const auto place = [&](auto **array, int64_t count) {
+      using T = typename std::remove_reference<decltype(**array)>::type;
+      *array = reinterpret_cast<T *>(static_cast<char *>(base) + bytes);
+      bytes += (count * int64_t{sizeof(T)} + 255) / 256 * 256;
+    };
+    place(&work->tensors, n);
+    place(&work->first_chunk, n + 1);
+    place(&work->first_row, n + 1);
+    tables = bytes;
+    place(&work->plans, n);
+    place(&work->survey, 1);
+    place(&work->partial, chunks * kSums);
+    place(&work->means, rows);
+    place(&work->searches, exchanges ? n : 0);
+    place(&work->wire, exchanges ? n : 0);
+    place(&work->sendings, exchanges ? chunks : 0);
+  }
+};
+
+// As much as a kernel takes as an argument.
+#if defined(CUDART_VERSION) && CUDART_VERSION < 12010
+constexpr int kPieceWords = 1000;
+#else
+constexpr int kPieceWords = 8000;
+#endif
+struct Piece {
+  uint32_t word[kPieceWords];
+};
+
+// Launches kernels one after the other and keeps the first error.
+class Launcher {
+ public:
+  explicit Launcher(void *stream) : stream_(static_cast<cudaStream_t>(stream)) {}
+
+  // A block of kThreads for each of some pieces of work.
+  template <class... Parameters, class... Arguments>
+  void operator()(void (*kernel)(Parameters...), int64_t blocks, const Arguments &...arguments) {
+    if (blocks == 0 || error_ != cudaSuccess) return;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(kThreads);
+    config.stream = stream_;
+    error_ = cudaLaunchKernelEx(&config, kernel, arguments...);
+  }
+
+  void Zero(void *data, int64_t bytes) {
+    if (error_ == cudaSuccess && bytes > 0) error_ = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream_);
+  }
+
+  Status Result() const { return error_ == cudaSuccess ? kOk : kNoLaunch; }
+
+ private:
+  cudaStream_t stream_;
+  cudaError_t error_ = cudaSuccess;
+};
+
+}  // namespace ms_optim

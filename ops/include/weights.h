@@ -1,0 +1,36 @@
+// One weight: with its float32 master, or rounded to its storage, on request stochastically.
+#pragma once
+
+#include "codes.h"
+#include "step.h"
+
+namespace ms_optim {
+
+// A master counts for as long as it still rounds to the weight: a weight that was loaded or set since then wins.
+template <class T>
+MS_OPTIM_FN float MasterOf(T weight, float master) {
+  T rounded;
+  Store(master, &rounded);
+  return rounded.bits == weight.bits ? master : ToFloat(weight);
+}
+
+// Where there is no master, noise rounds stochastically.
+template <class T>
+MS_OPTIM_FN void MoveAs(const Tensor &t, const Noise *noise, int64_t i, float by) {
+  T *stored = static_cast<T *>(t.weight) + i;
+  const float weight = (t.master != nullptr ? MasterOf(*stored, t.master[i]) : ToFloat(*stored)) - by;
+  if (t.master != nullptr) t.master[i] = weight;
+  if (noise != nullptr && t.master == nullptr) {
+    StoreWithNoise(weight, NoiseFor(kWeight, noise->At(i)), stored);
+  } else {
+    Store(weight, stored);
+  }
+}
+
+MS_OPTIM_FN void Move(const Tensor &t, const Noise *noise, int64_t i, float by) {
+  if (t.weight_type == DType::kFloat32) static_cast<float *>(t.weight)[i] -= by;
+  if (t.weight_type == DType::kFloat16) MoveAs<float16>(t, noise, i, by);
+  if (t.weight_type == DType::kBFloat16) MoveAs<bfloat16>(t, noise, i, by);
+}
+
+}  // namespace ms_optim

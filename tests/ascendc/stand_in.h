@@ -1,0 +1,41 @@
+// What the stand-in for an Ascend processor keeps count of: global memory, who wrote it, and which core is running.
+//
+// It is made for these tests from the documented rules of the vector API, and is stricter than the hardware where that
+// finds mistakes. It is no simulator: cores run one after the other, and a copy is done when it is asked for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace stand_in {
+
+constexpr size_t kBlock = 32;  // bytes that addresses in a core's memory are aligned to
+constexpr size_t kUnifiedBuffer = 192 * 1024;
+constexpr size_t kEvents = 8;  // buffers that the queues of one position may have together
+constexpr int kPoison = 0xFF;  // a NaN in any format
+
+extern int64_t core, cores;
+
+[[noreturn]] __attribute__((format(printf, 1, 2))) void Fail(const char *format, ...);
+void Require(bool condition, const char *otherwise);
+
+// One tensor in global memory. A byte that was written in a launch is neither read nor written again in it: another
+// core would race, and the same core would have to wait for its own copy.
+struct Allocation {
+  uint8_t *begin;
+  size_t bytes;
+  std::vector<uint8_t> written;
+};
+
+extern std::vector<Allocation> global_memory;
+void TouchGlobal(const void *address, size_t bytes, bool writes);
+
+// An operator's kernel for some dtypes, from the addresses of inputs, output, workspace and tiling.
+using Kernel = std::function<void(uint8_t **)>;
+std::map<std::string, Kernel> &Kernels();
+
+}  // namespace stand_in

@@ -1,0 +1,90 @@
+"""What runs the CUDA operators: a GPU, with buffers from PyTorch; where there is none, their sources on the host.
+
+Either takes NumPy arrays and changes those that an operator writes, as the CPU operators do.
+"""
+
+import ctypes
+import os
+import subprocess
+
+import numpy as np
+from native import invoke
+from sources import ROOT, TESTS
+
+from ms_optim import _kernels
+
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror"]
+INCLUDE = [f"-I{TESTS / 'gpu' / 'standin'}", f"-I{ROOT / 'ops' / 'include'}", f"-I{ROOT / 'ops' / 'cuda'}"]
+ENTRY = ROOT / "ops" / "cuda" / "entry.cu"
+
+
+def workspace_bytes(library, function, arrays):
+    """Ask how large the workspace of a launch is."""
+    stages, shared, _ = (extent - 1 for extent in arrays[0].shape)
+    exchanges = function.endswith("dgc_momentum")
+    first = (10 if exchanges else 8) + 2 * bool(shared & _kernels.BETA_POWERS)
+    n = arrays[1].shape[0]
+    shapes = [t.shape for t in arrays[first : first + n]] if stages != _kernels.COMMIT_STAGE else [(0,)] * n
+    return _kernels.workspace_bytes(library, shapes, bool(shared & _kernels.CENTRALIZES), exchanges)
+
+
+class StandIn:
+    """The sources of ops/cuda, compiled for the host: see tests/gpu/standin."""
+
+    def __init__(self, folder):
+        path = folder / "standin.so"
+        command = ["g++", *FLAGS, "-O2", "-fPIC", "-shared", *INCLUDE, "-x", "c++", ENTRY, "-o", path]
+        subprocess.run(list(map(str, command)), check=True)
+        self.library = ctypes.CDLL(str(path))
+
+    def call(self, function, arrays):
+        """Run an operator."""
+        workspace = np.empty(workspace_bytes(self.library, function, arrays) + 16, np.uint8)
+        workspace = workspace[-workspace.ctypes.data % 16 :][: -16 or None]
+        workspace = workspace[: workspace_bytes(self.library, function, arrays)]
+        workspace[...] = 0xA5
+        arrays = [*arrays, workspace]
+        return invoke(self.library, function, arrays, [a.ctypes.data for a in arrays])
+
+
+class Cuda:
+    """A GPU and the library that was built for it."""
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        self.library = ctypes.CDLL(str(_kernels.FOLDER / "libms_optim_cuda.so"))
+
+    def call(self, function, arrays):
+        """Run an operator on copies of the arrays on the GPU, and copy them back."""
+        torch = self.torch
+        workspace = np.empty(workspace_bytes(self.library, function, arrays), np.uint8)
+        arrays = [*arrays, workspace]
+        there = [torch.from_numpy(np.frombuffer(a.tobytes() or b"\0", np.uint8).copy()).cuda() for a in arrays]
+        stream = torch.cuda.current_stream().cuda_stream
+        status = invoke(self.library, function, arrays, [t.data_ptr() for t in there], stream)
+        torch.cuda.synchronize()
+        for a, t in zip(arrays[:-1], there):
+            a[...] = np.frombuffer(t.cpu().numpy().tobytes()[: a.nbytes], a.dtype).reshape(a.shape)
+        return status
+
+
+def why_no_gpu():
+    """Say why the operators cannot run on a GPU here; None where they can."""
+    if not (_kernels.FOLDER / "libms_optim_cuda.so").exists():
+        return "libms_optim_cuda.so was not built: that needs nvcc"
+    try:
+        import torch
+    except ImportError:
+        return "PyTorch, whose buffers the operators are given, is not installed"
+    return None if torch.cuda.is_available() else "there is no GPU"
+
+
+def backwards(run):
+    """Run something with threads and blocks of the stand-in in reverse order."""
+    os.environ["MS_OPTIM_STANDIN_BACKWARDS"] = "1"
+    try:
+        return run()
+    finally:
+        del os.environ["MS_OPTIM_STANDIN_BACKWARDS"]

@@ -1,0 +1,359 @@
+"""The CUDA operators through their C interface: on a GPU where there is one, and their sources on the host."""
+
+import dataclasses
+import shutil
+
+import machines
+import mindspore as ms
+import numpy as np
+import pytest
+import recording
+from harness import NUMPY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mindspore import Parameter, Tensor
+from native import invoke
+from parity import ADAMW, AMSGRAD, EVERYTHING, LAMB, LANS, OFFLOAD, check_launches
+from recording import Recorded
+from sources import ROOT, TESTS
+from test_portability import attempt, needs, run
+from tolerances import TOLERANCE
+
+import ms_optim
+from ms_optim import _kernels
+from ms_optim._shares import SplitStep
+
+HOST_ONLY = _kernels.BY_ADDRESS | _kernels.LOCKS | _kernels.RETURNED | _kernels.SHARES
+SIZES = [(), (1,), (7,), (127,), (129,), (255,), (257,), (4097,), (13, 11), (6, 4, 3, 3), (3, 8193)]
+CUDA = _kernels.FOLDER / "libms_optim_cuda.so"
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory):
+    needs("g++")
+    return machines.StandIn(tmp_path_factory.mktemp("standin"))
+
+
+@pytest.fixture(scope="session")
+def gpu():
+    reason = machines.why_no_gpu()
+    if reason is not None:
+        pytest.skip(reason)
+    return machines.Cuda()
+
+
+@pytest.fixture(params=["stand_in", "gpu"])
+def machine(request):
+    return request.getfixturevalue(request.param)
+
+
+def cases():
+    """The recorded launches that a GPU takes too."""
+    kept = [case for case in recording.cases() if not (case.arrays[0].shape[1] - 1) & HOST_ONLY]
+    return [with_clips(case) for case in kept]
+
+
+def with_clips(case):
+    """Say in the flags that there is a bound on the norm: on a GPU the host cannot read it."""
+    stages, shared, rule = case.arrays[0].shape
+    clips = _kernels.CLIPS * bool(case.arrays[2][1] > 0)
+    flags = np.zeros((stages, 1 + (shared - 1 | clips), rule), np.int8)
+    return dataclasses.replace(case, arrays=[flags, *case.arrays[1:]])
+
+
+def waits_for_sums(case):
+    """Whether anything that is stored depends on sums, which devices add up in different orders."""
+    centralizes = (case.arrays[0].shape[1] - 1) & _kernels.CENTRALIZES
+    layerwise = case.function in ("ms_optim_lamb", "ms_optim_lans")
+    return layerwise or case.arrays[2][1] > 0 or (centralizes and case.arrays[1][:, 2].any())
+
+
+def compare(case, actual, expected, exactly):
+    """Compare what two devices make of a launch: sums to rounding, all else to the bit or to rounding."""
+    assert actual[0] == expected[0] == 0, case.name
+    for i, (a, b) in enumerate(zip(actual[1], expected[1])):
+        sums = b.dtype == np.float64 or (b.ndim == 2 and b.shape[1] == len(_kernels.STATISTICS))
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        same = (a == b) | ((a != a) & (b != b))
+        if exactly and not sums:
+            assert same.all(), f"{case.name}: array {i}: {np.flatnonzero(~same)[:5]}"
+            continue
+        # Of one NaN or infinity too many, or too few, nothing is close.
+        largest = np.max(np.abs(b[np.isfinite(b)]), initial=1e-30)
+        with np.errstate(invalid="ignore"):
+            close = same | (np.abs(a - b) <= TOLERANCE["statistics"] * largest)
+        assert close.all(), f"{case.name}: array {i}: {np.flatnonzero(~close)[:5]}"
+
+
+def test_storage_and_arithmetic_are_those_of_the_cpu(machine):
+    """Where no sum enters, all bits are the same: all dtypes, codes, noise, masters, what is selected and sent."""
+    compared = 0
+    for case in cases():
+        expected = case.run()
+        if not waits_for_sums(case):
+            compare(case, case.run(machine.call), expected, exactly=True)
+            compared += 1
+        elif all(a.dtype in (np.float32, np.float64, np.int32) for a in case.arrays[1:]):
+            compare(case, case.run(machine.call), expected, exactly=False)
+            compared += 1
+    assert compared > 25
+
+
+@pytest.mark.parametrize("weight", NUMPY)
+@pytest.mark.parametrize("gradient", NUMPY)
+@pytest.mark.parametrize("rule", [ADAMW, AMSGRAD, LAMB, LANS, OFFLOAD], ids=lambda rule: rule[0])
+def test_every_rule_dtype_and_shape_follows_the_reference(machine, rule, weight, gradient):
+    check_launches(machine.call, rule, SIZES, weight, gradient, 8.0, 0.0, True, 0.1, 3)
+    check_launches(machine.call, rule, SIZES[3:7], weight, gradient, 1.0, 0.5, False, 0.0, 4)
+
+
+# Threads that are fibers take their time.
+SMALL = st.lists(st.lists(st.integers(1, 12), max_size=3).map(tuple), min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=15)
+@given(**{**EVERYTHING, "shapes": SMALL})
+def test_any_shape_follows_the_reference(stand_in, **chosen):
+    check_launches(stand_in.call, **chosen)
+
+
+def test_many_tensors_and_a_large_one(machine):
+    """Tables that take several launches to fill, and a tensor of many chunks."""
+    shapes = [(k % 7,) for k in range(250)] + [(200_000,)]
+    made = recording.launch("lamb", np.random.default_rng(0), shapes=shapes, shared=_kernels.SKIP_NONFINITE)
+    case = Recorded("many", made.function, made.arrays, steps=1)
+    compare(case, case.run(machine.call), case.run(), exactly=False)
+
+
+def test_the_same_bits_from_run_to_run(gpu):
+    for case in cases():
+        first, second = case.run(gpu.call), case.run(gpu.call)
+        case.check(second, first)
+
+
+def test_threads_and_blocks_may_run_in_any_order(stand_in):
+    for case in cases()[::3]:
+        case.check(machines.backwards(lambda case=case: case.run(stand_in.call)), case.run(stand_in.call))
+
+
+def shifted(arrays):
+    """Return copies that begin 4 bytes after a multiple of 16, as a slice of a buffer may."""
+    moved = []
+    for a in arrays:
+        room = np.zeros(a.nbytes + 32, np.uint8)
+        begin = -room.ctypes.data % 16 + 4
+        view = room[begin : begin + a.nbytes].view(a.dtype).reshape(a.shape)
+        view[...] = a
+        moved.append(view)
+    return moved
+
+
+def test_tensors_that_begin_anywhere(stand_in):
+    made = recording.launch("adamw", np.random.default_rng(0))
+    n = made.arrays[1].shape[0]
+    expected = Recorded("aligned", made.function, made.arrays).run()
+    arrays = [a.copy() for a in made.arrays]
+    arrays[8 : 8 + 4 * n] = shifted(arrays[8 : 8 + 4 * n])
+    for _ in range(recording.STEPS):
+        assert stand_in.call(made.function, arrays) == 0
+    compare(Recorded("shifted", made.function, made.arrays), (0, arrays), expected, exactly=True)
+
+
+# ---- Arguments that do not fit ----------------------------------------------------------------------------------
+
+
+def small():
+    return recording.launch("adamw", np.random.default_rng(0), shapes=[(5,), (300,)])
+
+
+@pytest.mark.parametrize("flag", [16, 64, 128, 256])
+def test_what_only_the_host_can_do_is_refused(stand_in, flag):
+    made = small()
+    made.arrays[0] = np.zeros((1 + _kernels.ALL_STAGES, 1 + flag, 5), np.int8)
+    before = [a.copy() for a in made.arrays]
+    assert stand_in.call(made.function, made.arrays) == 4
+    for a, b in zip(made.arrays, before):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_a_workspace_that_does_not_fit_is_refused(stand_in):
+    made = small()
+    needed = machines.workspace_bytes(stand_in.library, made.function, made.arrays)
+    for workspace, status in ((np.zeros(needed - 1, np.uint8), 3), (np.zeros(needed, np.int8), 2)):
+        arrays = [*made.arrays, workspace]
+        assert invoke(stand_in.library, made.function, arrays, [a.ctypes.data for a in arrays]) == status
+    assert invoke(stand_in.library, made.function, [], []) == 1
+
+
+@pytest.mark.skipif(not CUDA.exists(), reason="libms_optim_cuda.so was not built: that needs nvcc")
+def test_without_a_gpu_the_library_loads_and_says_so():
+    library = _kernels.library(CUDA.name)
+    for rule in _kernels.RULES:
+        assert getattr(library, f"ms_optim_{rule}")
+    if machines.why_no_gpu() is None:
+        pytest.skip("there is a GPU")
+    made = small()
+    workspace = np.zeros(machines.workspace_bytes(library, made.function, made.arrays), np.uint8)
+    arrays = [*made.arrays, workspace]
+    assert invoke(library, made.function, arrays, [a.ctypes.data for a in arrays]) == 6
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_where_nvcc_is_the_library_is_built():
+    assert CUDA.exists()
+
+
+# ---- What the stand-in is there for is found --------------------------------------------------------------------
+
+MISTAKES = {
+    "no barrier before warps' sums are read": (
+        "blocks.cuh",
+        "  if (LaneOfThread() == 0) of_warp[WarpOfThread()] = x;\n  __syncthreads();",
+        "  if (LaneOfThread() == 0) of_warp[WarpOfThread()] = x;",
+    ),
+    "a warp leaves the last tile out": (
+        "engine.cuh",
+        "begin < chunk.end; begin += kThreads / kWarp * kTile",
+        "begin + kTile < chunk.end; begin += kThreads / kWarp * kTile",
+    ),
+    "two warps take the same tile": (
+        "engine.cuh",
+        "begin = chunk.begin + WarpOfThread() * kTile;",
+        "begin = chunk.begin + WarpOfThread() / 2 * kTile;",
+    ),
+    "the tail is written whole": (
+        "tiles.cuh",
+        "      if (tile.At(r * kRun + k) < tile.end) target[tile.At(r * kRun + k)] = run.x[k];",
+        "      target[tile.At(r * kRun + k)] = run.x[k];",
+    ),
+}
+
+
+BACKWARDS = {"MS_OPTIM_STANDIN_BACKWARDS": "1"}
+
+
+def sanitized(folder, sources):
+    """Build tests/replay.cc with the CUDA operators under sanitizers."""
+    needs("g++")
+    program = folder / "replay"
+    flags = [*machines.FLAGS, "-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-pthread"]
+    flags.append("-fsanitize=address,undefined")
+    include = [machines.INCLUDE[0], machines.INCLUDE[1], f"-I{sources}"]
+    run(["g++", *flags, *include, "-x", "c++", TESTS / "replay.cc", sources / "entry.cu", "-o", program])
+    return program
+
+
+def add_workspace(stand_in, case):
+    """Let a launch find a workspace of just the size that it needs behind its arguments."""
+    size = machines.workspace_bytes(stand_in.library, case.function, case.arrays)
+    workspace = np.full(size, 0xA5, np.uint8)
+    return dataclasses.replace(case, arrays=[*case.arrays, workspace], passed=len(case.arrays) + 1)
+
+
+def replayed(folder, program, cases, **environment):
+    """Replay launches; return what became of all arrays but the workspace, and what a sanitizer said if it did."""
+    recording.write(folder / "recording", cases)
+    done = attempt([program, folder / "recording", folder / "results"], **environment)
+    if done.returncode != 0:
+        return None, done.stdout
+    results = recording.read(folder / "results", cases)
+    return [(status, arrays[:-1]) for status, arrays in results], ""
+
+
+def little_ones(monkeypatch):
+    """Every rule with each storage, and what DGCMomentum sends and receives, on shapes that take little time."""
+    shapes = [(), (7,), (257,), (3, 31), (2049,)]
+    monkeypatch.setattr(recording, "SHAPES", shapes)
+    rng, kept = np.random.default_rng(5), []
+    for i, rule in enumerate(recording.RULES):
+        for k, states in enumerate(recording.STATES):
+            shared = [_kernels.SKIP_NONFINITE, _kernels.CENTRALIZES, 0][k]
+            made = recording.launch(rule, rng, recording.WEIGHTS[(i + k) % 6], states, shapes=shapes, shared=shared)
+            kept.append(Recorded(f"{rule}, {states}", made.function, made.arrays, steps=2))
+    return [with_clips(case) for case in (*kept, *list(recording.compressed(rng))[5:10])]
+
+
+def test_address_and_undefined_behavior_sanitizers(stand_in, tmp_path, monkeypatch):
+    program = sanitized(tmp_path, ROOT / "ops" / "cuda")
+    kept = little_ones(monkeypatch)
+    results, said = replayed(tmp_path, program, [add_workspace(stand_in, case) for case in kept])
+    assert results is not None, said[-4000:]
+    for case, result in zip(kept, results):
+        case.check(result, case.run(stand_in.call))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(stand_in, mistake, tmp_path):
+    name, right, wrong = MISTAKES[mistake]
+    sources = tmp_path / "cuda"
+    shutil.copytree(ROOT / "ops" / "cuda", sources)
+    text = (sources / name).read_text()
+    assert text.count(right) == 1
+    (sources / name).write_text(text.replace(right, wrong))
+    program = sanitized(tmp_path, sources)
+    made = recording.launch("adamw", np.random.default_rng(0), shapes=[(4097,), (300,)])
+    case = Recorded("small", made.function, made.arrays)
+    expected = case.run(stand_in.call)
+
+    def wrong_somewhere(order):
+        results, _ = replayed(tmp_path, program, [add_workspace(stand_in, case)], **order)
+        return results is None or any(a.tobytes() != b.tobytes() for a, b in zip(results[0][1], expected[1]))
+
+    assert any(wrong_somewhere(order) for order in ({}, BACKWARDS))
+
+
+# ---- In MindSpore, as far as it goes without a GPU --------------------------------------------------------------
+
+
+@pytest.fixture
+def on_gpu(monkeypatch, stand_in):
+    """Have optimizers take the device target for a GPU, and its library for there."""
+    monkeypatch.setattr(_kernels, "device_target", lambda: "GPU")
+    monkeypatch.setattr(_kernels, "why_not", lambda rule, device: None)
+    monkeypatch.setattr(_kernels, "library", lambda name: stand_in.library)
+    return stand_in
+
+
+PARAMS = {
+    "AdamW": {},
+    "Lamb": {},
+    "LANS": {},
+    "AdamOffload": {},
+    "DGCMomentum": {"momentum": 0.9, "rampup_begin_step": 3, "min_compress_numel": 10},
+}
+
+
+def make(name, **options):
+    """Make an optimizer of two parameters, one of them of lower precision."""
+    weights = [Tensor(np.ones((4, 300), np.float32)), Tensor(np.ones(7), ms.float16)]
+    params = [Parameter(w, name=f"w{i}") for i, w in enumerate(weights)]
+    return getattr(ms_optim, name)(params, 0.1, **{**PARAMS[name], **options})
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("options", [{}, {"grad_clip_norm": 1.0}, {"skip_nonfinite": True}], ids=str)
+def test_operators_are_made_for_a_gpu(on_gpu, name, options):
+    optimizer = make(name, **options)
+    assert optimizer.fused
+    made = [cell for _, cell in optimizer.cells_and_names() if isinstance(cell, _kernels.WithoutWorkspace)]
+    custom = [cell.primitive for cell in made]
+    if name == "AdamOffload":
+        # Its operator is the host's, wherever the weights are.
+        assert not made
+        return
+    assert len(made) == 1
+    assert custom[0].get_attr_dict()["primitive_target"] == "GPU"
+    assert custom[0].func.endswith(f"libms_optim_cuda.so:ms_optim_{optimizer.rule.name}")
+    shapes = [(4, 300), (7,)]
+    needed = _kernels.workspace_bytes(on_gpu.library, shapes, False, name == "DGCMomentum")
+    assert custom[0].out_shape[-1] == (needed,)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_split_states_are_refused_in_words(monkeypatch):
+    def split(self, rule, options):
+        self._splits = options.shard_states
+
+    monkeypatch.setattr(SplitStep, "_split_states", split)
+    with pytest.raises(RuntimeError, match=r"'shard_states'.*device target 'CPU'.*GPU"):
+        make("AdamW", shard_states=True)

@@ -1,0 +1,169 @@
+"""The step on Ascend as MindSpore runs it: the device is faked, and its operators run on the stand-in, on the CPU."""
+
+import dataclasses
+
+import mindspore as ms
+import numpy as np
+import pytest
+from ascend_stand_in import Host, needs_compiler, once
+from cases import CASES, SCENARIOS, Scenario
+from harness import Pair, tensor
+from mindspore import dtype as mstype
+from mindspore import ops
+from tolerances import STEPS
+
+from ms_optim import _kernels
+
+pytestmark = needs_compiler
+RULES = {case.name: case for case in CASES}
+# The dtypes and lengths that there are, each operator has seen in tests/test_ascendc.py.
+SHAPES = ("scalar", "tiles+1", "convolution", "zero")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    return once(tmp_path_factory, "library", Host.build(tmp_path_factory).library) / "libascend_on_cpu.so"
+
+
+@pytest.fixture
+def ascend(library, monkeypatch):
+    """An Ascend processor, as far as the package can tell."""
+
+    def operator(function, written, shape):
+        primitive = ops.Custom(f"{library}:{function}", shape, lambda *dtypes: ms.float32, func_type="aot")
+        return _kernels._writing(primitive, "CPU", written)
+
+    monkeypatch.setattr(_kernels, "device_target", lambda: "Ascend")
+    monkeypatch.setattr(_kernels, "why_not", lambda rule, device: None)
+    monkeypatch.setattr(_kernels, "ascend_operator", operator)
+
+
+def pair(case, scenario, variant=None, **shared):
+    """Return a pair whose optimizer takes the operators; its step count is in float64, which a CPU's expm1 needs."""
+    made = Pair(case, scenario, variant, **shared)
+    assert made.optimizer._on_ascend
+    made.optimizer._step_dtype = mstype.float64
+    return made
+
+
+@pytest.mark.parametrize(
+    "rule, scenario", [("AdamW", "clip"), ("Lamb", "bfloat16"), ("LANS", "loss_scale"), ("LANS", "float16_no_masters")]
+)
+def test_a_graph_agrees_with_float64(ascend, rule, scenario):
+    made = pair(RULES[rule], dataclasses.replace(SCENARIOS[scenario], shapes=SHAPES))
+    ms.set_context(mode=ms.GRAPH_MODE)
+    made.run("graph", STEPS)
+    made.check()
+
+
+@pytest.mark.parametrize(
+    "rule, scenario, variant",
+    [
+        ("AdamW", "float16", {"amsgrad": True, "maximize": True}),
+        ("AdamW", "float32_gradients", {"bias_correction": False}),
+        ("AdamW", "dynamic", {}),
+        ("Lamb", "grouped", {"always_adapt": False, "trust_ratio_bounds": (0.01, 2.0)}),
+        ("LANS", "grouped", {"clip_gradient": 0.05, "upper_bound": 10.0}),
+    ],
+)
+def test_variants_agree_with_float64(ascend, rule, scenario, variant):
+    made = pair(RULES[rule], dataclasses.replace(SCENARIOS[scenario], shapes=SHAPES), variant)
+    made.run("pynative", 6)
+    made.check()
+
+
+@pytest.mark.parametrize("rule", ["AdamW", "Lamb"])
+def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(ascend, rule):
+    made = pair(RULES[rule], dataclasses.replace(SCENARIOS["plain"], shapes=("seven", "matrix")), skip_nonfinite=True)
+    made.run("pynative", 2)
+    infinite = [np.full(w.shape, np.inf) for w in made.reference.weights]
+    made.optimizer(tuple(tensor(g, "float32") for g in infinite))
+    made.reference.step(infinite)
+    skipped = made.optimizer.statistics.asnumpy()
+    assert not skipped[:, 2:].any()
+    made.run("pynative", 2)
+    made.check()
+
+
+@pytest.mark.filterwarnings("ignore:ms_optim runs on the slower composite path")
+@pytest.mark.parametrize("asked", [{"state_dtype": "8bit"}, {"stochastic_rounding": True, "master_weights": False}])
+def test_what_the_operators_do_not_know_is_refused_in_words(ascend, asked):
+    params = [ms.Parameter(tensor(np.zeros(5000), "float16"), name="w")]
+    with pytest.raises(RuntimeError, match=f"{next(iter(asked))}.*Ascend"):
+        RULES["AdamW"].optimizer(params, 0.1, **asked)
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.parametrize("scenario", ["clip", "float16_no_masters"])
+def test_adam_offload_adds_what_the_host_returns(ascend, monkeypatch, mode, scenario):
+    launched = []
+    operator = _kernels.ascend_operator
+    monkeypatch.setattr(
+        _kernels, "ascend_operator", lambda function, *how: launched.append(function) or operator(function, *how)
+    )
+    made = Pair(RULES["AdamOffload"], dataclasses.replace(SCENARIOS[scenario], shapes=SHAPES))
+    made.optimizer._step_dtype = mstype.float64
+    assert launched == ["MsOptimDelta", "MsOptimSums"]
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    made.run(mode, 6)
+    made.check()
+
+
+class PlatformAdamW:
+    """What CANN documents of aclnnApplyAdamWV2, its step counted from 0 as MindSpore's own optimizer does."""
+
+    def __call__(self, weight, m, v, _, gradient, step, rate, beta1, beta2, decay, eps, amsgrad, maximize):
+        assert not amsgrad
+        assert not maximize
+        assert all(type(x) is float for x in (rate, beta1, beta2, decay, eps))
+        t = float(step.asnumpy()[0]) + 1
+        w, g = weight.asnumpy().astype(np.float64), gradient.asnumpy().astype(np.float64)
+        first = beta1 * m.asnumpy().astype(np.float64) + (1 - beta1) * g
+        second = beta2 * v.asnumpy().astype(np.float64) + (1 - beta2) * g**2
+        moved = first / (1 - beta1**t) / (np.sqrt(second / (1 - beta2**t)) + eps)
+        for parameter, value in ((weight, w * (1 - rate * decay) - rate * moved), (m, first), (v, second)):
+            parameter.set_data(ms.Tensor(np.asarray(value, np.float32)))
+        return weight, m, v
+
+
+def fixed(params, rate):
+    """Two groups with numbers of their own."""
+    groups = [{"params": params[:2], "lr": 2 * rate, "weight_decay": 0.3}, {"params": params[2:]}]
+    n = len(params) - 2
+    rates = [lambda k: 2 * rate] * 2 + [lambda k: rate] * n
+    return groups, rate, 0.02, rates, [lambda k: 0.3] * 2 + [lambda k: 0.02] * n, [False] * (n + 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_platforms_own_adamw_gets_what_it_takes(ascend, monkeypatch, dtype):
+    monkeypatch.setattr(_kernels, "platform_adamw", PlatformAdamW)
+    scenario = Scenario(dtype, shapes=SHAPES, shared={"grad_clip_norm": 3.0, "loss_scale": 8.0}, groups=fixed)
+    made = pair(RULES["AdamW"], scenario, {"maximize": True}, backend="native")
+    made.run("pynative", 8)
+    assert np.isnan(made.optimizer.statistics.asnumpy()[:, 2]).all()  # the update's norm, which it does not tell
+    made.optimizer.statistics.set_data(ms.Tensor(np.float32(made.reference.statistics)))
+    made.check()
+
+
+@pytest.mark.parametrize(
+    "rule, asked, said",
+    [
+        ("Lamb", {}, "AdamW on Ascend alone"),
+        ("AdamW", {"amsgrad": True}, "AdamW on Ascend alone"),
+        ("AdamW", {"bias_correction": False}, "corrects the bias"),
+        ("AdamW", {"skip_nonfinite": True}, "cannot skip"),
+        ("AdamW", {"master_weights": False}, "lower precision"),
+        ("AdamW", {"learning_rate": [0.1, 0.2]}, "numbers"),
+        ("AdamW", {"state_dtype": "bfloat16"}, "state_dtype"),
+    ],
+)
+def test_what_the_platforms_own_adamw_cannot_do_is_refused_in_words(ascend, rule, asked, said):
+    params = [ms.Parameter(tensor(np.zeros(3), "float16"), name="w")]
+    with pytest.raises(RuntimeError, match=f"backend='native'.*{said}"):
+        RULES[rule].optimizer(params, **{"learning_rate": 0.1, "backend": "native", **asked})
+
+
+def test_the_cpu_has_no_adamw_of_its_own():
+    params = [ms.Parameter(tensor(np.zeros(3), "float32"), name="w")]
+    with pytest.raises(RuntimeError, match="AdamW on Ascend alone"):
+        RULES["AdamW"].optimizer(params, 0.1, backend="native")

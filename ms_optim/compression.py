@@ -420,6 +420,15 @@ class CompressedStep(FusedOptimizer):
         at = int(step.asnumpy()[0])
         return sum(at >= end for end in self._ends)
 
+    def densities(self, step: Tensor) -> np.ndarray:
+        """Return which part of each tensor's elements a worker sends in a step, counted from 0."""
+        counts = self._counts[self._known_place(step)]
+        return np.where(counts > 0, counts / np.array(self._sizes), 1.0)
+
+    def residual_norms(self) -> np.ndarray:
+        """Return the L2 norm of what of each tensor this worker has not sent yet."""
+        return np.array([float(norm(r).asnumpy()) for r in self.states[self.param_length :]])
+
     @ms.jit(backend="ms_backend")
     def _phase_by_address(self, step, addresses, known):
         numbers = (self._constants, ops.stack(self._current_rates(step)))

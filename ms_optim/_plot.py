@@ -58,7 +58,7 @@ def plot(csv, output=None):
         if not isinstance(value, (str, os.PathLike)) and not (name == "output" and value is None):
             fail(TypeError, NAME, name, "a path", value)
     if importlib.util.find_spec("matplotlib") is None:
-        raise ImportError(f"For '{NAME}', matplotlib is needed: pip install 'ms_optim[monitor]'.")
+        raise ImportError(f"For '{NAME}', matplotlib is needed: pip install matplotlib.")
     record = load(pathlib.Path(csv), ("trust_ratio", "update_ratio"))
     output = pathlib.Path(csv).with_suffix(".png") if output is None else pathlib.Path(output)
     _draw(record).savefig(output, dpi=120)

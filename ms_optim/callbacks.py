@@ -70,7 +70,7 @@ class OptimizerMonitor(Callback):
             if value is not None and not isinstance(value, (str, os.PathLike)):
                 fail(TypeError, NAME, name, "a path or None", value)
         if tensorboard is not None and importlib.util.find_spec("tensorboardX") is None:
-            raise ImportError(f"For '{NAME}', 'tensorboard' needs tensorboardX: pip install 'ms_optim[monitor]'.")
+            raise ImportError(f"For '{NAME}', 'tensorboard' needs tensorboardX: pip install tensorboardX.")
         self.every, self.verbose = every, verbose
         self.files = None if csv is None else ReadingFiles(pathlib.Path(csv))
         self.folder = tensorboard

@@ -171,7 +171,7 @@ def through_model(path, poisoned=False, scale=None, wrapped=False, **monitored):
         model.train(1, dataset, callbacks=[monitor], dataset_sink_mode=False)
 
 
-def in_a_loop(path, begin=0, end=STEPS, state=None, poisoned=False, net=None, every=3, **arguments):
+def in_a_loop(path, begin=0, end=STEPS, state=None, poisoned=False, net=None, every=3, tensorboard=None, **arguments):
     """Train from one step to another; return the network and what the optimizer keeps."""
     net = net or Net()
     optimizer = made(net, **arguments)
@@ -181,7 +181,7 @@ def in_a_loop(path, begin=0, end=STEPS, state=None, poisoned=False, net=None, ev
     x, y = data()
     if poisoned:
         x[POISONED] = np.inf
-    with OptimizerMonitor(every=every, csv=path, verbose=False) as monitor:
+    with OptimizerMonitor(every, path, tensorboard, verbose=False) as monitor:
         for k in range(begin, end):
             step(ms.Tensor(x[k]), ms.Tensor(y[k]))
             monitor.step(optimizer)
@@ -319,7 +319,7 @@ def test_a_line_spans_the_groups(capfd):
 
 
 def events(folder):
-    """Read the scalars of TensorBoard's files in the order of writing: tag, step, number."""
+    """Read TensorBoard's files in the order of writing."""
     from tensorboardX.proto import event_pb2
 
     for path in sorted(folder.iterdir()):
@@ -329,13 +329,12 @@ def events(folder):
             (length,) = struct.unpack_from("<Q", content, place)
             event = event_pb2.Event.FromString(content[place + 12 : place + 12 + length])
             place += length + 16
-            for value in event.summary.value:
-                yield value.tag, event.step, value.simple_value
+            yield event
 
 
 def test_tensorboard_has_the_figures_of_the_csv(tmp_path):
     through_model(tmp_path / "run.csv", poisoned=True, every=4, tensorboard=tmp_path / "board")
-    found = {(tag, step): value for tag, step, value in events(tmp_path / "board")}
+    found = {(x.tag, event.step): x.simple_value for event in events(tmp_path / "board") for x in event.summary.value}
     expected = {}
     for row in table(tmp_path / "run.csv"):
         for name, value in row.items():
@@ -348,6 +347,15 @@ def test_tensorboard_has_the_figures_of_the_csv(tmp_path):
     assert found.keys() == expected.keys()
     assert {step for _, step in found} == {4, 8, 12}
     assert all(found[key] == np.float32(expected[key]) for key in found)
+
+
+def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
+    net, state = in_a_loop(tmp_path / "run.csv", end=5)
+    in_a_loop(tmp_path / "run.csv", begin=5, state=state, net=net, tensorboard=tmp_path / "board")
+    held = list(events(tmp_path / "board"))
+    begun = [event.step for event in held if event.session_log.status == event.session_log.START]
+    assert begun == [6]
+    assert {event.step for event in held if event.summary.value} == {6, 9, 12}
 
 
 # ---- When it reads ----
@@ -429,7 +437,7 @@ def test_bad_arguments(error, match, arguments):
 
 def test_without_tensorboardx_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    refused(ImportError, r"pip install 'ms_optim\[monitor\]'", lambda: OptimizerMonitor(tensorboard=tmp_path))
+    refused(ImportError, "needs tensorboardX: pip install tensorboardX", lambda: OptimizerMonitor(tensorboard=tmp_path))
 
 
 def test_an_optimizer_of_others_is_refused():
@@ -528,4 +536,4 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, monkeypatch):
     (tmp_path / "empty.csv").write_text("")
     refused(ValueError, "has other columns", lambda: plot(tmp_path / "empty.csv"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    refused(ImportError, r"pip install 'ms_optim\[monitor\]'", lambda: plot(os.fspath(tmp_path / "run.csv")))
+    refused(ImportError, "matplotlib is needed: pip install matplotlib", lambda: plot(os.fspath(tmp_path / "run.csv")))

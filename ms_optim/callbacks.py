@@ -190,7 +190,7 @@ def line(reading: Reading) -> str:
         f"weight decay {span('weight_decay.')}",
         f"gradient norm {totals['gradient_norm']:.3g}",
     ]
-    if math.isnan(totals["weight_norm"]):
+    if math.isnan(totals["weight_norm"]) and totals["update_norm"] == 0:
         parts.append("SKIPPED")
     else:
         parts.append(f"weight norm {totals['weight_norm']:.4g}")

@@ -304,6 +304,18 @@ def test_a_line_says_what_matters(capfd, tmp_path):
     )
 
 
+def test_weights_that_are_spoiled_were_not_skipped(capfd):
+    optimizer, monitor = Lamb([Parameter(tensor(np.ones(4), "float32"), name="w")], 0.1), OptimizerMonitor(every=1)
+    for _ in range(2):
+        optimizer((tensor([1, np.nan, 1, 1], "float32"),))
+        monitor.step(optimizer)
+    lines = capfd.readouterr().out.splitlines()
+    assert "weight norm 2; " in lines[0]
+    assert "weight norm nan; " in lines[1]
+    assert not any("skipped" in line.lower() for line in lines)
+    assert all("NOT FINITE: 1 of 1 gradients" in line for line in lines)
+
+
 def test_a_line_spans_the_groups(capfd):
     params = [Parameter(tensor(np.ones(4), "float32"), name=f"w{i}") for i in range(3)]
     groups = [{"params": [p], "lr": 0.1 * (i + 1), "weight_decay": 0.01 * i} for i, p in enumerate(params)]

@@ -5,6 +5,7 @@ normalization, a weight decay that changes over time, and a learning rate that w
 """
 
 import argparse
+import pathlib
 import time
 from collections import OrderedDict
 
@@ -97,7 +98,7 @@ def digits():
     return (split[0], split[2]), (split[1], split[3])
 
 
-def train(name, epochs, seed):
+def train(name, epochs, seed, folder):
     """Train one network; return losses, accuracies and seconds."""
     ms.set_seed(seed)
     ms.dataset.config.set_seed(seed)
@@ -114,11 +115,13 @@ def train(name, epochs, seed):
     )
     model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     with tqdm(total=steps, desc=f"{name:12}", unit="step") as bar:
-        recorder = Recorder(net, test_set, bar)
+        callbacks = [Recorder(net, test_set, bar)]
+        if folder is not None:
+            callbacks.append(ms_optim.OptimizerMonitor(every=4, csv=folder / f"{name}.csv", verbose=False))
         start = time.perf_counter()
-        model.train(epochs, data, callbacks=[recorder], dataset_sink_mode=False)
+        model.train(epochs, data, callbacks=callbacks, dataset_sink_mode=False)
         seconds = time.perf_counter() - start
-    return recorder.losses, recorder.accuracies, seconds
+    return callbacks[0].losses, callbacks[0].accuracies, seconds
 
 
 def draw(results, path):
@@ -147,10 +150,13 @@ def main():
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="train.png", help="where the picture goes")
+    parser.add_argument(
+        "--monitor", type=pathlib.Path, metavar="FOLDER", help="record each optimizer in a CSV file there"
+    )
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE if arguments.mode == "graph" else ms.PYNATIVE_MODE)
 
-    results = {name: train(name, arguments.epochs, arguments.seed) for name in arguments.optimizer}
+    results = {name: train(name, arguments.epochs, arguments.seed, arguments.monitor) for name in arguments.optimizer}
     table = Table("Optimizer", "Test accuracy", "Seconds")
     for name, (_, accuracies, seconds) in results.items():
         table.add_row(name, f"{accuracies[-1]:.2%}", f"{seconds:.1f}")

@@ -2,9 +2,11 @@
 
 from importlib.metadata import version
 
+from ._plot import plot
 from ._shares import merge_states
 from .adam_offload import AdamOffload
 from .adamw import AdamW
+from .callbacks import OptimizerMonitor
 from .dgc_momentum import DGCMomentum
 from .groups import ParamGroups, layerwise_groups, no_decay_groups, pattern_groups
 from .lamb import Lamb
@@ -33,6 +35,7 @@ __all__ = [
     "ExponentialWeightDecay",
     "Lamb",
     "LinearWeightDecay",
+    "OptimizerMonitor",
     "ParamGroups",
     "PiecewiseConstantWeightDecay",
     "PolynomialWeightDecay",
@@ -45,5 +48,6 @@ __all__ = [
     "merge_states",
     "no_decay_groups",
     "pattern_groups",
+    "plot",
 ]
 __version__ = version("ms_optim")

@@ -27,10 +27,14 @@ class StateDict:
         Returns:
             A float, or where groups have learning rates of their own, a tuple with one for each parameter.
         """
-        rates = [float(rate.asnumpy()) for rate in self._current_rates(self.global_step)]
+        rates = self._rates_at(self.global_step)
         if self.is_group_lr:
             return tuple(rates[place] for place in self._rate_index)
         return rates[self._rate_index[0]]
+
+    def _rates_at(self, step: Tensor) -> list[float]:
+        """Return the distinct learning rates and weight decays of a step, counted from 0."""
+        return [float(rate.asnumpy()) for rate in self._current_rates(step)]
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
         """Return a copy of what the optimizer keeps from step to step, by name; the weights are not among it.

@@ -198,6 +198,14 @@ def largest(x, count, at_most: int):
     return ops.logical_or(first, second).reshape(x.shape)
 
 
+def _norm_in_place(x: np.ndarray) -> float:
+    """Return the L2 norm of a float32 array with no copy of it, which MindSpore's operators would make."""
+    flat = x.reshape(-1)
+    # In parts, as a dot product adds up in float32.
+    parts = (flat[begin : begin + (1 << 16)] for begin in range(0, flat.size, 1 << 16))
+    return math.sqrt(sum(float(np.dot(part, part)) for part in parts))
+
+
 # ---- The step -----------------------------------------------------------------------------------------------------
 
 
@@ -419,6 +427,15 @@ class CompressedStep(FusedOptimizer):
     def _known_place(self, step):
         at = int(step.asnumpy()[0])
         return sum(at >= end for end in self._ends)
+
+    def densities(self, step: Tensor) -> np.ndarray:
+        """Return which part of each tensor's elements a worker sends in a step, counted from 0."""
+        counts = self._counts[self._known_place(step)]
+        return np.where(counts > 0, counts / np.array(self._sizes), 1.0)
+
+    def residual_norms(self) -> np.ndarray:
+        """Return the L2 norm of what of each tensor this worker has not sent yet."""
+        return np.array([_norm_in_place(r.asnumpy()) for r in self.states[self.param_length :]])
 
     @ms.jit(backend="ms_backend")
     def _phase_by_address(self, step, addresses, known):

@@ -18,8 +18,9 @@ OPTIMIZERS = _doctor.optimizers()
 SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) and x not in OPTIMIZERS]
 FUNCTIONS = [x for x in PUBLIC if inspect.isfunction(x)]
 TOOLS = [ms_optim.SimulatedWorkers]
+CALLBACKS = [ms_optim.OptimizerMonitor]
 
-DOCUMENTED = [*OPTIMIZERS, *SCHEDULES, *FUNCTIONS, *TOOLS]
+DOCUMENTED = [*OPTIMIZERS, *SCHEDULES, *FUNCTIONS, *TOOLS, *CALLBACKS]
 every_name = pytest.mark.parametrize("public", DOCUMENTED, ids=lambda public: public.__name__)
 
 
@@ -85,7 +86,9 @@ def test_docstrings_have_every_section(public):
     cell = ("Inputs", "Outputs", "Raises", "Supported Platforms", "Examples")
     tool = ("Attributes", "Inputs", "Outputs", "Raises", "Examples")
     function = ("Returns", "Raises", "Examples")
-    sections = function if public in FUNCTIONS else tool if public in TOOLS else cell
+    callback = ("Raises", "Examples")
+    kinds = {function: FUNCTIONS, tool: TOOLS, callback: CALLBACKS}
+    sections = next((sections for sections, kind in kinds.items() if public in kind), cell)
     if signature_defaults(public):
         sections = ("Args", *sections)
     assert [line[:-1] for line in doc.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)] == list(sections)

@@ -1,0 +1,184 @@
+"""A picture of the readings of an OptimizerMonitor."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+
+import numpy as np
+
+from ._arguments import fail
+from ._readings import Record, load
+
+NAME = "plot"
+WIDTH = 10.0
+PANELS = 2.1  # inches that a row of panels is high
+ROW = 0.19  # inches that a parameter has in the heat map, until there are more than fit
+LABEL = 0.125  # inches that its name needs
+LONGEST = 44  # letters of a name
+LEGEND = 6  # groups that a legend can tell apart
+
+
+def plot(csv, output=None):
+    """Draw what an OptimizerMonitor recorded.
+
+    On top is a heat map by layer and step: of the trust ratios, or where these are all 1, as for AdamW, of the ratio of
+    update to weight. Below are the norms of gradient, weights and update, the ratio of the last two, the learning rates
+    and weight decays, and of DGCMomentum the density and the norm of the residuals.
+
+    Args:
+        csv (Union[str, PathLike]): The CSV file that the monitor wrote; that of the layers lies beside it.
+        output (Union[str, PathLike, None]): The picture, in a format that matplotlib knows by its name. ``None`` means
+            a PNG beside `csv`. Default: ``None`` .
+
+    Returns:
+        Path of the picture.
+
+    Raises:
+        TypeError: If `csv` or `output` is not a path.
+        ValueError: If `csv` is not what a monitor wrote, or has no readings.
+        ImportError: If there is no matplotlib.
+
+    Examples:
+        >>> import os, tempfile
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_optim import Lamb, OptimizerMonitor, plot
+        >>> optimizer = Lamb(nn.Dense(4, 3).trainable_params(), learning_rate=0.01)
+        >>> folder = tempfile.mkdtemp()
+        >>> with OptimizerMonitor(every=1, csv=os.path.join(folder, "run.csv"), verbose=False) as monitor:
+        ...     for _ in range(3):
+        ...         done = optimizer((ms.ops.ones((3, 4)), ms.ops.ones(3)))
+        ...         monitor.step(optimizer)
+        >>> print(plot(os.path.join(folder, "run.csv")).name)
+        run.png
+    """
+    for name, value in (("csv", csv), ("output", output)):
+        if not isinstance(value, (str, os.PathLike)) and not (name == "output" and value is None):
+            fail(TypeError, NAME, name, "a path", value)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError(f"For '{NAME}', matplotlib is needed: pip install matplotlib.")
+    record = load(pathlib.Path(csv), ("trust_ratio", "update_ratio"))
+    output = pathlib.Path(csv).with_suffix(".png") if output is None else pathlib.Path(output)
+    _draw(record).savefig(output, dpi=120)
+    return output
+
+
+def _draw(record: Record):
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    rows = 3 if "density" in record.totals else 2
+    heat = min(max(ROW * len(record.parameters), 1.6), 10.0) + 0.8
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
+    figure = Figure(figsize=(WIDTH, heat + PANELS * rows), layout=layout)
+    steps, skipped = record.totals["step"], int(record.totals["skipped_steps"][-1])
+    title = f"{record.optimizer}: {len(record.parameters)} parameters, steps {steps[0]:.0f} to {steps[-1]:.0f}"
+    figure.suptitle(title + (f", {skipped} of them skipped" if skipped else ""), fontsize=12)
+    # Apart, so that long names beside the heat map leave the panels as wide as they are.
+    grid = figure.add_gridspec(2, 1, height_ratios=(heat, PANELS * rows))
+    top, bottom = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+    _draw_heat_map(top, record, heat - 0.8)
+    panels = bottom.subplots(rows, 2, sharex=True)
+    _draw_norms(panels[0, 0], record)
+    _draw_lines(panels[0, 1], record, "update norm / weight norm", {"": "update_ratio"}, log=True)
+    for axes, title in zip(panels[1], ("learning rate", "weight decay")):
+        prefix = title.replace(" ", "_") + "."
+        names = {name.removeprefix(prefix): name for name in record.totals if name.startswith(prefix)}
+        _draw_lines(axes, record, title, names)
+        axes.set_ylim(bottom=0)
+    if rows == 3:
+        _draw_lines(panels[2, 0], record, "density: part of the elements that is sent", {"": "density"}, log=True)
+        _draw_lines(panels[2, 1], record, "norm of the residuals", {"": "residual_norm"})
+    for axes in panels[-1]:
+        axes.set_xlabel("step")
+    return figure
+
+
+def _draw_heat_map(figure, record, height):
+    from matplotlib.colors import LogNorm
+
+    steps = record.totals["step"]
+    ratios, what = record.layers["trust_ratio"], "trust ratio"
+    if np.all(np.isnan(ratios) | (ratios == 1)):
+        ratios, what = record.layers["update_ratio"], "update norm / weight norm"
+    drawn = np.ma.masked_invalid(ratios.T)
+    drawn = np.ma.masked_less_equal(drawn, 0)
+    # The few that are far from all others would leave these one colour.
+    low, high = np.percentile(drawn.compressed(), (0.5, 99.5)) if drawn.count() else (1.0, 1.0)
+    low, high = (low / 1.05, high * 1.05) if high < 1.1 * low else (low, high)
+    axes = figure.subplots()
+    axes.set_facecolor("0.85")
+    count = len(record.parameters)
+    # A reading's colour stands to the left of its step: for the steps since the one before.
+    first = steps[0] - (steps[1] - steps[0]) if len(steps) > 1 else steps[0] - 1
+    edges = np.concatenate(([max(first, 0)], steps))
+    mesh = axes.pcolormesh(edges, np.arange(count + 1) - 0.5, drawn, norm=LogNorm(low, high), rasterized=True)
+    figure.colorbar(mesh, ax=axes, extend="both", pad=0.01, fraction=0.05, aspect=6 * height)
+    every = int(np.ceil(LABEL * count / height))
+    common = _common_prefix(record.parameters)
+    shown = range(0, count, every)
+    axes.set_yticks(shown, [_short(record.parameters[i].removeprefix(common)) for i in shown], fontsize=7)
+    axes.invert_yaxis()
+    notes = {
+        f"{what} by layer": True,
+        "grey: none": bool(np.ma.getmaskarray(drawn).any()),
+        f"names begin with “{common}”": bool(common),
+        f"of {every} neighbours one is named": every > 1,
+    }
+    axes.set_title("; ".join(note for note, holds in notes.items() if holds), fontsize=10)
+    axes.set_xlabel("step")
+
+
+def _common_prefix(names) -> str:
+    """Return the names of the Cells that all parameters are in, with the dot that ends them."""
+    before, dot, _ = os.path.commonprefix(names).rpartition(".")  # noqa: RUF071 - cut at a dot here
+    return before + dot
+
+
+def _short(name: str) -> str:
+    """Leave out the middle of a long name."""
+    half = (LONGEST - 1) // 2
+    return name if len(name) <= LONGEST else f"{name[:half]}…{name[-half:]}"
+
+
+def _draw_norms(axes, record):
+    steps = record.totals["step"]
+    names = {name: f"{name}_norm" for name in ("gradient", "weight", "update")}
+    _draw_lines(axes, record, "norms", names, log=True)
+    skips = steps[np.diff(record.totals["skipped_steps"], prepend=0) > 0]
+    for k, step in enumerate(skips):
+        axes.axvline(step, color="tab:red", linewidth=0.8, linestyle=":", label=None if k else "steps skipped")
+    axes.legend(fontsize=7, ncols=2, frameon=False)
+
+
+def _draw_lines(axes, record, title, names, log=False):
+    """Draw columns of the totals, by label; the same numbers are one line."""
+    from matplotlib import colormaps
+
+    steps = record.totals["step"]
+    lines: dict[bytes, tuple[list[str], np.ndarray]] = {}
+    for label, name in names.items():
+        series = np.where(np.isfinite(record.totals[name]), record.totals[name], np.nan)
+        lines.setdefault(series.tobytes(), ([], series))[0].append(label)
+    colors = (
+        colormaps["tab10"](range(10)) if len(lines) <= LEGEND else colormaps["viridis"](np.linspace(0, 1, len(lines)))
+    )
+    for color, (labels, series) in zip(colors, lines.values()):
+        style = {"marker": ".", "markersize": 3} if len(steps) < 40 else {}
+        axes.plot(steps, series, color=color, linewidth=1.3, label=_labels(labels), **style)
+    if log and any((series > 0).any() for _, series in lines.values()):
+        axes.set_yscale("log")
+    if 1 < len(lines) <= LEGEND:
+        axes.legend(fontsize=7, frameon=False, title="group" if labels[0].isdigit() else None, title_fontsize=7)
+    elif len(lines) > LEGEND:
+        title += f": {len(lines)} groups, from dark to light"
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+
+
+def _labels(labels: list[str]) -> str:
+    return ", ".join(labels if len(labels) <= 4 else [*labels[:2], "…", labels[-1]])

@@ -1,0 +1,232 @@
+"""Readings: what a monitor notes of an optimizer's last step, and the two CSV files that keep it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pathlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from mindspore import Tensor
+from mindspore import dtype as mstype
+
+from ._base import FusedOptimizer
+from ._kernels import STATISTICS
+from .compression import CompressedStep
+
+
+class Reading(NamedTuple):
+    """What is known of an optimizer's last step.
+
+    Attributes:
+        optimizer: Name of its class.
+        step: How many steps it was given, those that it skipped included.
+        totals: Figures of the whole step by name.
+        layers: Columns of figures by name, one for each parameter.
+        parameters: The parameters' names.
+    """
+
+    optimizer: str
+    step: int
+    totals: dict[str, float]
+    layers: dict[str, np.ndarray]
+    parameters: tuple[str, ...]
+
+
+def steps_of(optimizer: FusedOptimizer) -> int:
+    """Return how many steps an optimizer was given, those that it skipped included."""
+    return int(optimizer.global_step.asnumpy()[0]) + int(optimizer.skipped_steps.asnumpy()[0])
+
+
+def read(optimizer: FusedOptimizer) -> Reading:
+    """Read what an optimizer knows of its last step."""
+    layers: dict[str, np.ndarray] = dict(zip(STATISTICS, optimizer.statistics.asnumpy().astype(np.float64).T))
+    # What did not move has no trust ratio, and its weight may not have been looked at.
+    moved = layers["trust_ratio"] != 0
+    for name in ("weight_norm", "trust_ratio"):
+        layers[name] = np.where(moved, layers[name], np.nan)
+    layers["update_ratio"] = _ratio(layers["update_norm"], layers["weight_norm"])
+    skipped = int(optimizer.skipped_steps.asnumpy()[0])
+    # A step that was skipped comes again, with the rates that it had.
+    done = int(optimizer.global_step.asnumpy()[0])
+    last = Tensor([max(done - bool(moved.any()), 0)], mstype.int32)
+
+    # Of what moved, unless nothing did.
+    counted = moved if moved.any() else np.full_like(moved, True)
+    weight, ratios = layers["weight_norm"][counted], layers["trust_ratio"][counted]
+    norms = {
+        "gradient_norm": _norm(layers["gradient_norm"]),
+        "weight_norm": _norm(weight),
+        "update_norm": _norm(layers["update_norm"]),
+    }
+    totals = {
+        "skipped_steps": skipped,
+        "nonfinite_gradients": int((layers["finite"] == 0).sum()),
+        **norms,
+        "update_ratio": float(_ratio(norms["update_norm"], norms["weight_norm"])),
+        "trust_ratio_min": ratios.min(),
+        "trust_ratio_median": np.median(ratios),
+        "trust_ratio_max": ratios.max(),
+    }
+    rates = optimizer._rates_at(last)
+    places = list(zip(optimizer._rate_index, optimizer._decay_index))
+    groups = {place: k for k, place in enumerate(dict.fromkeys(places))}
+    for (rate, decay), k in groups.items():
+        totals[f"learning_rate.{k}"] = rates[rate]
+        totals[f"weight_decay.{k}"] = rates[decay] if decay >= 0 else 0.0
+    layers = {"group": np.array([groups[place] for place in places]), **layers}
+    layers["finite"] = layers["finite"].astype(int)
+    if isinstance(optimizer, CompressedStep):
+        sizes = np.array([p.size for p in optimizer.parameters])
+        layers["density"], layers["residual_norm"] = optimizer.densities(last), optimizer.residual_norms()
+        totals["density"] = float(layers["density"] @ sizes / sizes.sum())
+        totals["residual_norm"] = _norm(layers["residual_norm"])
+    return Reading(type(optimizer).__name__, done + skipped, totals, layers, tuple(optimizer._names))
+
+
+def _norm(norms: np.ndarray) -> float:
+    """Return the norm of tensors of some norms."""
+    return float(np.sqrt(np.sum(np.square(norms))))
+
+
+def _ratio(one, other):
+    """Return one / other, NaN where that says nothing."""
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    return np.divide(one, other, out=np.full(other.shape, np.nan), where=other > 0)
+
+
+class ReadingFiles:
+    """A CSV file with a row for each reading, and one beside it with a row for each of its parameters."""
+
+    def __init__(self, path: pathlib.Path):
+        self.totals, self.layers = path, path.with_suffix(".layers.csv")
+
+    def prepare(self, reading: Reading) -> None:
+        """Begin the files, or check that what they hold is of this optimizer, and cut off a line that was torn.
+
+        Raises:
+            ValueError: If a file holds something else.
+        """
+        self.totals.parent.mkdir(parents=True, exist_ok=True)
+        for path, (header, rows) in self._tables(reading).items():
+            if not path.exists() or path.stat().st_size == 0:
+                path.write_text(_text([header]))
+                continue
+            with path.open(newline="") as file:
+                lines = csv.reader(file)
+                held = next(lines, [])
+                first = [line for _, line in zip(rows, lines)]
+            if held != header:
+                odd = next((name for name in [*header, *held] if (name in header) != (name in held)), None)
+                what = f"only one of the two has the column {odd!r}" if odd else "its columns are in another order"
+                raise ValueError(_refusal(path, reading, what))
+            # The second column says whose a row is: the optimizer's name, or the parameter's.
+            for line, row in zip(first, rows):
+                if len(line) == len(header) and line[1] != row[1]:
+                    raise ValueError(_refusal(path, reading, f"it has {line[1]!r} where this one has {row[1]!r}"))
+            _cut_torn_line(path)
+
+    def append(self, reading: Reading) -> None:
+        """Write a reading down."""
+        for path, (_, rows) in self._tables(reading).items():
+            with path.open("a", newline="") as file:
+                file.write(_text(rows))
+
+    def _tables(self, reading):
+        """Return the header and the rows of a reading for each file: the totals last, as what makes it whole."""
+        columns = [[_number(x) for x in column] for column in reading.layers.values()]
+        layers = [[reading.step, *row] for row in zip(reading.parameters, *columns)]
+        totals = [reading.step, reading.optimizer, *map(_number, reading.totals.values())]
+        return {
+            self.layers: (["step", "parameter", *reading.layers], layers),
+            self.totals: (["step", "optimizer", *reading.totals], [totals]),
+        }
+
+
+def _number(x) -> str:
+    """Return the shortest digits that stand for a float32, or an int."""
+    return str(x) if isinstance(x, (int, np.integer)) else str(np.float32(x))
+
+
+def _text(rows: Iterable[Iterable]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _refusal(path, reading, what):
+    return (
+        f"For 'OptimizerMonitor', the file '{path}' is there already, but not of this {reading.optimizer} and its "
+        f"parameters: {what}. Name another file in 'csv', or take that one away."
+    )
+
+
+def _cut_torn_line(path):
+    """Cut off what a process that was killed wrote of its last line."""
+    with path.open("rb+") as file:
+        size = file.seek(0, io.SEEK_END)
+        begin = file.seek(max(0, size - (1 << 20)))
+        file.truncate(begin + file.read().rfind(b"\n") + 1)
+
+
+class Record(NamedTuple):
+    """What the two files tell of a run, each array's first dimension by reading.
+
+    Attributes:
+        optimizer: Name of the optimizer's class.
+        totals: Columns of the first file by name; ``step`` grows.
+        parameters: The parameters' names.
+        layers: Of the second file, the columns that were asked for, by reading and parameter.
+    """
+
+    optimizer: str
+    totals: dict[str, np.ndarray]
+    parameters: tuple[str, ...]
+    layers: dict[str, np.ndarray]
+
+
+def load(path: pathlib.Path, wanted: tuple[str, ...]) -> Record:
+    """Read both files.
+
+    Where a run was resumed from before its last reading, the later rows count.
+
+    Args:
+        path: The first file.
+        wanted: Names of columns of the second file.
+
+    Raises:
+        ValueError: If they are not what a monitor wrote, or hold no readings.
+    """
+    files = ReadingFiles(path)
+    with files.totals.open(newline="") as file:
+        header, *rows = list(csv.reader(file)) or [[]]
+    rows = [row for row in rows if len(row) == len(header)]
+    ours = header[:2] == ["step", "optimizer"]
+    if not ours or not rows:
+        raise ValueError(
+            f"For 'plot', the argument 'csv' must be a file of totals that an OptimizerMonitor wrote, but '{path}' has "
+            f"{'no readings yet' if ours else 'other columns'}."
+        )
+    kept, before = [], float("inf")
+    for row in reversed(rows):
+        if int(row[0]) < before:
+            before = int(row[0])
+            kept.append(row)
+    kept.reverse()
+    totals = {name: np.array(column, float) for name, column in zip(header, zip(*kept)) if name != "optimizer"}
+
+    places = {row[0]: k for k, row in enumerate(kept)}
+    layers: dict[str, dict[str, np.ndarray]] = {name: {} for name in wanted}
+    with files.layers.open(newline="") as file:
+        lines = csv.reader(file)
+        header = next(lines, [])
+        columns = [(header.index(name), layers[name]) for name in wanted]
+        for line in lines:
+            if len(line) == len(header) and line[0] in places:
+                for column, series in columns:
+                    series.setdefault(line[1], np.full(len(kept), np.nan))[places[line[0]]] = float(line[column])
+    parameters = tuple(layers[wanted[0]])
+    arrays = {name: np.stack(list(series.values()), axis=1) for name, series in layers.items()}
+    return Record(kept[0][1], totals, parameters, arrays)

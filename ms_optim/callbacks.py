@@ -1,0 +1,223 @@
+"""OptimizerMonitor: what each layer's step looks like, on the screen, in a CSV file and in TensorBoard."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+import pathlib
+
+from mindspore import communication as comm
+from mindspore import nn
+from mindspore.train import Callback
+
+from ._arguments import check_count, check_type, fail
+from ._base import FusedOptimizer
+from ._readings import Reading, ReadingFiles, read, steps_of
+
+NAME = "OptimizerMonitor"
+
+
+class OptimizerMonitor(Callback):
+    """Shows and records what an optimizer does: norms, trust ratios, rates and skipped steps.
+
+    It is a callback of ``Model.train``, and in a loop of one's own :meth:`step` is called after each step. A step
+    returns its statistics anyway: the monitor reads them every so many steps, and does nothing at the others.
+
+    A row of the CSV file has the figures of a step: how many steps were skipped and how many gradients are not finite,
+    the norms of gradient, weights and update, the ratio of the last two, the least, median and largest trust ratio, and
+    for each group of parameters that share them, the learning rate and the weight decay; of DGCMomentum the density,
+    the part of all elements that a worker sends, and the norm of its residuals. A second file beside it,
+    `run.layers.csv` for `run.csv`, has a row for each parameter. A run that is resumed adds to its files.
+    :func:`plot` draws them.
+
+    Where several processes train together, the first one shows and records.
+
+    Args:
+        every (int): The number of steps from one reading to the next; steps that are skipped count. Default: ``100`` .
+        csv (Union[str, PathLike, None]): The CSV file to write, or to go on with. Default: ``None`` .
+        tensorboard (Union[str, PathLike, None]): The folder to write TensorBoard's files to, which needs tensorboardX.
+            Default: ``None`` .
+        verbose (bool): Whether to print a line for each reading. Default: ``True`` .
+
+    Raises:
+        TypeError: If an argument has the wrong type, or the model is not trained by an optimizer of this package.
+        ValueError: If `every` is less than 1, `csv` is of another optimizer or other parameters, or the model has
+            several optimizers of this package.
+        ImportError: If `tensorboard` is given and there is no tensorboardX.
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_optim import Lamb, OptimizerMonitor
+        >>> net = nn.Dense(4, 3, weight_init="ones", bias_init="zeros")
+        >>> optimizer = Lamb(net.trainable_params(), learning_rate=0.01)
+        >>> x, y = np.ones((64, 4), np.float32), np.zeros(64, np.int32)
+        >>> data = ms.dataset.NumpySlicesDataset((x, y), shuffle=False).batch(16)
+        >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
+        >>> model.train(1, data, callbacks=[OptimizerMonitor(every=4)])
+        Lamb step 4: learning rate 0.01; weight decay 0; gradient norm 1.66; weight norm 3.431; update/weight 0.01;
+        trust ratio 0.01 to 1, median 0.5
+    """
+
+    def __init__(self, every=100, csv=None, tensorboard=None, verbose=True):
+        super().__init__()
+        check_count(NAME, "every", every, 1)
+        check_type(NAME, "verbose", verbose, bool)
+        for name, value in (("csv", csv), ("tensorboard", tensorboard)):
+            if value is not None and not isinstance(value, (str, os.PathLike)):
+                fail(TypeError, NAME, name, "a path or None", value)
+        if tensorboard is not None and importlib.util.find_spec("tensorboardX") is None:
+            raise ImportError(f"For '{NAME}', 'tensorboard' needs tensorboardX: pip install tensorboardX.")
+        self.every, self.verbose = every, verbose
+        self.files = None if csv is None else ReadingFiles(pathlib.Path(csv))
+        self.folder = tensorboard
+        self._writer = None
+        self._optimizer: FusedOptimizer | None = None
+        self._silent = False
+        self._steps = self._read_at = self._cur_step_num = 0
+
+    # ---- In a loop of one's own ----
+
+    def step(self, optimizer: FusedOptimizer) -> None:
+        """Note that an optimizer has taken a step, and read it if it is time to.
+
+        Args:
+            optimizer: The optimizer.
+
+        Raises:
+            TypeError: If `optimizer` is none of this package.
+            ValueError: If the CSV file is of another optimizer or other parameters.
+        """
+        if optimizer is not self._optimizer:
+            if not isinstance(optimizer, FusedOptimizer):
+                fail(TypeError, NAME, "optimizer", "an optimizer of ms_optim", optimizer)
+            self._begin(optimizer, 1)
+        self._advance(1)
+
+    def close(self) -> None:
+        """Finish TensorBoard's file; leaving a ``with`` statement does so too."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = self._optimizer = None
+
+    def __exit__(self, *err):
+        self.close()
+
+    # ---- In Model.train ----
+
+    def on_train_begin(self, run_context):
+        """Find the optimizer and look at the CSV file before anything is trained."""
+        arguments = run_context.original_args()
+        self._begin(_optimizer_of(arguments.get("optimizer"), arguments.get("train_network")))
+        self._cur_step_num = arguments.cur_step_num
+
+    def on_train_step_end(self, run_context):
+        """Read the optimizer if it is time to; where data sinks, one call stands for many steps."""
+        now = run_context.original_args().cur_step_num
+        self._advance(now - self._cur_step_num)
+        self._cur_step_num = now
+
+    def on_train_end(self, run_context):
+        """Finish TensorBoard's file."""
+        self.close()
+
+    # ---- In both ----
+
+    def _begin(self, optimizer, taken=0):
+        """Begin with an optimizer that has taken so many steps that the monitor is yet to be told of."""
+        self.close()
+        self._optimizer = optimizer
+        self._silent = comm.GlobalComm.INITED and comm.get_rank() != 0
+        self._steps = self._read_at = steps_of(optimizer) - taken
+        if self._silent:
+            return
+        if self.files is not None:
+            self.files.prepare(read(optimizer))
+        if self.folder is not None:
+            # What was written of later steps, before the run was resumed here, is to be forgotten.
+            writer = importlib.import_module("tensorboardX").SummaryWriter
+            self._writer = writer(str(self.folder), purge_step=self._steps + 1 if self._steps else None)
+
+    def _advance(self, steps):
+        before = self._steps
+        self._steps += steps
+        if self._silent or self._steps // self.every == before // self.every:
+            return
+        reading = read(self._optimizer)
+        # A training step that found an overflow itself may not have called the optimizer.
+        if reading.step == self._read_at:
+            return
+        self._read_at = reading.step
+        if self.verbose:
+            print(line(reading), flush=True)
+        if self.files is not None:
+            self.files.append(reading)
+        if self._writer is not None:
+            for tag, value in scalars(reading):
+                self._writer.add_scalar(tag, value, reading.step)
+
+
+def _optimizer_of(optimizer, network) -> FusedOptimizer:
+    """Find the optimizer that a Model trains with, itself or within what wraps it."""
+    cells = [c for outer in (optimizer, network) if isinstance(outer, nn.Cell) for _, c in outer.cells_and_names()]
+    found = {id(cell): cell for cell in cells if isinstance(cell, FusedOptimizer)}
+    if not found:
+        others = {type(cell).__name__: cell for cell in cells if isinstance(cell, nn.Optimizer)}
+        came = f"nn.{next(iter(others))}" if others else "one without an optimizer"
+        raise TypeError(f"For '{NAME}', the model must be trained by an optimizer of ms_optim, but got {came}.")
+    if len(found) > 1:
+        names = ", ".join(type(cell).__name__ for cell in found.values())
+        raise ValueError(
+            f"For '{NAME}', the model must have one optimizer of ms_optim, but has {names}: give each a monitor of its "
+            "own in a loop of your own, and call monitor.step(optimizer)."
+        )
+    return next(iter(found.values()))
+
+
+def line(reading: Reading) -> str:
+    """Return a line that tells what matters most of a reading."""
+    totals = reading.totals
+
+    def span(name):
+        values = [value for key, value in totals.items() if key.startswith(name)]
+        return " to ".join(f"{value:.4g}" for value in dict.fromkeys((min(values), max(values))))
+
+    parts = [
+        f"learning rate {span('learning_rate.')}",
+        f"weight decay {span('weight_decay.')}",
+        f"gradient norm {totals['gradient_norm']:.3g}",
+    ]
+    if math.isnan(totals["weight_norm"]) and totals["update_norm"] == 0:
+        parts.append("SKIPPED")
+    else:
+        parts.append(f"weight norm {totals['weight_norm']:.4g}")
+        parts.append(f"update/weight {totals['update_ratio']:.2g}")
+        if is_layerwise(reading):
+            low, middle, high = (totals[f"trust_ratio_{name}"] for name in ("min", "median", "max"))
+            parts.append(f"trust ratio {low:.2g} to {high:.2g}, median {middle:.2g}")
+    if "density" in totals:
+        parts.append(f"density {totals['density']:.3g}, residual norm {totals['residual_norm']:.3g}")
+    if totals["nonfinite_gradients"]:
+        parts.append(f"NOT FINITE: {totals['nonfinite_gradients']} of {len(reading.parameters)} gradients")
+    if totals["skipped_steps"]:
+        parts.append(f"skipped so far: {totals['skipped_steps']}")
+    return f"{reading.optimizer} step {reading.step}: " + "; ".join(parts)
+
+
+def is_layerwise(reading: Reading) -> bool:
+    """Tell whether the trust ratios say anything: without them all are 1."""
+    return not reading.totals["trust_ratio_min"] == reading.totals["trust_ratio_max"] == 1.0
+
+
+def scalars(reading: Reading):
+    """Return what goes to TensorBoard of a reading, pairs of tag and number."""
+    totals, layers = reading.totals, {"update_ratio": reading.layers["update_ratio"]}
+    if is_layerwise(reading):
+        layers["trust_ratio"] = reading.layers["trust_ratio"]
+    found = [(name.replace(".", "/") if "." in name else f"optimizer/{name}", x) for name, x in totals.items()]
+    for name, column in layers.items():
+        found += [(f"{name}/{parameter}", x) for parameter, x in zip(reading.parameters, column)]
+    return [(tag, float(x)) for tag, x in found if not math.isnan(x)]

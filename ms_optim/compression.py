@@ -74,7 +74,7 @@ def wire_words(sizes: Sequence[int], counts: Sequence[int], wire_dtype: str = "f
     """
     value = np.dtype(wire_dtype).itemsize
     sent = (count * (value + place_bytes(size)) if count else 4 * size for size, count in zip(sizes, counts))
-    return (sum(sent) + 3) // 4
+    return (sum(sent) + 3) // 4 + 1  # the last word is the worker's step
 
 
 # ---- The transport ------------------------------------------------------------------------------------------------

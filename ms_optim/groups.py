@@ -178,7 +178,7 @@ def layerwise_groups(network, learning_rate, decay, *, layers=None, weight_decay
     r"""Group parameters by layer, with a learning rate that falls from the output to the input.
 
     Of :math:`n` layers, counted from 0 at the input, layer :math:`k` gets `learning_rate` :math:`\cdot`
-    `decay` :math:`^{n - 1 - k}`. So ELECTRA is fine-tuned (Clark et al., `2020
+    `decay` :math:`{}^{n - 1 - k}`. So ELECTRA is fine-tuned (Clark et al., `2020
     <https://arxiv.org/abs/2003.10555>`_). Biases and normalization are not decayed, as in :func:`no_decay_groups`.
 
     Unless `layers` says otherwise, layers are found by the numbers in the parameters' names. A layer is what shares

@@ -30,12 +30,12 @@ class LANS(AdamFamily):
 
     .. math::
         \begin{aligned}
-        \tilde g_t &= g_t / \lVert g_t \rVert \\
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) \tilde g_t \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) \tilde g_t^2 \\
+        {\tilde g}_t &= g_t / \lVert g_t \rVert \\
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) {\tilde g}_t \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) {\tilde g}_t^2 \\
         d_t &= \sqrt{v_t / (1 - \beta_2^t)} + \epsilon \\
         c_t &= \frac{m_t / (1 - \beta_1^t)}{d_t} + \lambda w_{t-1}, \qquad
-        s_t = \frac{\tilde g_t}{d_t} + \lambda w_{t-1} \\
+        s_t = \frac{{\tilde g}_t}{d_t} + \lambda w_{t-1} \\
         w_t &= w_{t-1} - \eta_t\, \phi(\lVert w_{t-1} \rVert) \left[
             \beta_1 \frac{c_t}{\lVert c_t \rVert} + (1 - \beta_1) \frac{s_t}{\lVert s_t \rVert} \right]
         \end{aligned}
@@ -60,7 +60,7 @@ class LANS(AdamFamily):
         use_fused_step (bool): Whether to use the fused kernel; ``False`` is another word for `backend` "composite".
             Default: ``True`` .
         {weight_decay}
-        clip_gradient (Union[float, None]): Largest magnitude of an element of :math:`\tilde g_t`; larger ones are cut
+        clip_gradient (Union[float, None]): Largest magnitude of an element of :math:`{\tilde g}_t`; larger ones are cut
             to it. Default: ``None`` .
         rescale_grad (float): What gradients are multiplied by first, greater than 0. Default: ``1.0`` .
         {shared}

@@ -16,7 +16,7 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
     r"""Make the states of another number of workers from those of all workers of a DGCMomentum.
 
     Nothing is lost: the sum of the residuals :math:`r` stays the same. New worker :math:`j` of :math:`M` gets the sum
-    of the residuals of old workers :math:`j, j + M, \dots`, and the mean of their velocities; a worker that gets none
+    of the residuals of old workers :math:`j, j + M, \ldots`, and the mean of their velocities; a worker that gets none
     starts with residuals of 0 and the mean of all velocities.
 
     Args:

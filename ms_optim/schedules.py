@@ -319,7 +319,7 @@ class ExponentialWeightDecay(WeightDecaySchedule):
 class PiecewiseConstantWeightDecay(WeightDecaySchedule):
     r"""A weight decay that changes at given steps, beside `mindspore.nn.piecewise_constant_lr`.
 
-    With milestones :math:`M_1, \dots, M_N`, :math:`M_0 = 0` and weight decays :math:`x_1, \dots, x_N`:
+    With milestones :math:`M_1, \ldots, M_N`, :math:`M_0 = 0` and weight decays :math:`x_1, \ldots, x_N`:
 
     .. math::
         \lambda_t = x_i \quad \text{for } M_{i-1} \le t < M_i

@@ -80,7 +80,7 @@ class SimulatedWorkers:
         >>> x, y = np.random.randn(4, 32, 256).astype(np.float32), np.random.randint(0, 100, (4, 32)).astype(np.int32)
         >>> done = workers([gradient(ms.Tensor(x[k]), ms.Tensor(y[k]))[1] for k in range(4)])
         >>> print(workers.bytes_sent)
-        556
+        560
     """
 
     def __init__(self, count: int, params: list[Parameter], make: Callable[[list[Parameter], Workers], CompressedStep]):

@@ -269,12 +269,36 @@ def test_wires_of_several_workers_are_merged(workers, compressed, half):
 def test_a_worker_told_to_skip_moves_nothing():
     g, w, u, r = (np.ones(100, np.float32) for _ in range(4))
     for stages in (SEND, APPLY):
-        wires = np.full((2, 3), 7, np.int32) if stages == APPLY else None
+        wires = np.full((2, 4), 7, np.int32) if stages == APPLY else None
         launch = CompressedLaunch([w], [g], [u], [r], [2], workers=2, stages=stages, wires=wires, skipping=1.0)
         assert launch.run() == 0
         for x in (w, u, r):
             np.testing.assert_array_equal(x, 1)
         assert (launch.global_step[0], launch.skipped[0]) == (0, int(stages == APPLY))
+
+
+@needs_kernel
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_what_belongs_to_another_step_is_not_applied(compressed, behind, capfd):
+    """As when a worker leaves out a step that the others take, and is a step behind from then on."""
+    wires = []
+    for worker in range(3):
+        made = [np.ones(100, np.float32) for _ in range(4)]
+        send = CompressedLaunch(*([x] for x in made), [2 * compressed], workers=3, stages=SEND)
+        send.global_step[0] = 4095 + 4096 - behind * (worker == 1)
+        assert send.run() == 0
+        wires.append(send.wire)
+    wires = wires if compressed else [wires[0] + wires[1] + wires[2]]
+    held = [np.ones(100, np.float32) for _ in range(4)]
+    sums = np.zeros((1, len(_kernels.SUMS)))
+    tensors = [[x] for x in held]
+    launch = CompressedLaunch(*tensors, [2 * compressed], workers=3, stages=APPLY, wires=np.stack(wires), sums=sums)
+    launch.global_step[0] = 4095 + 4096
+    assert launch.run() == 7 * behind
+    assert ("received what belongs to another step" in capfd.readouterr().err) == bool(behind)
+    assert (held[0] == 1.0).all() == bool(behind)
+    assert launch.global_step[0] == 4095 + 4096 + 1 - behind
 
 
 @needs_kernel
@@ -284,7 +308,7 @@ def test_a_worker_told_to_skip_moves_nothing():
         ("more sent than there is", lambda a: a[1].__setitem__((0, 4), 101), 3),
         ("fewer than none", lambda a: a[1].__setitem__((0, 4), -1), 2),
         ("a wire of another size", lambda a: a.__setitem__(-1, np.zeros(9, np.int32)), 3),
-        ("a wire of another dtype", lambda a: a.__setitem__(-1, np.zeros(3, np.float32)), 2),
+        ("a wire of another dtype", lambda a: a.__setitem__(-1, np.zeros(4, np.float32)), 2),
         ("a velocity of float16", lambda a: a.__setitem__(12, np.zeros(100, np.float16)), 2),
         ("a layout without the column", lambda a: a.__setitem__(1, np.zeros((1, 4), np.int32)), 4),
         ("no wire", lambda a: a.pop(), 1),
@@ -303,9 +327,9 @@ def test_arguments_that_do_not_fit_change_nothing(what, change, status):
 def test_places_from_elsewhere_are_not_followed():
     """Places beyond the tensor, as no worker of this step sends them, write nothing there."""
     w, g, u, r = (np.zeros(100, np.float32) for _ in range(4))
-    wire = np.zeros(3, np.int32)
+    wire = np.zeros(4, np.int32)
     wire[:2] = np.ones(2, np.float32).view(np.int32)
-    wire[2:].view(np.uint8)[:2] = [250, 3]
+    wire[2:3].view(np.uint8)[:2] = [250, 3]
     launch = CompressedLaunch([w], [g], [u], [r], [2], workers=1, stages=APPLY, wires=wire.reshape(1, -1))
     assert launch.run() == 0
     np.testing.assert_array_equal(w, 0)
@@ -336,7 +360,7 @@ def test_the_wire_is_as_short_as_it_can_be():
     assert [place_bytes(n) for n in (1, 256, 257, 65_536, 65_537, 1 << 24, (1 << 24) + 1, 1 << 31)] == [
         1, 1, 2, 2, 3, 3, 4, 4,
     ]  # fmt: skip
-    assert wire_words([10, 20], [0, 0]) == 30
-    assert wire_words([10, 70_000], [0, 72]) == 10 + 72 + 54
-    assert wire_words([10, 70_000], [0, 72], "float16") == 10 + 36 + 54
-    assert wire_words([65_536, 65_537], [3, 5]) == (3 * 6 + 5 * 7 + 3) // 4
+    assert wire_words([10, 20], [0, 0]) == 30 + 1
+    assert wire_words([10, 70_000], [0, 72]) == 10 + 72 + 54 + 1
+    assert wire_words([10, 70_000], [0, 72], "float16") == 10 + 36 + 54 + 1
+    assert wire_words([65_536, 65_537], [3, 5]) == (3 * 6 + 5 * 7 + 3) // 4 + 1

@@ -6,6 +6,8 @@
 // exact k-th magnitude is found digit by digit, by counting; ties go to the lowest index.
 #pragma once
 
+#include <cstdio>
+
 #include "dgc.h"
 #include "engine.h"
 
@@ -87,6 +89,8 @@ class CompressedEngine : StepEngine {
       if (step_.wire != nullptr) memset(step_.wire, 0, static_cast<size_t>(words) * sizeof(float));
       return apply ? Skip() : kOk;
     }
+    if (moments && !apply) PutStepMark(step_, step_.wire);
+    if (!moments && !InStep()) return kOutOfStep;
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = LastOfRun(first, kSelectedElements);
       for (int i = first; i < last; ++i) Decide(i);
@@ -154,6 +158,19 @@ class CompressedEngine : StepEngine {
     }
     maxima_.reset(new (std::nothrow) int32_t[static_cast<size_t>(most)]);
     return maxima_ != nullptr;
+  }
+
+  // What the framework shows of a failure is a number: the words are for the log.
+  bool InStep() const {
+    for (int64_t worker = 0; worker < step_.wire_count; ++worker) {
+      if (IsOfThisStep(step_, rule_.workers, worker)) continue;
+      fprintf(stderr,
+              "ms_optim: DGCMomentum at step %d received what belongs to another step: some worker has left out a step "
+              "that others took. Nothing was applied.\n",
+              static_cast<int>(*step_.global_step));
+      return false;
+    }
+    return true;
   }
 
   void Decide(int i) {

@@ -20,6 +20,16 @@ __global__ void __launch_bounds__(kThreads) LookCompressed(const Step step, cons
   work.survey->applied = IsFinite(total) && step.skipping[0] == 0.0f;
   new (work.survey->rule) DgcMomentum(step.constants + kRuleConstants, step.rule_flags);
   LayWire(step, work.wire);
+  if ((step.stages & kMomentsStage) != 0 || !work.survey->applied) return;
+  for (int64_t worker = 0; worker < step.wire_count; ++worker) {
+    // The host cannot be told otherwise that some worker has left out a step that others took.
+    if (!IsOfThisStep(step, RuleOf<DgcMomentum>(work).workers, worker)) __trap();
+  }
+}
+
+// One thread. The wire is zero but for what is sent.
+__global__ void MarkStep(const Step step, const Workspace work) {
+  if (work.survey->applied && threadIdx.x == 0) PutStepMark(step, step.wire);
 }
 
 __global__ void __launch_bounds__(kThreads) DecideCompressed(const Step step, const Workspace work) {
@@ -345,7 +355,10 @@ inline Status RunDgcMomentum(const Step &step, const WorkspaceLayout &layout, co
   if (!moments && !apply) return launch.Result();
   if (!moments) launch(CopySums, n, step);
   launch(LookCompressed, 1, step, work, global);
-  if (step.wire != nullptr) launch.Zero(step.wire, 4 * step.wire_words);
+  if (step.wire != nullptr) {
+    launch.Zero(step.wire, 4 * step.wire_words);
+    launch(MarkStep, 1, step, work);
+  }
   launch.Zero(work.searches, n * int64_t{sizeof(Search)});
   launch(DecideCompressed, Blocks(n), step, work);
   if (moments) {

@@ -80,7 +80,8 @@ MS_OPTIM_FN uint32_t BinOf(const Digit &digit, int32_t key, int32_t prefix) {
 
 // What a worker sends, byte after byte and in this order: the float32 gradients of uncompressed tensors, tensor after
 // tensor; the values of compressed tensors, float32 or float16; their places, each in the fewest bytes that hold the
-// last place of its tensor, the lowest byte first. Places ascend within a tensor.
+// last place of its tensor, the lowest byte first. Places ascend within a tensor. The last 4 bytes hold the step that
+// the worker is at, for whoever reads what belongs to another step.
 struct WirePlace {
   int64_t values, places;  // byte of the first of them
   int place_bytes;
@@ -148,7 +149,20 @@ MS_OPTIM_FN int64_t LayWire(const Step &step, WirePlace *wire) {
     wire[i].places = bytes;
     bytes += wire[i].place_bytes * sent(i);
   }
-  return (bytes + 3) / 4;
+  return (bytes + 3) / 4 + 1;
+}
+
+// A step as it travels: small enough for a float32 that holds the sum over all workers, too.
+MS_OPTIM_FN float StepMark(const Step &step) { return static_cast<float>(*step.global_step % 4096); }
+
+MS_OPTIM_FN void PutStepMark(const Step &step, void *wire) {
+  static_cast<float *>(wire)[step.wire_words - 1] = StepMark(step);
+}
+
+// Whether what a worker sent, or the sum of what all sent, is of this step.
+MS_OPTIM_FN bool IsOfThisStep(const Step &step, double workers, int64_t wire) {
+  const float mark = static_cast<const float *>(step.wires)[(wire + 1) * step.wire_words - 1];
+  return mark == StepMark(step) * static_cast<float>(step.wire_count == 1 ? workers : 1.0);
 }
 
 }  // namespace ms_optim

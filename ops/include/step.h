@@ -105,7 +105,8 @@ enum Status {
   kWrongSize = 3,
   kWrongFlags = 4,
   kNoMemory = 5,
-  kNoLaunch = 6,  // the device took a kernel not
+  kNoLaunch = 6,   // the device took a kernel not
+  kOutOfStep = 7,  // another worker sent what belongs to another step
 };
 
 struct Tensor {

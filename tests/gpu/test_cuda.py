@@ -12,7 +12,7 @@ from harness import NUMPY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor
-from native import invoke
+from native import CompressedLaunch, invoke
 from parity import ADAMW, AMSGRAD, EVERYTHING, LAMB, LANS, OFFLOAD, check_launches
 from recording import Recorded
 from sources import ROOT, TESTS
@@ -273,13 +273,37 @@ def little_ones(monkeypatch):
     return [with_clips(case) for case in (*kept, *list(recording.compressed(rng))[5:10])]
 
 
-def test_address_and_undefined_behavior_sanitizers(stand_in, tmp_path, monkeypatch):
-    program = sanitized(tmp_path, ROOT / "ops" / "cuda")
+@pytest.fixture(scope="module")
+def whole_program(tmp_path_factory):
+    return sanitized(tmp_path_factory.mktemp("sanitized"), ROOT / "ops" / "cuda")
+
+
+def test_address_and_undefined_behavior_sanitizers(stand_in, whole_program, tmp_path, monkeypatch):
     kept = little_ones(monkeypatch)
-    results, said = replayed(tmp_path, program, [add_workspace(stand_in, case) for case in kept])
+    results, said = replayed(tmp_path, whole_program, [add_workspace(stand_in, case) for case in kept])
     assert results is not None, said[-4000:]
     for case, result in zip(kept, results):
         case.check(result, case.run(stand_in.call))
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_what_belongs_to_another_step_stops_the_kernel(stand_in, whole_program, tmp_path, behind):
+    """A GPU's host could learn of it in no other way without waiting."""
+    tensors = [[np.ones(100, np.float32)] for _ in range(4)]
+    wires = []
+    for worker in range(2):
+        send = CompressedLaunch(*tensors, [2], workers=2, stages=_kernels.MOMENTS_STAGE)
+        send.global_step[0] = 5 - behind * worker
+        assert send.run(stand_in.call) == 0
+        wires.append(send.wire)
+    stages = _kernels.APPLY_STAGE + _kernels.COMMIT_STAGE
+    sums = np.zeros((1, len(_kernels.SUMS)))
+    made = CompressedLaunch(*tensors, [2], workers=2, stages=stages, wires=np.stack(wires), sums=sums)
+    made.global_step[0] = 5
+    case = add_workspace(stand_in, Recorded("receives", "ms_optim_dgc_momentum", made.arrays, steps=1))
+    results, said = replayed(tmp_path, whole_program, [case])
+    assert (results is None) == bool(behind)
+    assert ("a kernel has stopped by itself" in said) == bool(behind)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -5,5 +5,6 @@ from .adamw import AdamW
 from .dgc_momentum import DGCMomentum
 from .lamb import Lamb
 from .lans import LANS
+from .lion import Lion
 
-__all__ = ["LANS", "AdamOffload", "AdamW", "DGCMomentum", "Lamb"]
+__all__ = ["LANS", "AdamOffload", "AdamW", "DGCMomentum", "Lamb", "Lion"]

@@ -232,6 +232,8 @@ inline int __syncthreads_count(int condition) {
   return count;
 }
 
+[[noreturn]] inline void __trap() { standin::Fail("a kernel has stopped by itself"); }
+
 template <class T>
 T __shfl_xor_sync(unsigned, T x, int lanes) {
   return standin::FromLane(x, static_cast<int>(threadIdx.x % standin::kWarp) ^ lanes);

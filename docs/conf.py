@@ -1,0 +1,72 @@
+"""How the site is made: `pip install ".[docs]"`, then `sphinx-build -W -b html docs docs/_build`."""
+
+import inspect
+from importlib.metadata import version as version_of
+
+import ms_optim
+
+project = "ms_optim"
+author = project_copyright = "the authors of ms_optim"
+version = release = version_of("ms_optim")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "none"  # the docstrings state them
+autodoc_member_order = "bysource"
+# Headings of MindSpore's docstrings.
+napoleon_custom_sections = ["Inputs", "Outputs", "Supported Platforms"]
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = "ms_optim"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = html_copy_source = False
+html_math_renderer = "mathml"
+
+
+def names_without_page(documented):
+    """Return the package's public names that are not among the documented ones, which are full names."""
+    return [name for name in ms_optim.__all__ if f"ms_optim.{name}" not in documented]
+
+
+def check_public_names(app, env):
+    """Fail the build where a public name has no page."""
+    missing = names_without_page(env.get_domain("py").objects)
+    if missing:
+        raise ValueError(f"no page documents {', '.join(missing)}: add an autoclass or autofunction directive")
+
+
+def constructor_signature(app, what, name, shown, options, signature, returns):
+    """Return the arguments of a class's constructor; Sphinx would show those of MindSpore's ``Cell.__new__``."""
+    if what != "class" or not inspect.isfunction(shown.__init__):
+        return None
+    made = inspect.signature(shown.__init__)
+    arguments = [argument.replace(annotation=argument.empty) for argument in made.parameters.values()]
+    return str(made.replace(parameters=arguments[1:], return_annotation=made.empty)), None
+
+
+def write_math(as_block):
+    """Return what writes a formula as MathML: browsers draw it themselves, no script or font is loaded for it."""
+
+    def write(translator, node):
+        from docutils import nodes
+        from docutils.utils.math.latex2mathml import tex2mathml
+
+        formula = tex2mathml(node.astext(), as_block=as_block)
+        translator.body.append(f'<div class="formula">{formula}</div>' if as_block else formula)
+        raise nodes.SkipNode
+
+    return write
+
+
+def setup(app):
+    """Add the check, the signatures and the formulas to Sphinx."""
+    app.connect("env-check-consistency", check_public_names)
+    app.connect("autodoc-process-signature", constructor_signature)
+    app.add_html_math_renderer("mathml", (write_math(False), None), (write_math(True), None))
+    return {"parallel_read_safe": True}

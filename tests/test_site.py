@@ -1,0 +1,108 @@
+"""The pages in docs: every public name has one, what they run prints what they say, what they link to is there."""
+
+import dataclasses
+import doctest
+import importlib.util
+import io
+import re
+import sys
+import types
+
+import mindspore as ms
+import pytest
+import reference
+from cases import SCENARIOS, Case
+from harness import Pair, tensor
+from mindspore import Parameter
+from sources import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in (*PAGES, *sorted(ROOT.glob("README*.md")))}
+every_page = pytest.mark.parametrize("page", TEXTS)
+
+
+def module(path):
+    """Import a file that belongs to no package; graphs are compiled from the sources of modules."""
+    spec = importlib.util.spec_from_file_location(f"site_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+conf = module(DOCS / "conf.py")
+LION = Case(module(ROOT / "examples" / "own_optimizer.py").Lion, reference.Lion, {})
+
+
+def documented():
+    return set(re.findall(r"^\.\. auto(?:class|function):: (\S+)$", "\n".join(TEXTS.values()), re.M))
+
+
+def test_every_public_name_has_a_page():
+    assert conf.names_without_page(documented()) == []
+
+
+@pytest.mark.parametrize("name", ["Lamb", "fold_residuals"])
+def test_a_public_name_without_a_page_fails_the_build(name):
+    objects = dict.fromkeys(documented())
+    env = types.SimpleNamespace(get_domain=lambda domain: types.SimpleNamespace(objects=objects))
+    conf.check_public_names(None, env)
+    del objects[f"ms_optim.{name}"]
+    with pytest.raises(ValueError, match=f"no page documents {name}:"):
+        conf.check_public_names(None, env)
+
+
+@pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if ">>> " in text])
+def test_what_a_page_runs_prints_what_it_says(page, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(ROOT)
+    # The fence that ends a block would be taken for output.
+    text = re.sub(r"^```.*$", "", TEXTS[page], flags=re.M)
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    runner.run(doctest.DocTestParser().get_doctest(text, {}, page, page, None), out=report.write)
+    assert runner.tries > 1
+    assert runner.failures == 0, report.getvalue()
+
+
+@every_page
+def test_links_lead_somewhere(page):
+    """In the repository's view, too; the site's build checks its own."""
+    folder = (ROOT / page).parent
+    text = re.sub(r"^```.*?^```$", "", TEXTS[page], flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (folder / path).resolve() if path else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M)
+            slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs, link
+
+
+@every_page
+def test_pages_load_nothing_from_the_network(page):
+    assert not re.search(r"!\[[^]]*\]\(\w+:|<(?:img|script|link|iframe)\b", TEXTS[page])
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"], indirect=True)
+@pytest.mark.parametrize("scenario", ["grouped", "clip", "bfloat16"])
+def test_own_optimizer_follows_its_reference(scenario, mode):
+    ms.set_context(pynative_synchronize=True)  # operators called one by one wait for each other otherwise
+    shapes = ("scalar", "zero", "tiles+1", "convolution")
+    pair = Pair(LION, dataclasses.replace(SCENARIOS[scenario], shapes=shapes))
+    pair.run(mode, 12)
+    pair.check()
+
+
+def test_own_optimizer_has_what_the_base_gives():
+    optimizer = LION.optimizer([Parameter(tensor([1.0, 2.0], "float32"), name="w")], 0.1, skip_nonfinite=True)
+    optimizer((tensor([1.0, float("nan")], "float32"),))
+    assert int(optimizer.skipped_steps.asnumpy()[0]) == 1
+    assert optimizer.parameters[0].asnumpy().tolist() == [1.0, 2.0]
+    with pytest.raises(TypeError, match="'beta3'"):
+        LION.optimizer([Parameter(tensor([1.0], "float32"), name="w")], beta3=0.5)

@@ -22,7 +22,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -303,25 +302,6 @@ def peak_bytes():
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
 
-def bandwidth(threads, size=32_000_000, repeats=5):
-    """Return bytes a second of a += b: the pattern of an update, which reads what it writes."""
-    pairs = [(np.ones(size, np.float32), np.ones(size, np.float32)) for _ in range(threads)]
-
-    def add(a, b):
-        for _ in range(repeats):
-            np.add(a, b, out=a)
-
-    for a, b in pairs:
-        np.add(a, b, out=a)
-    workers = [threading.Thread(target=add, args=pair) for pair in pairs]
-    start = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return 12 * size * repeats * threads / (time.perf_counter() - start)
-
-
 def work(name, tensors_name, launch):
     """Check one row, and time steps as standard input asks for; print results as JSON."""
     build, expect = ROWS[name][1]
@@ -424,6 +404,8 @@ def main():
 
     from rich.console import Console
     from rich.table import Table
+
+    from ms_optim._bench import bandwidth
 
     console = Console(width=max(120, Console().width))
     chosen = {n: row for n, row in ROWS.items() if not arguments.rows or n.lower().startswith(tuple(arguments.rows))}

@@ -14,6 +14,10 @@ from mindspore import dtype as mstype
 STATE_DTYPES = ("float32", "bfloat16", "8bit")
 BACKENDS = ("auto", "aot", "akg", "composite", "native")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
+# What all optimizers take; a learning rate that is a Cell is a LearningRateSchedule.
+Params = Sequence[Parameter] | Sequence[dict[str, Any]]
+LearningRate = float | Tensor | Iterable[float] | nn.Cell
+WeightDecay = float | nn.Cell
 GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
 
 

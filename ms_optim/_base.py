@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import warnings
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from mindspore.common.initializer import initializer
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
-from . import _kernels
+from . import _kernels, _memory
 from ._akg import AkgPhases
 from ._arguments import (
     Options,
@@ -64,12 +65,12 @@ class Rule(NamedTuple):
     takes_low_states: bool = True
 
 
-def _zeros_like(prefix, parameter, dtype, shape):
+def _zeros_like(held: _memory.Held, parameter):
     """Make zeros with what parallel training knows of a parameter.
 
     ``Parameter.clone`` would keep the dtype, and spoil a parameter whose data is yet to be initialized.
     """
-    state = Parameter(initializer("zeros", shape, dtype), requires_grad=parameter.requires_grad)
+    state = Parameter(initializer("zeros", held.shape, held.dtype), requires_grad=parameter.requires_grad)
     info = parameter.param_info.clone()
     info.obj = state
     if not hasattr(parameter.param_info, "cloned_obj"):
@@ -77,15 +78,14 @@ def _zeros_like(prefix, parameter, dtype, shape):
     parameter.param_info.cloned_obj.append(state)
     state.param_info = info
     state.is_init = False
-    state.name = f"{prefix}.{parameter.name}"
+    state.name = f"{held.prefix}.{parameter.name}"
     return state
 
 
-def _scales_of(prefix, parameter, size):
-    """Make the scales of a state of some size that is held in codes, one for each block."""
-    blocks = -(-size // _kernels.CODE_BLOCK)
-    zeros = initializer("zeros", (blocks,), mstype.float32)
-    return Parameter(zeros, name=f"{prefix}_scale.{parameter.name}", requires_grad=False)
+def _scales(held: _memory.Held, parameter):
+    """Make the scales of a state that is held in codes, which nothing else needs to know of."""
+    zeros = initializer("zeros", held.shape, held.dtype)
+    return Parameter(zeros, name=f"{held.prefix}.{parameter.name}", requires_grad=False)
 
 
 class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, CompositeStep, AkgPhases, ShardedStep):
@@ -243,26 +243,23 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         if options.state_dtype != "float32" and not rule.takes_low_states:
             fail(ValueError, type(self).__name__, "state_dtype", "'float32'", options.state_dtype)
         kept = self.shares.kept if self.shares else tuple(enumerate(self._shapes))
-        states, scales = [], []
-        self._scale_index = ()
-        for k, prefix in enumerate(rule.states):
-            for i, shape in kept:
-                p = self._parameters[i]
-                dtype = _kernels.state_dtype(options.state_dtype, k, p.size)
-                states.append(_zeros_like(prefix, p, dtype, shape))
-                coded = dtype in (mstype.int8, mstype.uint8)
-                self._scale_index += (len(scales) if coded else -1,)
-                if coded:
-                    scales.append(_scales_of(prefix, p, states[-1].size))
-        self.states, self.scales = ParameterTuple(states), ParameterTuple(scales)
+        states = list(_memory.states(rule.states, options, self._shapes, kept))
+        scales = [_memory.scale(state) for state in states]
+        place = itertools.count()
+        self._scale_index = tuple(-1 if scale is None else next(place) for scale in scales)
+        dtypes = [p.dtype for p in self._parameters]
+        masters = list(_memory.masters(options, dtypes, kept))
+        places = {master.place: i for i, master in enumerate(masters)}
+        self._master_index = tuple(places.get(i, -1) for i in range(self.param_length))
         self._state_count = len(rule.states)
-        low = [(self._parameters[i], shape) for i, shape in kept if self._parameters[i].dtype != mstype.float32]
-        low = low if options.master_weights else []
-        self.masters = ParameterTuple([_zeros_like("master", p, mstype.float32, shape) for p, shape in low])
-        places = {p.name: i for i, (p, _) in enumerate(low)}
-        self._master_index = tuple(places.get(p.name, -1) for p in self._parameters)
+
+        def made(make, tensors):
+            return ParameterTuple([make(held, self._parameters[held.place]) for held in tensors if held is not None])
+
+        self.states, self.scales = made(_zeros_like, states), made(_scales, scales)
+        self.masters = made(_zeros_like, masters)
         if self.shares:
-            self.state_shares = self.shares.entry((*states, *self.masters, *scales))
+            self.state_shares = self.shares.entry((*self.states, *self.masters, *self.scales))
         self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
         self.statistics = Parameter(
             Tensor(np.zeros((self.param_length, len(_kernels.STATISTICS)), np.float32)),

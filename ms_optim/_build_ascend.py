@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pathlib
 import re
@@ -55,7 +56,18 @@ def what_is_missing(soc_version: str, cann: str | None) -> str | None:
     return None
 
 
-def main(soc_version: str, cann: str | None = None) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--soc-version", required=True, help="the processor, as npu-smi info names it: Ascend910B1")
+    parser.add_argument("--cann", help="CANN's folder, if the environment does not say where it is")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Build what the command line asks for."""
+    return build(arguments.soc_version, arguments.cann)
+
+
+def build(soc_version: str, cann: str | None = None) -> int:
     """Build the operators; return 0, or print what is missing or went wrong and return 1."""
     missing = what_is_missing(soc_version, cann)
     if missing:

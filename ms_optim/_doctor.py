@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import platform
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -25,41 +29,81 @@ VARIANTS = {"AdamW": [{}, {"amsgrad": True}], "AdamOffload": [{"eps": 1e-3}], "D
 TOLERANCE = 100 * 2.0**-24
 
 
-def main() -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def main(arguments: argparse.Namespace) -> int:
     """Print the report; return 0 if every kernel that runs is right, else 1."""
     # Operators called one by one wait for each other longer than they work, unless one thread does it all.
     ms.set_context(pynative_synchronize=True)
-    console = Console()
-    device = _kernels.device_target()
-    console.print(f"ms_optim {ms_optim.__version__}, MindSpore {ms.__version__}, Python {platform.python_version()}")
-    console.print(f"Device target {device}, processor {platform.machine()}")
-    reason = _kernels.why_not("adamw", "CPU")
-    if reason is None:
-        library = _kernels.library("libms_optim_cpu.so")
-        name = library.ms_optim_instruction_set().decode()
-        console.print(f"CPU kernels: instruction set {name}, {library.ms_optim_threads()} threads")
+    here, checks = machine(), [check for optimizer in optimizers() for check in checked(optimizer)]
+    if arguments.json:
+        print(json.dumps({**here, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
-        console.print(f"CPU kernels: none; {reason}", soft_wrap=True)
+        show(here, checks)
+    return 0 if all(check.right for check in checks) else 1
 
-    for other in ("GPU", "Ascend"):
-        reason = _kernels.why_not("adamw", other)
-        console.print(f"{other} kernels: {'built' if reason is None else f'none; {reason}'}", soft_wrap=True)
-    reason = _kernels.why_not_akg("adamw")
-    console.print(f"AKG's kernels: {'to be tried' if reason is None else f'none; {reason}'}", soft_wrap=True)
 
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """An optimizer's path where it was asked for, why, what comparing it gave, and whether that is right."""
+
+    optimizer: str
+    backend: str
+    path: str
+    why: str
+    check: str
+    right: bool
+
+
+def checked(optimizer: type[FusedOptimizer]) -> list[Check]:
+    """Examine an optimizer on all its kernels."""
+    found = []
+    for choice in choices(optimizer):
+        chosen = ", ".join(f"{name}={value}" for name, value in choice.items())
+        for backend in ("auto", "akg"):
+            found.append(Check(f"{optimizer.__name__}({chosen})", backend, *examine(optimizer, choice, backend)))
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Return versions, and for each kind of kernels why there are none; None where they are there."""
+    here: dict[str, Any] = {"ms_optim": ms_optim.__version__, "mindspore": ms.__version__}
+    here |= {"python": platform.python_version(), "processor": platform.machine()}
+    here["device_target"] = _kernels.device_target()
+    here["missing"] = {device: _kernels.why_not("adamw", device) for device in _kernels.LIBRARIES}
+    here["missing"]["AKG"] = _kernels.why_not_akg("adamw")
+    if here["missing"]["CPU"] is None:
+        library = _kernels.library("libms_optim_cpu.so")
+        here["instruction_set"] = library.ms_optim_instruction_set().decode()
+        here["threads"] = library.ms_optim_threads()
+    return here
+
+
+def show(here: dict[str, Any], checks: list[Check]) -> None:
+    """Print the report as text and a table."""
+    console = Console()
+    console.print(f"ms_optim {here['ms_optim']}, MindSpore {here['mindspore']}, Python {here['python']}")
+    console.print(f"Device target {here['device_target']}, processor {here['processor']}")
+    there = {"AKG": "to be tried", "GPU": "built", "Ascend": "built"}
+    if "threads" in here:
+        there["CPU"] = f"instruction set {here['instruction_set']}, {here['threads']} threads"
+    for name, reason in here["missing"].items():
+        kernels = "AKG's kernels" if name == "AKG" else f"{name} kernels"
+        console.print(f"{kernels}: {there[name] if reason is None else f'none; {reason}'}", soft_wrap=True)
     table = Table()
     for heading in ("Optimizer", "Path", "Why", "Check against MindSpore's operators"):
         table.add_column(heading, overflow="fold")
-    sound = True
-    for optimizer in optimizers():
-        for choice in VARIANTS.get(optimizer.__name__, [{}]):
-            chosen = ", ".join(f"{name}={value}" for name, value in choice.items())
-            for backend in ("auto", "akg"):
-                path, why, check, right = examine(optimizer, choice, backend)
-                sound &= right
-                table.add_row(f"{optimizer.__name__}({chosen})", path, why, check)
+    for check in checks:
+        table.add_row(check.optimizer, check.path, check.why, check.check)
     console.print(table)
-    return 0 if sound else 1
+
+
+def choices(optimizer: type[FusedOptimizer]) -> list[dict]:
+    """Return the arguments that make each of an optimizer's kernels run."""
+    return VARIANTS.get(optimizer.__name__, [{}])
 
 
 def optimizers() -> list[type[FusedOptimizer]]:

@@ -20,7 +20,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from rich.console import Console
 from rich.table import Table
 
-from . import _kernels
+from . import _kernels, _memory
 from ._ascend import OperatorCell, tile_sums, total_of_tiles
 from ._composite import norm, rounded, write
 from ._fused import FusedStep, LaunchCell, picked
@@ -64,10 +64,10 @@ def report(optimizer, device: str) -> OffloadReport:
     """
     low = [p for p, master in zip(optimizer.parameters, optimizer._master_index) if master >= 0]
     full = [p for p, master in zip(optimizer.parameters, optimizer._master_index) if master < 0]
-    on_device = 2 * sum(p.nbytes for p in (*low, *full))
-    on_host = sum(p.nbytes for p in (*optimizer.states, *optimizer.masters, *optimizer.scales))
+    held = sum(p.nbytes for p in (*optimizer.states, *optimizer.masters, *optimizer.scales))
+    on_device, on_host = _memory.placed(device, True, 2 * sum(p.nbytes for p in (*low, *full)), held)
     if device == "CPU":
-        return OffloadReport(device, 0, on_host + on_device, 0, 0)
+        return OffloadReport(device, on_device, on_host, 0, 0)
     # Besides, either way, some bytes that do not grow with the weights: rates and the step there, statistics back.
     crossing = sum(p.nbytes for p in low) + sum(4 * p.size for p in full)
     return OffloadReport(device, on_device, on_host, crossing, crossing)

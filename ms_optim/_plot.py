@@ -1,10 +1,12 @@
-"""A picture of the readings of an OptimizerMonitor."""
+"""A picture of what an OptimizerMonitor recorded."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import pathlib
+import sys
 
 import numpy as np
 
@@ -63,6 +65,22 @@ def plot(csv, output=None):
     output = pathlib.Path(csv).with_suffix(".png") if output is None else pathlib.Path(output)
     _draw(record).savefig(output, dpi=120)
     return output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("csv", help="the CSV file that the monitor wrote")
+    parser.add_argument("--output", help="the picture; a PNG beside the file, unless given")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Draw the picture; return 0, or 2 where it cannot be drawn."""
+    try:
+        print(f"Picture in {plot(arguments.csv, arguments.output)}")
+    except (ImportError, OSError, ValueError) as error:
+        print(f"python -m ms_optim plot: error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _draw(record: Record):

@@ -24,13 +24,13 @@ from mindspore import communication as comm
 from . import _kernels
 from ._fused import LaunchCell
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from ._memory import bytes_each
 from ._sharding import packed, unpacked
 
 # Cuts are where the kernels' tiles end: the sums of a tile are then the same, whoever takes it.
 GRAIN = 1024
 # What a worker sends at once. It bounds the memory that a step needs besides: as much for each worker.
 WINDOW_BYTES = 16 << 20
-BYTES = {ms.float32: 4, ms.bfloat16: 2, ms.int8: 1, ms.uint8: 1}
 # The entry of a state dict that says which part of each state the others are.
 ENTRY = "state_shares"
 
@@ -100,7 +100,7 @@ class Shares:
         workers: The workers.
         ranges: As :func:`cut` returns them.
         own: This worker's among them, of shape (tensors, 2).
-        kept: Places of the tensors that this worker has a part of, and the shape of its part.
+        kept: What :meth:`kept_by` returns for this worker.
     """
 
     def __init__(self, these: Workers, names, shapes, costs, centralized, prefixes):
@@ -111,7 +111,11 @@ class Shares:
         self.workers, self.names, self.shapes, self.sizes, self.prefixes = these, names, shapes, sizes, prefixes
         self.ranges = cut(sizes, costs, grains, these.count)
         self.own = self.ranges[these.rank]
-        self.kept = tuple((i, (int(end - begin),)) for i, (begin, end) in enumerate(self.own) if begin < end)
+        self.kept = self.kept_by(these.rank)
+
+    def kept_by(self, rank: int) -> tuple[tuple[int, tuple[int]], ...]:
+        """Return the places of the tensors that a worker has a part of, and the shape of its part."""
+        return tuple((i, (int(end - begin),)) for i, (begin, end) in enumerate(self.ranges[rank]) if begin < end)
 
     def parts(self) -> dict[str, tuple[list[int] | None, list[int]]]:
         """Return, for each entry of a full state dict that may be split, this worker's range, if any, and its shape."""
@@ -315,11 +319,7 @@ class SplitStep:
                 f"For '{self.cls_name}', shard_states=True is for the parallel modes 'stand_alone' and "
                 f"'data_parallel', without enable_parallel_optimizer, but this is {what}."
             )
-        costs = []
-        for p in self._parameters:
-            states = (_kernels.state_dtype(options.state_dtype, k, p.size) for k in range(len(rule.states)))
-            master = options.master_weights and p.dtype != ms.float32
-            costs.append(sum(BYTES[dtype] for dtype in states) + 4 * master)
+        costs = [bytes_each(rule.states, options, p.dtype, p.size) for p in self._parameters]
         return Shares(these, self._names, self._shapes, costs, self._centralized, (*rule.states, "master"))
 
     def _prepare_split(self, rule, options, device):

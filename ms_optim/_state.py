@@ -12,9 +12,9 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from . import _codes
+from ._memory import CODES
 from ._shares import ENTRY, refuse_share
 
-CODES = (mstype.int8, mstype.uint8)
 FLOATS = (mstype.float32, mstype.bfloat16)
 
 

@@ -18,7 +18,7 @@ from ._offload import OffloadedStep, OffloadReport, report
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._arguments import Unscaled
+    from ._arguments import LearningRate, Params, Unscaled, WeightDecay
 
 DEVICES = ("CPU", "GPU", "Ascend")
 
@@ -93,15 +93,15 @@ class AdamOffload(OffloadedStep, AdamFamily):
 
     def __init__(
         self,
-        params,
-        learning_rate=1e-3,
-        beta1=0.9,
-        beta2=0.999,
-        eps=1e-8,
-        use_locking=False,
-        use_nesterov=False,
-        weight_decay=0.0,
-        loss_scale=1.0,
+        params: Params,
+        learning_rate: LearningRate = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        use_locking: bool = False,
+        use_nesterov: bool = False,
+        weight_decay: WeightDecay = 0.0,
+        loss_scale: float = 1.0,
         **shared: Unpack[Unscaled],
     ):
         name = type(self).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mindspore import ops
@@ -14,7 +15,7 @@ from ._docs import documented
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._arguments import Shared
+    from ._arguments import LearningRate, Params, Shared, WeightDecay
 
 
 @documented
@@ -80,11 +81,11 @@ class AdamW(AdamFamily):
 
     def __init__(
         self,
-        params,
-        learning_rate=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0.0,
+        params: Params,
+        learning_rate: LearningRate = 1e-3,
+        betas: Sequence[float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: WeightDecay = 0.0,
         *,
         amsgrad: bool = False,
         maximize: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mindspore import ops
@@ -14,7 +15,7 @@ from .compression import WIRE_DTYPES, CompressedStep, Compression, Workers
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._arguments import Unclipped
+    from ._arguments import LearningRate, Params, Unclipped, WeightDecay
 
 
 @documented
@@ -119,22 +120,22 @@ class DGCMomentum(CompressedStep):
 
     def __init__(
         self,
-        params,
-        learning_rate,
-        momentum,
-        rampup_begin_step,
-        rampup_step=1,
-        sparsity=(0.999,),
-        use_nesterov=False,
-        num_trainers=None,
-        weight_decay=0.0,
-        decay_type="l2",
-        grad_clip_norm=None,
-        min_compress_numel=16384,
-        loss_scale=1.0,
-        group=None,
-        local_group=None,
-        wire_dtype="float32",
+        params: Params,
+        learning_rate: LearningRate,
+        momentum: float,
+        rampup_begin_step: int,
+        rampup_step: int = 1,
+        sparsity: Sequence[float] = (0.999,),
+        use_nesterov: bool = False,
+        num_trainers: int | None = None,
+        weight_decay: WeightDecay = 0.0,
+        decay_type: str = "l2",
+        grad_clip_norm: float | None = None,
+        min_compress_numel: int = 16384,
+        loss_scale: float = 1.0,
+        group: str | Workers | None = None,
+        local_group: str | None = None,
+        wire_dtype: str = "float32",
         **shared: Unpack[Unclipped],
     ):
         name = type(self).__name__

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ._arguments import (
     GROUP_KEYS,
+    WeightDecay,
     check_learning_rate,
     check_parameters,
     check_positive,
@@ -26,6 +27,8 @@ from ._arguments import (
     is_number,
 )
 from ._docs import documented
+
+Network = nn.Cell | Sequence[Parameter]
 
 SPARED = {"weight_decay": 0.0}
 SETTINGS = tuple(key for key in GROUP_KEYS if key not in ("params", "order_params"))
@@ -79,7 +82,9 @@ class _ScaledLR(LearningRateSchedule):
 
 
 @documented
-def no_decay_groups(network, weight_decay=None, *, no_decay=()):
+def no_decay_groups(
+    network: Network, weight_decay: WeightDecay | None = None, *, no_decay: Sequence[str] = ()
+) -> ParamGroups:
     """Group parameters so that biases and normalization are not decayed.
 
     Not decayed are parameters of at most 1 dimension, those named `bias`, and those that belong to a normalization of
@@ -118,7 +123,9 @@ def no_decay_groups(network, weight_decay=None, *, no_decay=()):
 
 
 @documented
-def pattern_groups(network, patterns, *, filter_bias_and_norm=False):
+def pattern_groups(
+    network: Network, patterns: dict[str, dict[str, Any]], *, filter_bias_and_norm: bool = False
+) -> ParamGroups:
     """Group parameters by patterns of their names.
 
     A pattern is matched against the whole name, with ``*`` for any characters, dots too, ``?`` for one, and ``[...]``
@@ -174,7 +181,15 @@ def pattern_groups(network, patterns, *, filter_bias_and_norm=False):
 
 
 @documented
-def layerwise_groups(network, learning_rate, decay, *, layers=None, weight_decay=None, no_decay=()):
+def layerwise_groups(
+    network: Network,
+    learning_rate: float | nn.Cell,
+    decay: float,
+    *,
+    layers: Sequence[Any] | None = None,
+    weight_decay: WeightDecay | None = None,
+    no_decay: Sequence[str] = (),
+) -> ParamGroups:
     r"""Group parameters by layer, with a learning rate that falls from the output to the input.
 
     Of :math:`n` layers, counted from 0 at the input, layer :math:`k` gets `learning_rate` :math:`\cdot`

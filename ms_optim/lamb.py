@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mindspore import ops
@@ -15,7 +16,7 @@ from ._docs import documented
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._arguments import Shared
+    from ._arguments import LearningRate, Params, Shared, WeightDecay
 
 
 @documented
@@ -83,17 +84,17 @@ class Lamb(AdamFamily):
 
     def __init__(
         self,
-        params,
-        learning_rate,
-        beta1=0.9,
-        beta2=0.999,
-        eps=1e-6,
-        weight_decay=0.0,
+        params: Params,
+        learning_rate: LearningRate,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-6,
+        weight_decay: WeightDecay = 0.0,
         *,
         bias_correction: bool = True,
         always_adapt: bool = True,
-        weight_norm_bounds=None,
-        trust_ratio_bounds=None,
+        weight_norm_bounds: Sequence[float] | None = None,
+        trust_ratio_bounds: Sequence[float] | None = None,
         **shared: Unpack[Shared],
     ):
         name = type(self).__name__

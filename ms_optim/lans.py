@@ -16,7 +16,7 @@ from ._docs import documented
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._arguments import Shared
+    from ._arguments import LearningRate, Params, Shared, WeightDecay
 
 
 @documented
@@ -97,18 +97,18 @@ class LANS(AdamFamily):
 
     def __init__(
         self,
-        params,
-        learning_rate=1e-3,
-        beta1=0.9,
-        beta2=0.999,
-        eps=1e-6,
-        lower_bound=None,
-        upper_bound=None,
-        aggregate_num=4,
-        use_fused_step=True,
-        weight_decay=0.0,
-        clip_gradient=None,
-        rescale_grad=1.0,
+        params: Params,
+        learning_rate: LearningRate = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-6,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        aggregate_num: int = 4,
+        use_fused_step: bool = True,
+        weight_decay: WeightDecay = 0.0,
+        clip_gradient: float | None = None,
+        rescale_grad: float = 1.0,
         **shared: Unpack[Shared],
     ):
         name = type(self).__name__

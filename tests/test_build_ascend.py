@@ -50,7 +50,7 @@ def package(tmp_path, monkeypatch):
 def test_the_command_builds_where_the_package_looks(package, tmp_path, monkeypatch):
     assert "build-ascend" in str(_kernels.why_not("adamw", "Ascend"))
     for _ in range(2):  # the second time in place of the first
-        assert _build_ascend.main("Ascend910B1", str(tmp_path / "cann")) == 0
+        assert _build_ascend.build("Ascend910B1", str(tmp_path / "cann")) == 0
     assert f"{_kernels.OPP_PATH} is not set" in str(_kernels.why_not("adamw", "Ascend"))
     monkeypatch.setenv(_kernels.OPP_PATH, "/opp")
     assert _kernels.why_not("adamw", "Ascend") is None
@@ -59,7 +59,7 @@ def test_the_command_builds_where_the_package_looks(package, tmp_path, monkeypat
 def test_the_command_shows_what_a_build_says_that_fails(package, tmp_path, capsys):
     for source in (tmp_path / "ops").rglob("op_kernel/*.cpp"):
         source.unlink()
-    assert _build_ascend.main("Ascend910B1", str(tmp_path / "cann")) == 1
+    assert _build_ascend.build("Ascend910B1", str(tmp_path / "cann")) == 1
     said = capsys.readouterr().out
     assert "what the compiler said" in said
     assert "were not built" in said
@@ -82,7 +82,7 @@ def test_the_command_says_what_is_missing(package, tmp_path, monkeypatch, capsys
     elif (tmp_path / taken).exists():
         shutil.rmtree(tmp_path / taken)
     name = "Ascend310P" if taken == "Ascend910B1" else "Ascend910B1"
-    assert _build_ascend.main(name, str(tmp_path / "cann")) == 1
+    assert _build_ascend.build(name, str(tmp_path / "cann")) == 1
     assert re.search(said, capsys.readouterr().out)
 
 

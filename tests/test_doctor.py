@@ -1,5 +1,6 @@
 """The doctor says what runs and why, and finds a kernel that is wrong; installing works without a compiler."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -28,6 +29,18 @@ def test_doctor_reports_paths_and_checks_kernels(tmp_path):
     assert report.stdout.count("agrees") == len(rules)
 
 
+def test_doctor_tells_programs_the_same(tmp_path):
+    report = run("-m", "ms_optim", "doctor", "--json", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    told = json.loads(report.stdout)
+    assert set(told["missing"]) == {"CPU", "GPU", "Ascend", "AKG"}
+    assert ("threads" in told) == (told["missing"]["CPU"] is None)
+    checks = {(check["optimizer"], check["backend"]): check for check in told["checks"]}
+    assert len(checks) == len(told["checks"]) == 2 * sum(len(_doctor.choices(cls)) for cls in _doctor.optimizers())
+    assert all(check["right"] for check in checks.values())
+    assert checks["AdamW()", "auto"]["check"].startswith("agrees") == (told["missing"]["CPU"] is None)
+
+
 def test_doctor_names_the_package_that_akg_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "decorator", None)
     path, why, _, _ = _doctor.examine(AdamW, {}, "akg")
@@ -39,7 +52,7 @@ def test_doctor_checks_every_kernel_of_the_cpu():
     rules = {
         _doctor.build(cls, choice, "composite").rule.name
         for cls in _doctor.optimizers()
-        for choice in _doctor.VARIANTS.get(cls.__name__, [{}])
+        for choice in _doctor.choices(cls)
     }
     assert rules == {rule for rule, device in _kernels.KERNELS if device == "CPU"}
 

@@ -1,0 +1,209 @@
+"""How fast a step of each optimizer is on this machine, beside what its memory allows."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import threading
+import time
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor
+from rich.console import Console
+from rich.table import Table
+
+from . import _doctor, _kernels
+from ._base import FusedOptimizer
+from .compression import CompressedStep
+
+# Tensors of a layer of a transformer, as many as the size asks for.
+LAYER = [(768,), (2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072)]
+WARM_UP = 2
+# DGCMomentum compresses from the first step.
+CHOICES = {"DGCMomentum": {"momentum": 0.9, "rampup_begin_step": 0}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was measured of one optimizer.
+
+    Attributes:
+        optimizer: Its name.
+        path: What ran: "fused", "akg" or "composite".
+        check: What a comparison with MindSpore's operators said.
+        right: Whether that was right.
+        seconds: Median of one step. This and what follows is None where the check failed: nothing wrong is timed.
+        nanoseconds: The same for each parameter, in nanoseconds.
+        bytes: What a step moves at least, for each parameter.
+        share: Of the bandwidth, what those bytes in that time are.
+    """
+
+    optimizer: str
+    path: str
+    check: str
+    right: bool
+    seconds: float | None = None
+    nanoseconds: float | None = None
+    bytes: int | None = None
+    share: float | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    names = [x.__name__ for x in _doctor.optimizers()]
+    parser.add_argument("--optimizer", nargs="+", choices=names, default=names)
+    parser.add_argument("--megabytes", type=_positive(float), default=50.0, help="of float32 weights; default: 50")
+    parser.add_argument("--steps", type=_positive(int), default=15, help="timed steps of each; default: 15")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _positive(kind):
+    def read(text):
+        try:
+            number = kind(text)
+        except ValueError:
+            number = 0
+        if not 0 < number < float("inf"):
+            raise argparse.ArgumentTypeError(f"expected a number greater than 0, but got {text!r}")
+        return number
+
+    return read
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the table; return 0, or 1 where a check failed or there is nothing to measure."""
+    device = _kernels.device_target()
+    if device != "CPU":
+        print(f"bench measures the CPU, but the device target is {device}: see docs/performance.md.")
+        return 1
+    shapes = tensors(int(arguments.megabytes * 1e6) // 4)
+    parameters = sum(int(np.prod(shape)) for shape in shapes)
+    chosen = [x for x in _doctor.optimizers() if x.__name__ in arguments.optimizer]
+    threads = thread_count()
+    # Operators called one by one, as the check does, are faster in one thread.
+    ms.set_context(pynative_synchronize=True)
+    checks = [_doctor.examine(optimizer, _doctor.choices(optimizer)[0]) for optimizer in chosen]
+    ms.set_context(pynative_synchronize=False)
+    speeds, times = [], []
+    for optimizer, (_, _, _, right) in zip(chosen, checks):
+        # Between the optimizers, as a machine that others use changes its speed.
+        speeds.append(bandwidth(threads, max(1, 2 * parameters // threads)))
+        times.append(measure(optimizer, shapes, arguments.steps) if right else None)
+    speed = statistics.median(speeds)
+    rows = [row(*one, parameters, speed) for one in zip(chosen, checks, times)]
+    if arguments.json:
+        told = {"parameters": parameters, "tensors": len(shapes), "threads": threads, "bandwidth": speed}
+        print(json.dumps({**told, "rows": [dataclasses.asdict(one) for one in rows]}, indent=2))
+    else:
+        show(rows, f"{len(shapes)} tensors, {parameters / 1e6:.1f}M float32 parameters", threads, speed)
+    return 0 if all(one.right for one in rows) else 1
+
+
+def thread_count() -> int:
+    """Return how many threads a step takes."""
+    if _kernels.why_not("adamw", "CPU") is not None:
+        return len(os.sched_getaffinity(0))
+    return _kernels.library("libms_optim_cpu.so").ms_optim_threads()
+
+
+def tensors(elements: int) -> list[tuple[int, ...]]:
+    """Return shapes of about so many elements, layer upon layer, the last tensor cut."""
+    shapes, left = [], elements
+    while left > 0:
+        shape = LAYER[len(shapes) % len(LAYER)]
+        if np.prod(shape) > left:
+            shape = (left,)
+        shapes.append(shape)
+        left -= int(np.prod(shape))
+    return shapes
+
+
+def bandwidth(threads: int, size: int = 32_000_000, repeats: int = 5) -> float:
+    """Return bytes a second of a += b: the pattern of an update, which reads what it writes."""
+    pairs = [(np.ones(size, np.float32), np.ones(size, np.float32)) for _ in range(threads)]
+
+    def add(a, b):
+        for _ in range(repeats):
+            np.add(a, b, out=a)
+
+    for a, b in pairs:
+        np.add(a, b, out=a)
+    workers = [threading.Thread(target=add, args=pair) for pair in pairs]
+    start = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return 12 * size * repeats * threads / (time.perf_counter() - start)
+
+
+def least_bytes(optimizer: FusedOptimizer) -> int:
+    """Return the bytes that a step moves for each parameter, all in float32, where nothing stays in a cache."""
+    states = optimizer._state_count
+    moments = 2 + 2 * states  # weight, gradient and states are read, states written
+    if isinstance(optimizer, CompressedStep):
+        return 4 * moments  # few weights move
+    if not optimizer.rule.is_layerwise:
+        return 4 * (moments + 1)
+    apply = 2 + states  # weight and states are read once more, the weight is written
+    gradient = 2 * optimizer.normalizes_gradient  # read for its norm before, and for the second direction after
+    return 4 * (moments + apply + gradient)
+
+
+def measure(optimizer: type[FusedOptimizer], shapes: list[tuple[int, ...]], steps: int) -> tuple[float, int]:
+    """Return the median seconds of a step, and the bytes that it moves for each parameter at least."""
+    rng = np.random.default_rng(0)
+    weights, gradients = (
+        [rng.standard_normal(shape, np.float32) * np.float32(scale) for shape in shapes] for scale in (0.02, 0.01)
+    )
+    params = [Parameter(Tensor(w), name=f"w{i}") for i, w in enumerate(weights)]
+    given = tuple(Tensor(g) for g in gradients)
+    del weights, gradients
+    built = optimizer(params, 1e-3, weight_decay=0.01, **CHOICES.get(optimizer.__name__, {}))
+    return timed(built, given, steps), least_bytes(built)
+
+
+def timed(optimizer: FusedOptimizer, gradients: tuple[Tensor, ...], steps: int) -> float:
+    """Return the median seconds of a step."""
+    times = []
+    for _ in range(WARM_UP + steps):
+        start = time.perf_counter()
+        optimizer(gradients)
+        # The last to be written.
+        optimizer.statistics.asnumpy()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[WARM_UP:])
+
+
+def row(optimizer, examined, timing, parameters: int, speed: float) -> Row:
+    """Set a measurement beside the bandwidth."""
+    path, _, check, right = examined
+    if timing is None:
+        return Row(optimizer.__name__, path, check, right)
+    seconds, moved = timing
+    share = moved * parameters / seconds / speed
+    return Row(optimizer.__name__, path, check, right, seconds, seconds / parameters * 1e9, moved, share)
+
+
+def show(rows: list[Row], what: str, threads: int, speed: float) -> None:
+    """Print the table."""
+    console = Console(width=max(100, Console().width), highlight=False)
+    title = f"{what}; on {threads} threads a += b moves {speed / 1e9:.1f} GB/s"
+    table = Table(title=title, title_justify="left")
+    formats = {"ms a step": "{:.2f}", "ns a parameter": "{:.3f}", "bytes a parameter": "{}", "of a += b": "{:.0%}"}
+    for heading in ("optimizer", "path", "check"):
+        table.add_column(heading)
+    for heading in formats:
+        table.add_column(heading, justify="right")
+    for one in rows:
+        figures = (one.seconds and one.seconds * 1e3, one.nanoseconds, one.bytes, one.share)
+        cells = [form.format(x) if x is not None else "" for form, x in zip(formats.values(), figures)]
+        table.add_row(one.optimizer, one.path, one.check.split(":")[0], *cells)
+    console.print(table)
+    for one in rows:
+        if not one.right:
+            console.print(f"{one.optimizer} is not timed: {one.check}.", soft_wrap=True)

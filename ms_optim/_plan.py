@@ -1,0 +1,294 @@
+"""How much memory each optimizer takes, on the device and on its host, for a number of parameters or a network."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mindspore as ms
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from . import _doctor, _kernels, _memory
+from ._arguments import STATE_DTYPES, WEIGHT_DTYPES, Options
+from ._base import FusedOptimizer
+from ._shares import Shares, Workers
+from .adam_offload import DEVICES
+
+DTYPES = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+# What normalization layers keep beside their parameters, as MindSpore names it.
+BUFFERS = ("moving_mean", "moving_variance")
+
+
+class Weight(NamedTuple):
+    """A parameter's shape, and its dtype where that is known."""
+
+    shape: tuple[int, ...]
+    dtype: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Bytes that training with an optimizer holds on one worker; gradients are of their parameter's dtype."""
+
+    optimizer: str
+    state_dtype: str
+    weights: int
+    gradients: int
+    masters: int
+    states: int
+    scales: int
+    device: int
+    host: int
+
+    @property
+    def total(self) -> int:
+        """Bytes on the device and on the host together."""
+        return self.device + self.host
+
+
+class NotPossibleError(ValueError):
+    """What an optimizer would refuse."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--parameters", type=parameters, help="how many there are, such as 7e9, in large tensors")
+    source.add_argument("--shapes", type=weights_of_json, help="a JSON file: shapes of the parameters, or by name")
+    source.add_argument("--checkpoint", type=weights_of_checkpoint, help="a MindSpore checkpoint of the network")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the parameters; default: the checkpoint's, or float32")
+    parser.add_argument("--optimizer", nargs="+", choices=[x.__name__ for x in _doctor.optimizers()])
+    parser.add_argument("--state-dtype", nargs="+", choices=STATE_DTYPES, default=STATE_DTYPES)
+    parser.add_argument("--no-master-weights", action="store_true", help="no float32 masters of weights in 16 bits")
+    parser.add_argument("--device", choices=DEVICES, default=_kernels.device_target(), help="default: this machine's")
+    parser.add_argument("--workers", type=count, default=1, help="how many train together")
+    parser.add_argument("--shard-states", action="store_true", help="the workers split the states")
+    parser.add_argument("--memory", type=size, help="what the device has, such as 64GB; on CPU, what the host has")
+    parser.add_argument("--host-memory", type=size, help="what the host has, for a worker, where --device is not CPU")
+    parser.add_argument("--json", action="store_true", help="print JSON, in bytes")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the plans; return 0, or 1 if there is none."""
+    given = arguments.parameters or arguments.shapes or arguments.checkpoint
+    chosen = DTYPES.get(arguments.dtype)
+    weights = [Weight(w.shape, chosen or w.dtype or ms.float32) for w in given]
+    plans, refused = [], []
+    for optimizer in _doctor.optimizers():
+        if arguments.optimizer and optimizer.__name__ not in arguments.optimizer:
+            continue
+        for state_dtype in arguments.state_dtype:
+            options = Options(
+                state_dtype=state_dtype,
+                master_weights=not arguments.no_master_weights,
+                shard_states=arguments.shard_states,
+            )
+            try:
+                plans.append(plan(optimizer, weights, options, arguments.device, arguments.workers))
+            except NotPossibleError as reason:
+                refused.append({"optimizer": optimizer.__name__, "state_dtype": state_dtype, "reason": str(reason)})
+    if arguments.json:
+        print(as_json(plans, refused, weights, arguments))
+    else:
+        show(plans, refused, weights, arguments)
+    return 0 if plans else 1
+
+
+# ---- Counting -----------------------------------------------------------------------------------------------------
+
+
+def plan(
+    optimizer: type[FusedOptimizer], weights: Sequence[Weight], options: Options, device: str, workers: int = 1
+) -> Plan:
+    """Count what the worker that holds the most holds.
+
+    Args:
+        optimizer: The optimizer's class.
+        weights: The parameters' shapes and dtypes.
+        options: The optimizer's shared arguments.
+        device: Where the weights are, "CPU", "GPU" or "Ascend".
+        workers: How many workers train together.
+
+    Raises:
+        NotPossibleError: If the optimizer would refuse the options.
+    """
+    small = _doctor.build(optimizer, _doctor.choices(optimizer)[0], "composite")
+    reason = why_refused(small, options, device)
+    if reason is not None:
+        raise NotPossibleError(reason)
+    prefixes = small.rule.states
+    shapes, dtypes = [w.shape for w in weights], [w.dtype for w in weights]
+    kept = [tuple(enumerate(shapes))]
+    if options.shard_states and workers > 1:
+        costs = [_memory.bytes_each(prefixes, options, w.dtype, math.prod(w.shape)) for w in weights]
+        names, whole = [str(i) for i in range(len(weights))], [False] * len(weights)
+        shares = Shares(Workers(0, workers, None), names, shapes, costs, whole, (*prefixes, "master"))
+        kept = [shares.kept_by(rank) for rank in range(workers)]
+    states, scales, masters = max((held(prefixes, options, shapes, dtypes, own) for own in kept), key=sum)
+    own = sum(_memory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
+    on_device, on_host = _memory.placed(device, small.runs_on_host, 2 * own, states + scales + masters)
+    name = optimizer.__name__
+    return Plan(name, options.state_dtype, own, own, masters, states, scales, on_device, on_host)
+
+
+def held(prefixes, options, shapes, dtypes, kept) -> tuple[int, int, int]:
+    """Return the bytes of states, scales and masters."""
+    states = list(_memory.states(prefixes, options, shapes, kept))
+    scales = [scale for state in states if (scale := _memory.scale(state)) is not None]
+    masters = _memory.masters(options, dtypes, kept)
+    return sum(x.nbytes for x in states), sum(x.nbytes for x in scales), sum(x.nbytes for x in masters)
+
+
+def why_refused(optimizer: FusedOptimizer, options: Options, device: str) -> str | None:
+    """Say why an optimizer would refuse what is asked for, or return None."""
+    if options.state_dtype != "float32" and not optimizer.rule.takes_low_states:
+        return "it keeps its states in float32"
+    if options.shard_states and not optimizer.takes_shares:
+        return "its states are each worker's own and cannot be split"
+    if options.shard_states and device != "CPU":
+        return "states are split over workers on CPU only"
+    if device == "Ascend" and not optimizer.runs_on_host:
+        return optimizer._why_not_on_ascend(options)
+    return None
+
+
+# ---- Reading ------------------------------------------------------------------------------------------------------
+
+
+def count(text: str) -> int:
+    """Read a whole number, 1 or greater."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number >= 1 and number.is_integer()):
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or greater, such as 7e9, but got {text!r}")
+    return int(number)
+
+
+def parameters(text: str) -> list[Weight]:
+    """Read a number of parameters."""
+    return [Weight((count(text),))]
+
+
+def size(text: str) -> int:
+    """Read a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)\s*([KMGT]I?B|)", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected bytes, such as 64GB or 64GiB, but got {text!r}")
+    return round(float(found[1]) * UNITS[found[2].upper()])
+
+
+def weights_of_json(path: str) -> list[Weight]:
+    """Read shapes from a JSON file: a list of them, or an object whose values they are."""
+    what = 'a list of shapes, or an object of them by name, as {"dense.weight": [64, 32]}'
+    try:
+        content = json.loads(pathlib.Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path} as JSON: {error}") from None
+    if not isinstance(content, (dict, list)) or not content:
+        raise argparse.ArgumentTypeError(f"expected {what} in {path}, but got {str(content)[:60]}")
+    named = list(content.items() if isinstance(content, dict) else enumerate(content))
+    for name, shape in named:
+        if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
+            raise argparse.ArgumentTypeError(
+                f"expected a list of whole numbers greater than 0 for {name!r} in {path}, but got {shape!r}"
+            )
+    return [Weight(tuple(shape)) for _, shape in named]
+
+
+def weights_of_checkpoint(path: str) -> list[Weight]:
+    """Read shapes and dtypes from a checkpoint, without what optimizers and normalization layers add to the weights.
+
+    States are known by this package's names, or by their weight's name after a first word, and its shape.
+    """
+    try:
+        content = ms.load_checkpoint(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path} as a checkpoint: {error}") from None
+    added, prefixes = {"learning_rate"}, {"master"}
+    for optimizer in _doctor.optimizers():
+        small = _doctor.build(optimizer, _doctor.choices(optimizer)[-1], "composite")
+        states = {state.name for state in small.states}
+        added |= {p.name for p in small.get_parameters()} - states - {p.name for p in small.parameters}
+        prefixes |= {name for prefix in small.rule.states for name in (prefix, f"{prefix}_scale")}
+
+    def is_weight(name, value):
+        prefix, _, rest = name.partition(".")
+        is_state = rest in content and (prefix in prefixes or content[rest].shape == value.shape)
+        return value.dtype in WEIGHT_DTYPES and name not in added and not is_state and not name.endswith(BUFFERS)
+
+    found = [Weight(tuple(p.shape), p.dtype) for name, p in content.items() if is_weight(name, p)]
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected a network's parameters in {path}, but it holds none")
+    return found
+
+
+# ---- Writing ------------------------------------------------------------------------------------------------------
+
+
+def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:
+    """Return how many bytes are left, less than 0 where it does not fit; None where no memory was given."""
+    on_device = plan.host if arguments.device == "CPU" else plan.device
+    left = [] if arguments.memory is None else [arguments.memory - on_device]
+    if arguments.host_memory is not None and arguments.device != "CPU":
+        left.append(arguments.host_memory - plan.host)
+    return min(left, default=None)
+
+
+def elements(weights: Sequence[Weight]) -> int:
+    """Return how many elements the parameters have."""
+    return sum(math.prod(w.shape) for w in weights)
+
+
+def as_json(plans, refused, weights, arguments) -> str:
+    """Return all figures, in bytes, as JSON."""
+    rows = []
+    for one in plans:
+        left = spare(one, arguments)
+        rows.append({**dataclasses.asdict(one), "total": one.total, "fits": None if left is None else left >= 0})
+    asked = {name: getattr(arguments, name) for name in ("device", "workers", "shard_states", "memory", "host_memory")}
+    asked |= {
+        "parameters": elements(weights),
+        "tensors": len(weights),
+        "master_weights": not arguments.no_master_weights,
+    }
+    return json.dumps({**asked, "plans": rows, "not_possible": refused}, indent=2)
+
+
+def show(plans, refused, weights, arguments) -> None:
+    """Print the figures as a table."""
+    console = Console(width=max(120, Console().width), highlight=False)
+    if plans:
+        largest = max(one.total for one in plans)
+        unit = next((name for name in ("GB", "MB") if largest >= UNITS[name]), "KB")
+        dtypes = sorted({str(w.dtype).lower() for w in weights})
+        title = f"{elements(weights):,} parameters in {' and '.join(dtypes)}, on {arguments.device}"
+        title += f", one of {arguments.workers} workers" if arguments.workers > 1 else ""
+        table = Table(title=f"{title}: {unit}", title_justify="left", box=box.SIMPLE_HEAD)
+        numbers = ("weights", "gradients", "masters", "states", "scales", "device", "host", "total")
+        table.add_column("optimizer", no_wrap=True)
+        table.add_column("state_dtype", no_wrap=True)
+        for heading in numbers:
+            table.add_column(heading, justify="right")
+        if spare(plans[0], arguments) is not None:
+            table.add_column("fits, and what is left", no_wrap=True)
+        for one in plans:
+            cells = [f"{getattr(one, name) / UNITS[unit]:,.2f}" for name in numbers]
+            left = spare(one, arguments)
+            cells += [f"{'yes' if left >= 0 else 'no'}, {left / UNITS[unit]:+,.2f}"] if left is not None else []
+            table.add_row(one.optimizer, one.state_dtype, *cells)
+        console.print(table)
+        console.print("Activations, workspaces and what the framework takes come on top.")
+    for one in refused:
+        console.print(f"Not possible: {one['optimizer']}, state_dtype {one['state_dtype']}: {one['reason']}.")

@@ -1,0 +1,218 @@
+"""The plan's bytes are those that optimizers hold, once they are made."""
+
+import itertools
+import json
+import math
+
+import mindspore as ms
+import numpy as np
+import pytest
+from cases import CASES
+from command import refused, run
+from mindspore import Parameter, Tensor, nn
+
+from ms_optim import AdamOffload, AdamW, Lamb, _arguments, _base, _kernels, _plan, _shares
+
+needs_kernel = pytest.mark.skipif(
+    _kernels.why_not("adamw", "CPU") is not None, reason="low-precision and split states need the kernel"
+)
+
+# On both sides of what is worth codes, with a last block that is full and ones that are not.
+SHAPES = [(), (7,), (4095,), (4096,), (100, 50), (6, 4, 3, 3), (300, 301)]
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+def parameters(dtype):
+    return [Parameter(Tensor(np.zeros(shape), getattr(ms, dtype)), name=f"net.w{i}") for i, shape in enumerate(SHAPES)]
+
+
+def weights(dtype):
+    return [_plan.Weight(shape, getattr(ms, dtype)) for shape in SHAPES]
+
+
+def nbytes(tensors):
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def compare(plan, optimizer):
+    """Compare kind by kind, the names being those of the optimizer's attributes."""
+    assert plan.weights == plan.gradients == nbytes(optimizer.parameters)
+    for kind in ("states", "scales", "masters"):
+        assert getattr(plan, kind) == nbytes(getattr(optimizer, kind)), kind
+    assert plan.total == plan.weights + plan.gradients + plan.states + plan.scales + plan.masters
+
+
+@needs_kernel
+@pytest.mark.parametrize("masters", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("state_dtype", _arguments.STATE_DTYPES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bytes_are_those_that_an_optimizer_holds(case, state_dtype, dtype, masters):
+    options = _arguments.Options(state_dtype=state_dtype, master_weights=masters)
+
+    def made():
+        return case.optimizer(parameters(dtype), 0.01, state_dtype=state_dtype, master_weights=masters)
+
+    if case.name == "DGCMomentum" and state_dtype != "float32":
+        with pytest.raises(_plan.NotPossibleError, match="float32"):
+            _plan.plan(case.cls, weights(dtype), options, "CPU")
+        with pytest.raises(ValueError, match="state_dtype"):
+            made()
+        return
+    optimizer = made()
+    compare(_plan.plan(case.cls, weights(dtype), options, "CPU"), optimizer)
+    assert optimizer.fused
+
+
+@needs_kernel
+@pytest.mark.parametrize("state_dtype", _arguments.STATE_DTYPES)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_bytes_of_split_states_are_those_of_the_worker_that_holds_the_most(count, state_dtype, monkeypatch):
+    # What would be exchanged needs workers; what is held does not.
+    monkeypatch.setattr(_base.FusedOptimizer, "_prepare_split", lambda *_: None)
+    options = {"state_dtype": state_dtype, "shard_states": True}
+    made = []
+    for rank in range(count):
+        monkeypatch.setattr(_shares, "workers", lambda rank=rank: _shares.Workers(rank, count, None))
+        made.append(AdamW(parameters("bfloat16"), **options))
+    most = max(made, key=lambda optimizer: nbytes((*optimizer.states, *optimizer.scales, *optimizer.masters)))
+    compare(_plan.plan(AdamW, weights("bfloat16"), _arguments.Options(**options), "CPU", count), most)
+
+
+@pytest.mark.parametrize("device", ["CPU", "GPU", "Ascend"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_device_and_host_are_those_of_the_offload_report(dtype, device):
+    report = AdamOffload(parameters(dtype)).offload_report(device)
+    plan = _plan.plan(AdamOffload, weights(dtype), _arguments.Options(), device)
+    assert (plan.device, plan.host) == (report.device_bytes, report.host_bytes)
+
+
+def test_only_offloaded_states_leave_the_device():
+    plan = _plan.plan(Lamb, weights("bfloat16"), _arguments.Options(), "GPU")
+    assert (plan.device, plan.host) == (plan.total, 0)
+
+
+# ---- The command --------------------------------------------------------------------------------------------------
+
+
+def plans(*arguments):
+    status, printed = run("plan", *arguments, "--json")
+    assert status == 0, printed
+    return json.loads(printed)
+
+
+def test_billions_of_parameters():
+    told = plans("--parameters", "7e9", "--dtype", "bfloat16", "--optimizer", "AdamW", "--memory", "80GB")
+    by_dtype = {one["state_dtype"]: one for one in told["plans"]}
+    n = 7 * 10**9
+    assert {one["weights"] + one["gradients"] + one["masters"] for one in told["plans"]} == {(2 + 2 + 4) * n}
+    assert [by_dtype[kind]["states"] for kind in _arguments.STATE_DTYPES] == [8 * n, 4 * n, 2 * n]
+    assert [by_dtype[kind]["scales"] for kind in _arguments.STATE_DTYPES] == [0, 0, 2 * 4 * math.ceil(n / 256)]
+    assert [by_dtype[kind]["fits"] for kind in _arguments.STATE_DTYPES] == [False, False, True]
+    bare = plans("--parameters", "7e9", "--dtype", "bfloat16", "--optimizer", "AdamW", "--no-master-weights")
+    assert {one["masters"] for one in bare["plans"]} == {0}
+    assert {one["fits"] for one in bare["plans"]} == {None}
+
+
+def test_what_an_optimizer_refuses_is_listed_with_its_reason():
+    told = plans("--parameters", 1e6, "--device", "Ascend", "--state-dtype", "8bit")
+    assert [one["optimizer"] for one in told["plans"]] == ["AdamOffload"]
+    assert all(one["reason"] for one in told["not_possible"])
+    assert {one["optimizer"] for one in told["not_possible"]} == {"AdamW", "Lamb", "LANS", "DGCMomentum"}
+    status, printed = run("plan", "--parameters", 1e6, "--device", "GPU", "--shard-states", "--workers", 2)
+    assert status == 1
+    assert "Not possible: AdamW, state_dtype float32: states are split over workers on CPU only." in printed
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_sizes_of_a_file_of_shapes_matter(named, tmp_path):
+    shapes = [list(shape) for shape in SHAPES]
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps({f"w{i}": shape for i, shape in enumerate(shapes)} if named else shapes))
+    told = plans("--shapes", path, "--state-dtype", "8bit", "--optimizer", "Lamb")
+    small = sum(math.prod(shape) for shape in SHAPES if math.prod(shape) < 4096)
+    large = sum(math.prod(shape) for shape in SHAPES) - small
+    assert told["parameters"] == small + large
+    assert told["plans"][0]["states"] == 2 * (4 * small + large)
+    assert told["plans"][0]["weights"] == 4 * (small + large)
+
+
+@pytest.mark.parametrize("made", ["AdamW", "AdamOffload", "Momentum", None])
+def test_of_a_checkpoint_the_weights_count(made, tmp_path):
+    """Not the states, counters and buffers that are saved with them."""
+    net = nn.SequentialCell(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dense(8, 600)).to_float(ms.float32)
+    params = net.trainable_params()
+    saved = net
+    if made:
+        optimizer = {"AdamW": AdamW, "AdamOffload": AdamOffload, "Momentum": nn.Momentum}[made]
+        saved = optimizer(params, 0.1, **{"AdamW": {"amsgrad": True}, "Momentum": {"momentum": 0.9}}.get(made, {}))
+    path = tmp_path / "net.ckpt"
+    ms.save_checkpoint(saved, str(path))
+    told = plans("--checkpoint", path, "--optimizer", "AdamW")
+    # MindSpore's Momentum saves its one number under a name of its own.
+    assert told["parameters"] == sum(p.size for p in params) + (made == "Momentum")
+    assert plans("--checkpoint", path, "--dtype", "float16")["plans"][0]["weights"] == 2 * told["parameters"]
+
+
+def test_a_checkpoint_keeps_its_dtypes(tmp_path):
+    net = nn.Dense(100, 60).to_float(ms.float32)
+    net.weight.set_dtype(ms.bfloat16)
+    ms.save_checkpoint(net, str(tmp_path / "net.ckpt"))
+    first = plans("--checkpoint", tmp_path / "net.ckpt", "--optimizer", "AdamW")["plans"][0]
+    assert first["weights"] == 2 * 6000 + 4 * 60
+    assert first["masters"] == 4 * 6000
+
+
+def test_the_table_has_every_figure():
+    arguments = ["--parameters", "124.4e6", "--dtype", "float16", "--device", "GPU"]
+    told = plans(*arguments)
+    status, printed = run("plan", *arguments, "--memory", "1.5GB", "--host-memory", "1.5GiB")
+    assert status == 0
+    assert "124,400,000 parameters in float16, on GPU: GB" in printed
+    for one in told["plans"]:
+        figures = [f"{one[kind] / 1e9:,.2f}" for kind in ("weights", "gradients", "masters", "states", "scales")]
+        left = min(1.5e9 - one["device"], 1.5 * 2**30 - one["host"])
+        figures += [f"{one[kind] / 1e9:,.2f}" for kind in ("device", "host", "total")]
+        line = next(line for line in printed.splitlines() if line.split()[:2] == [one["optimizer"], one["state_dtype"]])
+        assert line.split()[2:] == [*figures, "yes," if left >= 0 else "no,", f"{left / 1e9:+,.2f}"]
+    assert {"yes,", "no,"} <= set(printed.split())
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "one of the arguments --parameters --shapes --checkpoint is required"),
+        (["--parameters", "many"], "--parameters: expected a whole number.*'many'"),
+        (["--parameters", "1.5"], "--parameters: expected a whole number.*'1.5'"),
+        (["--parameters", "0"], "--parameters: expected a whole number.*'0'"),
+        (["--parameters", "inf"], "--parameters: expected a whole number.*'inf'"),
+        (["--parameters", "7", "--workers", "0"], "--workers: expected a whole number"),
+        (["--parameters", "7", "--memory", "7 apples"], "--memory: expected bytes.*'7 apples'"),
+        (["--parameters", "7", "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
+        (["--parameters", "7", "--optimizer", "SGD"], "--optimizer: invalid choice: 'SGD'"),
+        (["--shapes", "none.json"], "--shapes: cannot read none.json as JSON"),
+        (["--shapes", "{}"], "--shapes: expected a list of shapes"),
+        (["--shapes", '{"w": [3, -1]}'], "--shapes: expected a list of whole numbers greater than 0 for 'w'"),
+        (["--shapes", '{"w": 3}'], "--shapes: expected a list of whole numbers greater than 0 for 'w'.*got 3"),
+        (["--shapes", "[[3, 2.5]]"], "--shapes: expected a list of whole numbers greater than 0 for 0"),
+        (["--checkpoint", "none.ckpt"], "--checkpoint: cannot read none.ckpt as a checkpoint"),
+    ],
+)
+def test_errors_name_the_argument_what_was_expected_and_what_came(arguments, said, tmp_path):
+    if arguments[:1] == ["--shapes"] and arguments[1][0] in "{[":
+        path = tmp_path / "shapes.json"
+        path.write_text(arguments[1])
+        arguments = ["--shapes", path]
+    refused(said, "plan", *arguments)
+
+
+def test_a_checkpoint_without_weights_is_refused(tmp_path):
+    ms.save_checkpoint([{"name": "seen", "data": Tensor([3], ms.int32)}], str(tmp_path / "seen.ckpt"))
+    refused("--checkpoint: expected a network's parameters", "plan", "--checkpoint", tmp_path / "seen.ckpt")
+
+
+def test_units():
+    sizes = {"12": 12, "1.5KB": 1500, "64 GB": 64 * 10**9, "64gib": 64 * 2**30, "2e3MB": 2 * 10**9, "1TiB": 2**40}
+    for text, expected in sizes.items():
+        assert _plan.size(text) == expected
+    assert len(set(itertools.chain(_plan.UNITS.values()))) == len(_plan.UNITS)

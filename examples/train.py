@@ -25,7 +25,7 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 
 # What each optimizer likes: Lamb and LANS scale their steps to the weights, DGCMomentum's are those of momentum SGD.
-# Its decay and AdamOffload's enter the gradient, where a tenth does what it does outside.
+# Its decay and AdamOffload's enter the gradient, where a hundredth does what it does outside.
 SETTINGS = {
     "AdamW": {"learning_rate": 4e-3},
     "Lamb": {"learning_rate": 2e-2},

@@ -1,0 +1,127 @@
+"""Draw the paths that the optimizers take over two functions with one minimum that is hard to find.
+
+Rosenbrock's minimum lies in a long bent valley, Rastrigin's among many others. All start from the same point, each with
+the learning rate, of those on a grid, that ends lowest. With fixed rates and two numbers to learn this shows how steps
+are made, and not which optimizer is the better one for a network.
+"""
+
+import argparse
+import pathlib
+
+import matplotlib as mpl
+import mindspore as ms
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+import ms_optim
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+
+STEPS = 500
+RATES = 10.0 ** np.arange(-4, -0.2, 0.25)
+# Without a weight decay AdamOffload's rule is AdamW's.
+OPTIMIZERS = {
+    "AdamW": {},
+    "Lamb": {},
+    "LANS": {},
+    "DGCMomentum": {"momentum": 0.9, "rampup_begin_step": 0},  # of two numbers all is sent: momentum SGD
+}
+
+
+class Rosenbrock:
+    """(1 - x)^2 + 100 (y - x^2)^2."""
+
+    name, start, minimum = "Rosenbrock", (-2.0, 2.0), (1.0, 1.0)
+    window, levels = ((-2.5, 2.5), (-1.5, 3.5)), np.logspace(-1, 3.5, 16)
+
+    @staticmethod
+    def value(x, y):
+        """Return the function's value."""
+        return (1 - x) ** 2 + 100 * (y - x**2) ** 2
+
+    @staticmethod
+    def gradient(x, y):
+        """Return its gradient."""
+        return np.array([-2 * (1 - x) - 400 * x * (y - x**2), 200 * (y - x**2)])
+
+
+class Rastrigin:
+    """20 + x^2 - 10 cos(2 pi x) + y^2 - 10 cos(2 pi y)."""
+
+    name, start, minimum = "Rastrigin", (-2.0, 3.5), (0.0, 0.0)
+    window, levels = ((-4.5, 4.5), (-4.5, 4.5)), np.linspace(0, 60, 16)
+
+    @staticmethod
+    def value(x, y):
+        """Return the function's value."""
+        return 20 + x**2 - 10 * np.cos(2 * np.pi * x) + y**2 - 10 * np.cos(2 * np.pi * y)
+
+    @staticmethod
+    def gradient(x, y):
+        """Return its gradient."""
+        return np.array([2 * v + 20 * np.pi * np.sin(2 * np.pi * v) for v in (x, y)])
+
+
+def walks(function, name, steps):
+    """Return the points that an optimizer goes through with each learning rate, of shape (rates, steps + 1, 2)."""
+    start = np.array(function.start, np.float32)
+    weights = [ms.Parameter(ms.Tensor(start), name=f"with_rate_{k}") for k in range(len(RATES))]
+    groups = [{"params": [weight], "lr": float(rate)} for weight, rate in zip(weights, RATES)]
+    optimizer = getattr(ms_optim, name)(groups, 0.1, **OPTIMIZERS[name])
+    points = np.empty((steps + 1, len(RATES), 2))
+    points[0] = start
+    for step in range(steps):
+        # Far outside, the gradient has no meaning but a number that overflows.
+        gradients = np.clip(function.gradient(*points[step].T).T, -1e6, 1e6).astype(np.float32)
+        optimizer(tuple(ms.Tensor(g) for g in gradients))
+        points[step + 1] = [weight.asnumpy() for weight in weights]
+    return points.swapaxes(0, 1)
+
+
+def best_walk(function, name, steps):
+    """Return the value at the end of the walk that ends lowest, its learning rate and its points."""
+    candidates = walks(function, name, steps)
+    ends = function.value(*candidates[:, -1].T)
+    best = int(np.argmin(np.where(np.isfinite(ends), ends, np.inf)))
+    return ends[best], RATES[best], candidates[best]
+
+
+def draw(axes, function, best):
+    """Draw a function's heights and the paths over them."""
+    (left, right), (bottom, top) = function.window
+    x, y = np.meshgrid(np.linspace(left, right, 400), np.linspace(bottom, top, 400))
+    axes.contourf(x, y, function.value(x, y), levels=function.levels, cmap="Greys", alpha=0.6, extend="both")
+    for name, (_, rate, points) in best.items():
+        axes.plot(*points.T, linewidth=1.2, marker="o", markersize=1.5, label=f"{name}, rate {rate:.2g}")
+        axes.plot(*points[-1], marker="s", markersize=6, color=axes.lines[-1].get_color(), markeredgecolor="black")
+    axes.plot(*function.start, marker="o", color="black", linestyle="none", label="start")
+    axes.plot(*function.minimum, marker="*", markersize=14, color="gold", markeredgecolor="black", linestyle="none")
+    axes.set(title=function.name, xlim=(left, right), ylim=(bottom, top), xlabel="x", ylabel="y")
+    axes.legend(loc="lower right", fontsize=8)
+
+
+def main():
+    """Walk, print the table and draw the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("trajectories.png"))
+    arguments = parser.parse_args()
+    functions = (Rosenbrock, Rastrigin)
+    figure, plots = plt.subplots(1, len(functions), figsize=(13, 6), layout="constrained")
+    table = Table("Function", "Optimizer", "Learning rate", "Value at the end", "Distance to the minimum")
+    for axes, function in zip(plots, functions):
+        best = {name: best_walk(function, name, arguments.steps) for name in tqdm(OPTIMIZERS, desc=function.name)}
+        draw(axes, function, best)
+        for name, (end, rate, points) in best.items():
+            distance = np.linalg.norm(points[-1] - function.minimum)
+            table.add_row(function.name, name, f"{rate:.2g}", f"{end:.2e}", f"{distance:.2e}")
+    figure.savefig(arguments.output, dpi=120)
+    Console().print(table)
+    print(f"Picture in {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

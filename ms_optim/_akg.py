@@ -74,13 +74,13 @@ class AkgPhases:
         data = trial_data(min(size, PERIOD), self._state_count, directions)
         self.akg = True
         try:
-            made = self._phases([np.resize(x, size) for x in data])
+            made = self._both_phases([np.resize(x, size) for x in data])
         except Exception as error:
             # AKG runs as a program of its own: of what it stumbles over this is all that comes back.
             return f"AKG does not compile or run the rule '{rule}' on {device}: {str(error).splitlines()[0]}"
         finally:
             self.akg = False
-        right = self._phases(data)
+        right = self._both_phases(data)
         worst = max(difference(x, np.resize(y, size)) for x, y in zip(made, right))
         if worst <= TOLERANCE:
             return None
@@ -89,7 +89,7 @@ class AkgPhases:
             f"its value in MindSpore's operators, where {TOLERANCE:.1e} is allowed"
         )
 
-    def _phases(self, data):
+    def _both_phases(self, data):
         """Return what both phases make of trial data."""
         weight, gradient, *others = (Tensor(x) for x in data)
         states, directions = tuple(others[: self._state_count]), tuple(others[self._state_count :])

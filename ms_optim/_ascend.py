@@ -153,7 +153,7 @@ class AscendStep:
                 if self._native:
                     weight_norm, update_norm, ratio = self._move_natively(i, gradient, scale)
                 else:
-                    weight_norm, update_norm, ratio = self._move(i, shared, rates, gradient, scale)
+                    weight_norm, update_norm, ratio = self._move_on_ascend(i, shared, rates, gradient, scale)
                 moved = (ops.where(applied, update_norm, self._zero), ops.where(applied, ratio, self._zero))
                 reports += (ops.stack((norms[i], weight_norm, *moved, F.cast(finite[i], mstype.float32))),)
             else:
@@ -173,7 +173,7 @@ class AscendStep:
             gradient = F.cast(gradient, mstype.float32)
         return gradient, scale * self._unscale
 
-    def _move(self, i, shared, rates, gradient, scale):
+    def _move_on_ascend(self, i, shared, rates, gradient, scale):
         """Update a tensor; return the norms of the weight from before and of the update, and the trust ratio."""
         learning_rate, weight_decay = rates[self._rate_index[i]], self._weight_decay(i, rates)
         before = (shared[0], shared[1], scale, weight_decay)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import os
 import platform
+import sys
 from typing import Any
 
 import mindspore as ms
@@ -38,12 +41,27 @@ def main(arguments: argparse.Namespace) -> int:
     """Print the report; return 0 if every kernel that runs is right, else 1."""
     # Operators called one by one wait for each other longer than they work, unless one thread does it all.
     ms.set_context(pynative_synchronize=True)
-    here, checks = machine(), [check for optimizer in optimizers() for check in checked(optimizer)]
+    with others_on_stderr():
+        here, checks = machine(), [check for optimizer in optimizers() for check in checked(optimizer)]
     if arguments.json:
         print(json.dumps({**here, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
         show(here, checks)
     return 0 if all(check.right for check in checks) else 1
+
+
+@contextlib.contextmanager
+def others_on_stderr():
+    """Keep standard output for the report: AKG's compiler, a program of its own, prints there too."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @dataclasses.dataclass(frozen=True)

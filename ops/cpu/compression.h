@@ -93,7 +93,7 @@ class CompressedEngine : StepEngine {
     if (!moments && !InStep()) return kOutOfStep;
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = LastOfRun(first, kSelectedElements);
-      for (int i = first; i < last; ++i) Decide(i);
+      for (int i = first; i < last; ++i) DecideRates(step_, i, &plans_[i]);
       if (moments) {
         if (step_.constants[kClipNorm] > 0.0) ClipLocally(first, last);
         ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
@@ -171,13 +171,6 @@ class CompressedEngine : StepEngine {
       return false;
     }
     return true;
-  }
-
-  void Decide(int i) {
-    Plan &plan = plans_[i];
-    DecideRates(step_, i, &plan);
-    plan.coefficient[0] = static_cast<float>(plan.learning_rate);
-    plan.trust_ratio = 1.0;
   }
 
   // ---- The local gradient, and what becomes of it -----------------------------------------------------------------

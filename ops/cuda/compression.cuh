@@ -35,11 +35,7 @@ __global__ void MarkStep(const Step step, const Workspace work) {
 __global__ void __launch_bounds__(kThreads) DecideCompressed(const Step step, const Workspace work) {
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (i >= step.count) return;
-  Plan &plan = work.plans[i];
-  DecideRates(step, i, &plan);
-  plan.coefficient[0] = static_cast<float>(plan.learning_rate);
-  plan.coefficient[1] = 0.0f;
-  plan.trust_ratio = 1.0;
+  DecideRates(step, i, &work.plans[i]);
   work.searches[i].remaining = SentOf(step, i);
   work.searches[i].clip = 1.0f;
 }
@@ -274,13 +270,6 @@ __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspac
   if (threadIdx.x == 0) work.partial[static_cast<int64_t>(blockIdx.x) * kSums + kDirectionSum] = sum;
 }
 
-// What an apply stage of its own reads of this one, where the step is skipped.
-__global__ void CopySkippedSums(const Step step) {
-  if (step.skipping[0] == 0.0f || step.sums_rows != step.rows) return;
-  const int i = static_cast<int>(blockIdx.x), s = static_cast<int>(threadIdx.x);
-  if (s < kSums) step.sums[i * kSums + s] = step.sums_in[LayoutOf(step, i, kRow) * kSums + s];
-}
-
 // ---- What is received -------------------------------------------------------------------------------------------
 
 __device__ inline const uint8_t *WireOf(const Step &step, int64_t worker) {
@@ -353,7 +342,7 @@ inline Status RunDgcMomentum(const Step &step, const WorkspaceLayout &layout, co
     launch(AddSums, n, step, work, unsigned{kGradientsOnly}, false);
   }
   if (!moments && !apply) return launch.Result();
-  if (!moments) launch(CopySums, n, step);
+  if (!moments) launch(CopySums, n, step, false);
   launch(LookCompressed, 1, step, work, global);
   if (step.wire != nullptr) {
     launch.Zero(step.wire, 4 * step.wire_words);
@@ -376,7 +365,8 @@ inline Status RunDgcMomentum(const Step &step, const WorkspaceLayout &layout, co
     launch(CountSent, layout.chunks, step, work);
     launch(PlaceSent, n, step, work);
     launch(Send, layout.chunks, step, work);
-    launch(CopySkippedSums, n, step);
+    // An apply stage of its own reads them of this launch, where the step is skipped.
+    launch(CopySums, n, step, true);
   } else {
     launch(Receive, layout.chunks, step, work);
   }

@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // From the sums of launches before.
-__global__ void CopySums(const Step step) {
+__global__ void CopySums(const Step step, bool skipped_only) {
+  if (skipped_only && (step.skipping[0] == 0.0f || step.sums_rows != step.rows)) return;
   const int i = static_cast<int>(blockIdx.x), s = static_cast<int>(threadIdx.x);
   if (s < kSums) step.sums[i * kSums + s] = step.sums_in[LayoutOf(step, i, kRow) * kSums + s];
 }
@@ -337,13 +338,11 @@ Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace 
   const bool global = (step.flags & (kClips | kSkipNonfinite)) != 0;
   const int64_t n = step.count;
   launch(PrepareAll, 1, step, work);
-  if (!gradients) launch(CopySums, n, step);
+  if (!gradients) launch(CopySums, n, step, false);
+  if ((step.flags & kCentralizes) != 0) launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
   if (gradients && (global || !moments || Rule::kNormalizesGradient)) {
-    if ((step.flags & kCentralizes) != 0) launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
     launch(SumGradients, layout.chunks, step, work);
     launch(AddSums, n, step, work, unsigned{kGradientsOnly}, false);
-  } else if ((step.flags & kCentralizes) != 0) {
-    launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
   }
   if (!finish) return launch.Result();
   launch(Look<Rule>, 1, step, work, global || !gradients);

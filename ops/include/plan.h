@@ -25,11 +25,15 @@ MS_OPTIM_FN double ClipFactor(const Step &step, double total) {
   return bound > 0.0 && norm > bound ? bound / norm : 1.0;
 }
 
+// What no sum enters: steps of the learning rate along one direction.
 MS_OPTIM_FN void DecideRates(const Step &step, int i, Decision *decision) {
   const int64_t decay = LayoutOf(step, i, kDecayIndex);
   decision->factor = static_cast<float>(step.constants[kUnscale]);
   decision->lambda = decay < 0 ? 0.0f : step.rates[decay];
   decision->learning_rate = step.rates[LayoutOf(step, i, kRateIndex)];
+  decision->trust_ratio = 1.0;
+  decision->coefficient[0] = static_cast<float>(decision->learning_rate);
+  for (int k = 1; k < kMaxDirections; ++k) decision->coefficient[k] = 0.0f;
 }
 
 template <class Rule>

@@ -28,6 +28,11 @@ def workspace_bytes(library, function, arrays):
     return _kernels.workspace_bytes(library, shapes, bool(shared & _kernels.CENTRALIZES), exchanges)
 
 
+def workspace_of(library, function, arrays):
+    """Make the workspace of a launch, full of what nobody should read."""
+    return np.full(workspace_bytes(library, function, arrays), 0xA5, np.uint8)
+
+
 class StandIn:
     """The sources of ops/cuda, compiled for the host: see tests/gpu/standin."""
 
@@ -39,11 +44,7 @@ class StandIn:
 
     def call(self, function, arrays):
         """Run an operator."""
-        workspace = np.empty(workspace_bytes(self.library, function, arrays) + 16, np.uint8)
-        workspace = workspace[-workspace.ctypes.data % 16 :][: -16 or None]
-        workspace = workspace[: workspace_bytes(self.library, function, arrays)]
-        workspace[...] = 0xA5
-        arrays = [*arrays, workspace]
+        arrays = [*arrays, workspace_of(self.library, function, arrays)]
         return invoke(self.library, function, arrays, [a.ctypes.data for a in arrays])
 
 
@@ -59,8 +60,7 @@ class Cuda:
     def call(self, function, arrays):
         """Run an operator on copies of the arrays on the GPU, and copy them back."""
         torch = self.torch
-        workspace = np.empty(workspace_bytes(self.library, function, arrays), np.uint8)
-        arrays = [*arrays, workspace]
+        arrays = [*arrays, workspace_of(self.library, function, arrays)]
         there = [torch.from_numpy(np.frombuffer(a.tobytes() or b"\0", np.uint8).copy()).cuda() for a in arrays]
         stream = torch.cuda.current_stream().cuda_stream
         status = invoke(self.library, function, arrays, [t.data_ptr() for t in there], stream)

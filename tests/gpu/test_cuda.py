@@ -193,8 +193,7 @@ def test_without_a_gpu_the_library_loads_and_says_so():
     if machines.why_no_gpu() is None:
         pytest.skip("there is a GPU")
     made = small()
-    workspace = np.zeros(machines.workspace_bytes(library, made.function, made.arrays), np.uint8)
-    arrays = [*made.arrays, workspace]
+    arrays = [*made.arrays, machines.workspace_of(library, made.function, made.arrays)]
     assert invoke(library, made.function, arrays, [a.ctypes.data for a in arrays]) == 6
 
 
@@ -245,8 +244,7 @@ def sanitized(folder, sources):
 
 def add_workspace(stand_in, case):
     """Let a launch find a workspace of just the size that it needs behind its arguments."""
-    size = machines.workspace_bytes(stand_in.library, case.function, case.arrays)
-    workspace = np.full(size, 0xA5, np.uint8)
+    workspace = machines.workspace_of(stand_in.library, case.function, case.arrays)
     return dataclasses.replace(case, arrays=[*case.arrays, workspace], passed=len(case.arrays) + 1)
 
 

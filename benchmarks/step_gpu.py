@@ -22,7 +22,21 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from step_cpu import BETA1, BETA2, DECAY, EPS, RATE, TENSORS
+from step_cpu import (
+    ALLOWED,
+    BETA1,
+    BETA2,
+    CHECK_STEPS,
+    DECAY,
+    EPS,
+    NOISE_ALLOWED,
+    RATE,
+    TENSORS,
+    expect_adamw,
+    expect_lamb,
+    expect_lans,
+    off,
+)
 
 from ms_optim import _kernels
 
@@ -39,10 +53,8 @@ ROWS = {
     "lamb": (LAMB, "float32", "float32", "float32", {}, 40),
     "lans": (LANS, "float32", "float32", "float32", {}, 48),
 }
-CHECKED = [1, 2, 6, 11]
-STEPS = 2
-ALLOWED = 1e-3  # of the largest move, as in step_cpu.py
-NOISE_ALLOWED = {"adamw 8bit": 0.05, "adamw bfloat16 states": 0.005}
+EXPECTED = {"adamw": expect_adamw, "lamb": expect_lamb, "lans": expect_lans}
+SHAPES, CHECKED = TENSORS["gpt2-small"]
 
 
 class Row:
@@ -52,8 +64,7 @@ class Row:
         (rule, constants, rule_flags), weight, gradient, states, options, self.element_bytes = ROWS[name]
         self.torch, self.function = torch, f"ms_optim_{rule}"
         self.library = _kernels.library(_kernels.LIBRARIES["GPU"][0])
-        shapes = TENSORS["gpt2-small"][0]
-        n = len(shapes)
+        shapes, n = SHAPES, len(SHAPES)
         generator = torch.Generator(device="cuda").manual_seed(0)
 
         def normal(scale, dtype):
@@ -156,47 +167,21 @@ class TorchRow:
         return self.weights[i].detach().double().cpu().numpy()
 
 
-def expected(rule, weight, gradient, factor):
-    """Return a weight after some steps in float64."""
-    w, m, v = weight.copy(), 0.0, 0.0
-    g = gradient * factor
-    if rule == "lans":
-        g = g / np.sqrt(np.sum(g * g))
-    for t in range(1, STEPS + 1):
-        m, v = BETA1 * m + (1 - BETA1) * g, BETA2 * v + (1 - BETA2) * g * g
-        root = np.sqrt(v / (1 - BETA2**t)) + EPS
-        c = m / (1 - BETA1**t) / root + DECAY * w
-        if rule == "adamw":
-            w = w - RATE * c
-            continue
-        norm = np.sqrt(np.sum(w * w))
-        step = norm / np.sqrt(np.sum(c * c)) * c
-        if rule == "lans":
-            s = g / root + DECAY * w
-            step = BETA1 * step + (1 - BETA1) * norm / np.sqrt(np.sum(s * s)) * s
-        w = w - RATE * step
-    return w
-
-
 def check(name, row):
-    """Compare two steps of some tensors with float64; exit where they differ."""
-    rule = ROWS[name][0][0] if name in ROWS else "adamw"
+    """Compare some steps of some tensors with float64; exit where they differ."""
+    (rule, _, _), *_, options, _ = ROWS.get(name, ROWS["adamw"])
     before = {i: row.held(i) for i in CHECKED}
-    gradients = {i: row.gradients[i].double().cpu().numpy() for i in CHECKED}
-    clip = ROWS[name][4].get("clip") if name in ROWS else None
     factor = 1.0
-    if clip:
-        total = sum(float((g.double() ** 2).sum()) for g in row.gradients) ** 0.5
-        factor = min(1.0, clip / total)
-    for _ in range(STEPS):
+    if "clip" in options:
+        total = sum(float((g.double() ** 2).sum()) for g in row.gradients)
+        factor = min(1.0, options["clip"] / total**0.5)
+    for _ in range(CHECK_STEPS):
         row.step()
     for i in CHECKED:
-        wanted = expected(rule, before[i], gradients[i], factor)
-        moved = np.max(np.abs(wanted - before[i]))
-        error = row.held(i) - wanted
-        off = np.sqrt(np.mean(error**2)) if name in NOISE_ALLOWED else np.max(np.abs(error))
-        if not off <= NOISE_ALLOWED.get(name, ALLOWED) * moved:
-            sys.exit(f"{name}: tensor {i} is off by {off / moved:.1e} of its move")
+        gradient = factor * row.gradients[i].double().cpu().numpy()
+        error = off(name, EXPECTED[rule], before[i], gradient, row.held(i))
+        if not error <= NOISE_ALLOWED.get(name, ALLOWED):
+            sys.exit(f"{name}: tensor {i} is off by {error:.1e} of its move")
 
 
 def milliseconds(torch, work, repeats=20):

@@ -86,7 +86,8 @@ def main(arguments: argparse.Namespace) -> int:
     threads = thread_count()
     # Operators called one by one, as the check does, are faster in one thread.
     ms.set_context(pynative_synchronize=True)
-    checks = [_doctor.examine(optimizer, _doctor.choices(optimizer)[0]) for optimizer in chosen]
+    with _doctor.others_on_stderr():
+        checks = [_doctor.examine(optimizer, _doctor.choices(optimizer)[0]) for optimizer in chosen]
     ms.set_context(pynative_synchronize=False)
     speeds, times = [], []
     for optimizer, (_, _, _, right) in zip(chosen, checks):

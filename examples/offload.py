@@ -1,0 +1,127 @@
+"""Train a small Transformer with its optimizer's states on the device and in host memory, and draw what lies where.
+
+The network, text and batches of low_precision.py, without weight decay, where AdamW and AdamOffload are the same rule and
+the losses have to agree. What lies where is counted for an Ascend, from the tensors that the optimizers made: of the
+weights and of everything that is held for them. On a CPU, device and host are one memory, and nothing crosses.
+"""
+
+import argparse
+
+import matplotlib as mpl
+import mindspore as ms
+import numpy as np
+from low_precision import BATCH, CONTEXT, LanguageModel, read_text, windows
+from mindspore import nn
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+import ms_optim
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
+
+LEARNING_RATE = 1e-3
+# Optimizer, dtype of the weights, options.
+SETTINGS = {
+    "AdamW": ("AdamW", ms.float32, {}),
+    "AdamW, 8-bit states": ("AdamW", ms.float32, {"state_dtype": "8bit"}),
+    "AdamOffload": ("AdamOffload", ms.float32, {}),
+    "AdamW, bfloat16 weights": ("AdamW", ms.bfloat16, {}),
+    "AdamOffload, bfloat16 weights": ("AdamOffload", ms.bfloat16, {}),
+}
+KINDS = {"weights": "tab:blue", "gradients": "tab:cyan", "masters": "tab:orange", "moments": "tab:red"}
+
+
+def megabytes(parameters):
+    """Return how much memory some parameters take."""
+    return sum(p.nbytes for p in parameters) / 1e6
+
+
+def train(label, steps, seed):
+    """Train one network; return its losses, the MB that are held by kind, and the MB that cross in a step."""
+    name, dtype, options = SETTINGS[label]
+    ms.set_seed(seed)
+    text, _, vocabulary = read_text()
+    rng = np.random.default_rng(seed)
+    net = LanguageModel(rng, vocabulary, dtype)
+    rate = ms_optim.WarmUpHoldDecayLR(LEARNING_RATE, steps // 10, 0, steps)
+    optimizer = getattr(ms_optim, name)(net.trainable_params(), rate, eps=1e-8, **options)
+    step = nn.TrainOneStepCell(net, optimizer)
+    batches = tqdm(range(steps), desc=f"{label:30}", unit="step")
+    losses = [float(step(*windows(text, rng.integers(0, len(text) - CONTEXT, BATCH))).asnumpy()) for _ in batches]
+    weights = megabytes(optimizer.parameters)
+    held = {
+        "weights": weights,
+        "gradients": weights,
+        "masters": megabytes(optimizer.masters),
+        "moments": megabytes([*optimizer.states, *optimizer.scales]),
+    }
+    return losses, held, crossing(optimizer)
+
+
+def crossing(optimizer):
+    """Return the MB that cross between device and host in a step, both ways."""
+    if not isinstance(optimizer, ms_optim.AdamOffload):
+        return 0.0
+    report = optimizer.offload_report("Ascend")
+    return (report.to_host_bytes + report.to_device_bytes) / 1e6
+
+
+def on_device(label, held):
+    """Return which of the kinds lie on the device."""
+    return [kind for kind in held if SETTINGS[label][0] != "AdamOffload" or kind in ("weights", "gradients")]
+
+
+def draw(results, path):
+    """Draw device and host memory as bars, and the losses beside them."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", width_ratios=(3, 2))
+    for row, (label, (losses, held, _)) in enumerate(results.items()):
+        for place, at, hatch in (("device", row - 0.2, ""), ("host", row + 0.2, "///")):
+            end = 0.0
+            for kind, color in KINDS.items():
+                if (place == "device") == (kind in on_device(label, held)):
+                    left.barh(at, held[kind], 0.36, end, color=color, hatch=hatch, edgecolor="white")
+                    end += held[kind]
+            left.text(end, at, f" {place} {end:.1f}", va="center", fontsize=8)
+        smooth = np.convolve(losses, np.ones(20) / 20, mode="valid")
+        style = {"linewidth": 6, "color": "0.8"} if row == 0 else {"linewidth": 1.5}
+        right.plot(np.arange(len(losses) - len(smooth), len(losses)) + 1, smooth, label=label, **style)
+    left.set(title="Memory, MB", yticks=range(len(results)), yticklabels=list(results))
+    left.invert_yaxis()
+    left.set_xlim(right=1.12 * left.get_xlim()[1])
+    left.legend(handles=[Patch(color=color, label=kind) for kind, color in KINDS.items()], loc="lower right")
+    right.set(title="Training loss, mean of 20 steps", xlabel="step", ylabel="cross entropy of a character")
+    right.legend(fontsize=8)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main():
+    """Train, print the table, save the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", default="offload.png", help="where the picture goes")
+    arguments = parser.parse_args()
+    ms.set_context(mode=ms.GRAPH_MODE)
+
+    results = {label: train(label, arguments.steps, arguments.seed) for label in SETTINGS}
+    table = Table("Setting", "MB on the device", "MB on the host", "MB that cross in a step", "Loss, last 20 steps")
+    for label, (losses, held, crosses) in results.items():
+        device = sum(held[kind] for kind in on_device(label, held))
+        figures = (device, sum(held.values()) - device, crosses)
+        table.add_row(label, *(f"{figure:.2f}" for figure in figures), f"{np.mean(losses[-20:]):.4f}")
+    console = Console(width=max(110, Console().width))
+    console.print(table)
+    draw(results, arguments.output)
+    console.print(f"Picture in {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """Train a small Transformer with its optimizer's states on the device and in host memory, and draw what lies where.
 
-The network, text and batches of low_precision.py, without weight decay: there AdamW and AdamOffload are one rule but for
-the place of epsilon, and the losses have to agree. What lies where is counted for an Ascend, from the tensors that the
-optimizers made. On a CPU, device and host are one memory, and nothing crosses.
+The network, text and batches of low_precision.py, without weight decay: there AdamW and AdamOffload are one rule but
+for where epsilon stands, and the losses have to agree. What lies where is counted for an Ascend, from the tensors that
+the optimizers made. On a CPU, device and host are one memory, and nothing crosses.
 """
 
 import argparse

@@ -322,7 +322,7 @@ def work(name, tensors_name, launch):
     first = time.perf_counter() - first
     for _ in range(CHECK_STEPS - 1):
         step()
-    worst = max(off(name, expect, *given, read(i)) for i, given in checked.items())
+    worst = max(off(name, expect, w, g, read(i)) for i, (w, g) in checked.items())
     answer({"first": first, "error": worst, "peak": peak_bytes() - before})
     for line in sys.stdin:
         step()

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from mindspore import ops
 
 from ._arguments import check_eps, check_open_unit, check_type
 from ._base import FusedOptimizer, Rule
 from ._composite import power_complement
+
+if TYPE_CHECKING:
+    from mindspore import Tensor
+
+    from ._arguments import LearningRate, Params, Scalars, Tensors, WeightDecay
 
 
 class AdamFamily(FusedOptimizer):
@@ -17,7 +24,22 @@ class AdamFamily(FusedOptimizer):
     Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), Algorithm 1.
     """
 
-    def __init__(self, params, learning_rate, weight_decay, rule: Rule, betas, eps, shared, bias_correction=True):
+    beta1: float
+    beta2: float
+    eps: float
+    bias_correction: bool
+
+    def __init__(
+        self,
+        params: Params,
+        learning_rate: LearningRate,
+        weight_decay: WeightDecay,
+        rule: Rule,
+        betas: dict[str, float],
+        eps: float,
+        shared: Mapping[str, Any],
+        bias_correction: bool = True,
+    ):
         name = type(self).__name__
         for argument, beta in betas.items():
             check_open_unit(name, argument, beta)
@@ -32,22 +54,22 @@ class AdamFamily(FusedOptimizer):
         self._log_beta1, self._log_beta2 = math.log(beta1), math.log(beta2)
         super().__init__(params, learning_rate, weight_decay, rule, **shared)
 
-    def scalars(self, t):
+    def scalars(self, t: Tensor) -> Scalars:
         """Return 1 - beta1^t and sqrt(1 - beta2^t)."""
         if not self.bias_correction:
             return 1.0, 1.0
         return power_complement(self._log_beta1, t), ops.sqrt(power_complement(self._log_beta2, t))
 
-    def akg_constants(self):
+    def akg_constants(self) -> tuple[float, ...]:
         """Return both betas, each with 1 minus it, and eps."""
         return self.beta1, self._one_minus_beta1, self.beta2, self._one_minus_beta2, self.eps
 
-    def moments(self, gradient, states):
+    def moments(self, gradient: Tensor, states: Tensors) -> tuple[Tensor, Tensor]:
         """Return the new m and v."""
         m = self.beta1 * states[0] + self._one_minus_beta1 * gradient
         v = self.beta2 * states[1] + self._one_minus_beta2 * gradient * gradient
         return m, v
 
-    def adam_direction(self, scalars, m, v):
+    def adam_direction(self, scalars: Scalars, m: Tensor, v: Tensor) -> Tensor:
         """Return m_hat / (sqrt(v_hat) + eps)."""
         return (m / scalars[0]) / (ops.sqrt(v) / scalars[1] + self.eps)

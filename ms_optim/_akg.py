@@ -37,6 +37,8 @@ def rows_of(kernel, numbers, tensors):
 class AkgPhases:
     """What CompositeStep asks for where AKG's kernels run; a mixin that reads the optimizer's attributes."""
 
+    akg: bool
+
     def _akg_stated(self, scalars, weight, gradient, weight_decay, states):
         """Return what ``directions`` returns."""
         numbers = ()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn, TypeAlias, TypedDict
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -14,10 +15,17 @@ from mindspore import dtype as mstype
 STATE_DTYPES = ("float32", "bfloat16", "8bit")
 BACKENDS = ("auto", "aot", "akg", "composite", "native")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
+# In quotes: checkers that know none of MindSpore's types take them for Any in annotations, for unknown in expressions.
 # What all optimizers take; a learning rate that is a Cell is a LearningRateSchedule.
-Params = Sequence[Parameter] | Sequence[dict[str, Any]]
-LearningRate = float | Tensor | Iterable[float] | nn.Cell
-WeightDecay = float | nn.Cell
+Params: TypeAlias = "Sequence[Parameter] | Sequence[dict[str, Any]]"
+LearningRate: TypeAlias = "float | Tensor | Iterable[float] | nn.Cell"
+WeightDecay: TypeAlias = "float | nn.Cell"
+# What is grouped, what a schedule is called with, what rules are stated in, and where files are.
+Network: TypeAlias = "nn.Cell | Sequence[Parameter]"
+GlobalStep: TypeAlias = "Tensor | int"
+Tensors: TypeAlias = "tuple[Tensor, ...]"
+Scalars: TypeAlias = "tuple[Tensor | float, ...]"
+FilePath: TypeAlias = "str | os.PathLike[str]"
 GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
 
 

@@ -6,7 +6,8 @@ import dataclasses
 import inspect
 import itertools
 import warnings
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -33,6 +34,10 @@ from ._fused import FusedStep
 from ._sharding import ShardedStep, take_shard_groups
 from ._shares import SplitStep
 from ._state import StateDict
+
+if TYPE_CHECKING:
+    from ._arguments import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ._shares import Shares
 
 _check_shapes = constexpr(check=False)(check_shapes)
 _warned: set[str] = set()
@@ -114,7 +119,23 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
     # Parameters that the step keeps at beta1^t and beta2^t for checkpoints.
     beta_powers: tuple[Parameter, ...] = ()
 
-    def __init__(self, params, learning_rate, weight_decay, rule: Rule, **shared):
+    # What construction makes.
+    loss_scale: float
+    decay_flags: tuple[bool, ...]
+    shares: Shares | None
+    state_shares: Parameter
+    states: ParameterTuple
+    scales: ParameterTuple
+    masters: ParameterTuple
+    skipped_steps: Parameter
+    statistics: Parameter
+    fused: bool
+    akg: bool
+    backend_reason: str
+
+    def __init__(
+        self, params: Params, learning_rate: LearningRate, weight_decay: WeightDecay, rule: Rule, **shared: Any
+    ):
         name = type(self).__name__
         options = Options.of(name, shared, self.keywords())
         params, shard_groups = take_shard_groups(name, check_params(name, params), self.takes_shard_groups)
@@ -148,7 +169,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     # ---- What a subclass states in MindSpore operators ------------------------------------------------------------
 
-    def scalars(self, t):
+    def scalars(self, t: Tensor) -> Scalars:
         """Return a tuple of what depends on the step alone, computed once a step.
 
         Args:
@@ -156,15 +177,17 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         """
         return (t,)
 
-    def entering(self, gradient):
+    def entering(self, gradient: Tensor) -> Tensor:
         """Return what of a gradient enters the rule: float32, unscaled, centralized and clipped."""
         return gradient
 
-    def akg_constants(self):
+    def akg_constants(self) -> tuple[float, ...]:
         """Return the rule's numbers in the order of its AKG kernel, if it has one."""
         raise NotImplementedError
 
-    def directions(self, scalars, weight, gradient, weight_decay, states):
+    def directions(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> tuple[Tensors, Tensors]:
         """Return the directions that a weight moves along, and the new states.
 
         Args:
@@ -179,7 +202,9 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         """
         raise NotImplementedError
 
-    def coefficients(self, learning_rate, weight_decay, weight_norm, direction_norms):
+    def coefficients(
+        self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors
+    ) -> tuple[Tensors, Tensor]:
         """Return how far the weight moves along each direction, and the trust ratio to report.
 
         Args:
@@ -338,7 +363,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     # ---- The step -------------------------------------------------------------------------------------------------
 
-    def __call__(self, gradients):
+    def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
         if self._addresses is None:
             return super().__call__(gradients)
@@ -348,7 +373,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         done.data_ptr()
         return self._succeeded
 
-    def construct(self, gradients):
+    def construct(self, gradients: Tensors) -> tuple[bool, ...] | Tensor:
         """Update the parameters."""
         shapes = ()
         dtypes = ()

@@ -44,7 +44,7 @@ class OffloadReport:
     to_host_bytes: int
     to_device_bytes: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         table = Table("", "MB", title=f"Offloaded from {self.device}")
         for field in dataclasses.fields(self)[1:]:
             what = field.name.removesuffix("_bytes").replace("_", " ")
@@ -75,6 +75,8 @@ def report(optimizer, device: str) -> OffloadReport:
 
 class OffloadedStep(FusedStep):
     """The step of an optimizer whose operator runs on the host; a mixin that reads the optimizer's attributes."""
+
+    masters_taken: Parameter
 
     def _prepare_launches(self, rule, options, device):
         self._crosses = device != "CPU"

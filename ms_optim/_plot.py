@@ -7,11 +7,15 @@ import importlib.util
 import os
 import pathlib
 import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ._arguments import fail
 from ._readings import Record, load
+
+if TYPE_CHECKING:
+    from ._arguments import FilePath
 
 NAME = "plot"
 WIDTH = 10.0
@@ -22,7 +26,7 @@ LONGEST = 44  # letters of a name
 LEGEND = 6  # groups that a legend can tell apart
 
 
-def plot(csv, output=None):
+def plot(csv: FilePath, output: FilePath | None = None) -> pathlib.Path:
     """Draw what an OptimizerMonitor recorded.
 
     On top is a heat map by layer and step: of the trust ratios, or where these are all 1, as for AdamW, of the ratio of

@@ -6,7 +6,7 @@ import csv
 import io
 import pathlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mindspore import Tensor
@@ -15,6 +15,9 @@ from mindspore import dtype as mstype
 from ._base import FusedOptimizer
 from ._kernels import STATISTICS
 from .compression import CompressedStep
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Reading(NamedTuple):
@@ -31,7 +34,7 @@ class Reading(NamedTuple):
     optimizer: str
     step: int
     totals: dict[str, float]
-    layers: dict[str, np.ndarray]
+    layers: dict[str, NDArray[Any]]
     parameters: tuple[str, ...]
 
 
@@ -42,7 +45,7 @@ def steps_of(optimizer: FusedOptimizer) -> int:
 
 def read(optimizer: FusedOptimizer) -> Reading:
     """Read what an optimizer knows of its last step."""
-    layers: dict[str, np.ndarray] = dict(zip(STATISTICS, optimizer.statistics.asnumpy().astype(np.float64).T))
+    layers: dict[str, NDArray[Any]] = dict(zip(STATISTICS, optimizer.statistics.asnumpy().astype(np.float64).T))
     # What did not move has no trust ratio, and its weight may not have been looked at.
     moved = layers["trust_ratio"] != 0
     for name in ("weight_norm", "trust_ratio"):
@@ -86,7 +89,7 @@ def read(optimizer: FusedOptimizer) -> Reading:
     return Reading(type(optimizer).__name__, done + skipped, totals, layers, tuple(optimizer._names))
 
 
-def _norm(norms: np.ndarray) -> float:
+def _norm(norms: NDArray[Any]) -> float:
     """Return the norm of tensors of some norms."""
     return float(np.sqrt(np.sum(np.square(norms))))
 
@@ -99,6 +102,9 @@ def _ratio(one, other):
 
 class ReadingFiles:
     """A CSV file with a row for each reading, and one beside it with a row for each of its parameters."""
+
+    totals: pathlib.Path
+    layers: pathlib.Path
 
     def __init__(self, path: pathlib.Path):
         self.totals, self.layers = path, path.with_suffix(".layers.csv")
@@ -182,9 +188,9 @@ class Record(NamedTuple):
     """
 
     optimizer: str
-    totals: dict[str, np.ndarray]
+    totals: dict[str, NDArray[np.float64]]
     parameters: tuple[str, ...]
-    layers: dict[str, np.ndarray]
+    layers: dict[str, NDArray[np.float64]]
 
 
 def load(path: pathlib.Path, wanted: tuple[str, ...]) -> Record:
@@ -218,7 +224,7 @@ def load(path: pathlib.Path, wanted: tuple[str, ...]) -> Record:
     totals = {name: np.array(column, float) for name, column in zip(header, zip(*kept)) if name != "optimizer"}
 
     places = {row[0]: k for k, row in enumerate(kept)}
-    layers: dict[str, dict[str, np.ndarray]] = {name: {} for name in wanted}
+    layers: dict[str, dict[str, NDArray[np.float64]]] = {name: {} for name in wanted}
     with files.layers.open(newline="") as file:
         lines = csv.reader(file)
         header = next(lines, [])

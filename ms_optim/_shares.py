@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -26,6 +26,9 @@ from ._fused import LaunchCell
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from ._memory import bytes_each
 from ._sharding import packed, unpacked
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Cuts are where the kernels' tiles end: the sums of a tile are then the same, whoever takes it.
 GRAIN = 1024
@@ -44,7 +47,7 @@ class Workers(NamedTuple):
     count: int
     group: str | None
 
-    def all_gather(self):
+    def all_gather(self) -> ops.AllGather:
         """Return the operator that concatenates the workers' tensors."""
         return ops.AllGather(self.group)
 
@@ -56,7 +59,7 @@ def workers() -> Workers:
     return Workers(comm.get_rank(), comm.get_group_size(), comm.GlobalComm.WORLD_COMM_GROUP)
 
 
-def cut(sizes: Sequence[int], costs: Sequence[float], grains: Sequence[int], count: int) -> np.ndarray:
+def cut(sizes: Sequence[int], costs: Sequence[float], grains: Sequence[int], count: int) -> NDArray[np.int64]:
     """Cut tensors, laid end to end, into shares of equal cost.
 
     Args:
@@ -103,7 +106,24 @@ class Shares:
         kept: What :meth:`kept_by` returns for this worker.
     """
 
-    def __init__(self, these: Workers, names, shapes, costs, centralized, prefixes):
+    workers: Workers
+    names: Sequence[str]
+    shapes: Sequence[tuple[int, ...]]
+    sizes: list[int]
+    prefixes: Sequence[str]
+    ranges: NDArray[np.int64]
+    own: NDArray[np.int64]
+    kept: tuple[tuple[int, tuple[int]], ...]
+
+    def __init__(
+        self,
+        these: Workers,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        costs: Sequence[float],
+        centralized: Sequence[bool],
+        prefixes: Sequence[str],
+    ):
         sizes = [math.prod(shape) for shape in shapes]
         # The mean of a row is taken by one worker.
         rows = [size // shape[0] if whole else 1 for size, shape, whole in zip(sizes, shapes, centralized)]
@@ -239,7 +259,9 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 # ---- The windows --------------------------------------------------------------------------------------------------
 
 
-def pieces(ranges: np.ndarray, bytes_each: Sequence[int], begin: int, end: int) -> list[tuple[int, int, int, int]]:
+def pieces(
+    ranges: NDArray[np.int64], bytes_each: Sequence[int], begin: int, end: int
+) -> list[tuple[int, int, int, int]]:
     """Return the pieces of weights in a window of a worker's wire, which is its ranges laid end to end.
 
     Args:

@@ -36,7 +36,7 @@ class StateDict:
         """Return the distinct learning rates and weight decays of a step, counted from 0."""
         return [float(rate.asnumpy()) for rate in self._current_rates(step)]
 
-    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Return a copy of what the optimizer keeps from step to step, by name; the weights are not among it.
 
         Where states are split over workers it is this one's share: see :func:`ms_optim.merge_states`.

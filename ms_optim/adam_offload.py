@@ -18,7 +18,7 @@ from ._offload import OffloadedStep, OffloadReport, report
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._arguments import LearningRate, Params, Unscaled, WeightDecay
+    from ._arguments import LearningRate, Params, Scalars, Tensors, Unscaled, WeightDecay
 
 DEVICES = ("CPU", "GPU", "Ascend")
 
@@ -91,6 +91,14 @@ class AdamOffload(OffloadedStep, AdamFamily):
     _support_parallel_optimizer = False
     runs_on_host = True
 
+    use_locking: bool
+    use_nesterov: bool
+    fused: bool
+    beta_powers: tuple[Parameter, ...]
+    beta1_power: Parameter
+    beta2_power: Parameter
+    log_betas: tuple[float, ...]
+
     def __init__(
         self,
         params: Params,
@@ -141,7 +149,7 @@ class AdamOffload(OffloadedStep, AdamFamily):
         return self._target
 
     @target.setter
-    def target(self, value: str):
+    def target(self, value: str) -> None:
         check_choice(self.cls_name, "target", value, DEVICES)
         device = _kernels.device_target()
         if value not in ("CPU", device):
@@ -165,21 +173,23 @@ class AdamOffload(OffloadedStep, AdamFamily):
         check_choice(self.cls_name, "device", device, DEVICES)
         return report(self, device)
 
-    def scalars(self, t):
+    def scalars(self, t: Tensor) -> Scalars:
         """Return the factor sqrt(1 - beta2^t) / (1 - beta1^t) of the rate."""
         correction1, root2 = super().scalars(t)
         return (root2 / correction1,)
 
-    def akg_constants(self):
+    def akg_constants(self) -> tuple[float, ...]:
         """Return what Adam's family does, and the parts of m and of the gradient in what the weight moves along."""
         of_moment, of_gradient = (self.beta1, self._one_minus_beta1) if self.use_nesterov else (1.0, 0.0)
         return (*super().akg_constants(), of_moment, of_gradient)
 
-    def decayed(self, gradient, weight, weight_decay):
+    def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
         """Return the gradient that enters the moments."""
         return gradient + weight_decay * weight
 
-    def directions(self, scalars, weight, gradient, weight_decay, states):
+    def directions(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> tuple[Tensors, Tensors]:
         """State the update, which is to be scaled by the rate alone."""
         g = self.decayed(gradient, weight, weight_decay)
         m, v = self.moments(g, states)

@@ -13,9 +13,10 @@ from ._base import Rule
 from ._docs import documented
 
 if TYPE_CHECKING:
+    from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ._arguments import LearningRate, Params, Shared, WeightDecay
+    from ._arguments import LearningRate, Params, Scalars, Shared, Tensors, WeightDecay
 
 
 @documented
@@ -79,6 +80,9 @@ class AdamW(AdamFamily):
 
     decays_every_name = True
 
+    amsgrad: bool
+    maximize: bool
+
     def __init__(
         self,
         params: Params,
@@ -106,11 +110,13 @@ class AdamW(AdamFamily):
         self.amsgrad, self.maximize = amsgrad, maximize
         super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)
 
-    def entering(self, gradient):
+    def entering(self, gradient: Tensor) -> Tensor:
         """State which way the weights go."""
         return -gradient if self.maximize else gradient
 
-    def directions(self, scalars, weight, gradient, weight_decay, states):
+    def directions(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> tuple[Tensors, Tensors]:
         """State the update: one direction, decay included."""
         m, v = self.moments(gradient, states)
         new_states = (m, v)

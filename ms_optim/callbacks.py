@@ -7,6 +7,7 @@ import importlib.util
 import math
 import os
 import pathlib
+from typing import TYPE_CHECKING, Any
 
 from mindspore import communication as comm
 from mindspore import nn
@@ -15,6 +16,11 @@ from mindspore.train import Callback
 from ._arguments import check_count, check_type, fail
 from ._base import FusedOptimizer
 from ._readings import Reading, ReadingFiles, read, steps_of
+
+if TYPE_CHECKING:
+    from mindspore.train import RunContext
+
+    from ._arguments import FilePath
 
 NAME = "OptimizerMonitor"
 
@@ -62,7 +68,18 @@ class OptimizerMonitor(Callback):
         trust ratio 0.01 to 1, median 0.5
     """
 
-    def __init__(self, every=100, csv=None, tensorboard=None, verbose=True):
+    every: int
+    verbose: bool
+    files: ReadingFiles | None
+    folder: FilePath | None
+
+    def __init__(
+        self,
+        every: int = 100,
+        csv: FilePath | None = None,
+        tensorboard: FilePath | None = None,
+        verbose: bool = True,
+    ):
         super().__init__()
         check_count(NAME, "every", every, 1)
         check_type(NAME, "verbose", verbose, bool)
@@ -103,24 +120,24 @@ class OptimizerMonitor(Callback):
             self._writer.close()
         self._writer = self._optimizer = None
 
-    def __exit__(self, *err):
+    def __exit__(self, *err: Any) -> None:
         self.close()
 
     # ---- In Model.train ----
 
-    def on_train_begin(self, run_context):
+    def on_train_begin(self, run_context: RunContext) -> None:
         """Find the optimizer and look at the CSV file before anything is trained."""
         arguments = run_context.original_args()
         self._begin(_optimizer_of(arguments.get("optimizer"), arguments.get("train_network")))
         self._cur_step_num = arguments.cur_step_num
 
-    def on_train_step_end(self, run_context):
+    def on_train_step_end(self, run_context: RunContext) -> None:
         """Read the optimizer if it is time to; where data sinks, one call stands for many steps."""
         now = run_context.original_args().cur_step_num
         self._advance(now - self._cur_step_num)
         self._cur_step_num = now
 
-    def on_train_end(self, run_context):
+    def on_train_end(self, run_context: RunContext) -> None:
         """Finish TensorBoard's file."""
         self.close()
 
@@ -212,7 +229,7 @@ def is_layerwise(reading: Reading) -> bool:
     return not reading.totals["trust_ratio_min"] == reading.totals["trust_ratio_max"] == 1.0
 
 
-def scalars(reading: Reading):
+def scalars(reading: Reading) -> list[tuple[str, float]]:
     """Return what goes to TensorBoard of a reading, pairs of tag and number."""
     totals, layers = reading.totals, {"update_ratio": reading.layers["update_ratio"]}
     if is_layerwise(reading):

@@ -10,9 +10,9 @@ transport), and the step made of these, in launches of the fused kernel and in M
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -23,9 +23,14 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from . import _kernels
 from ._arguments import check_gradients, fail
-from ._base import FusedOptimizer
+from ._base import FusedOptimizer, Rule
 from ._composite import norm, write
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ._arguments import LearningRate, Params, Tensors, WeightDecay
 
 LARGEST = 1 << 31  # elements of a tensor
 HALF = np.finfo(np.float16)
@@ -91,6 +96,13 @@ class Workers:
         local: How many processes a host has.
     """
 
+    count: int
+    rank: int
+    group: str | None = None
+    local_group: str | None = None
+    local: int = 1
+    local_rank: int = 0
+
     def __init__(self, optimizer: str, group: str | None, local_group: str | None):
         initialized = comm.GlobalComm.INITED
         for name, value in (("group", group), ("local_group", local_group)):
@@ -124,11 +136,11 @@ class Workers:
             what = f"the number of processes that train together ({where})"
             fail(ValueError, optimizer, "num_trainers", what, num_trainers)
 
-    def all_reduce(self):
+    def all_reduce(self) -> Callable[[Tensor], Tensor]:
         """Return the operator that adds up a tensor over all processes."""
         return ops.AllReduce(ops.ReduceOp.SUM, self.group)
 
-    def exchange(self, compressed: bool, words: int):
+    def exchange(self, compressed: bool, words: int) -> Callable[[Tensor], Tensor]:
         """Return a Cell that takes a worker's wire of so many words to all workers' wires, or to their sum."""
         return GatherWires(self, words) if compressed else AddWires(self, words)
 
@@ -143,7 +155,15 @@ class GatherWires(nn.Cell):
     The processes of one host hold the same wire: each sends its part of it, and it leaves the host once.
     """
 
-    def __init__(self, workers, words):
+    all_gather: ops.AllGather
+    divided: bool
+    words: int
+    begin: int
+    end: int
+    padding: Tensor
+    shape: tuple[int, int]
+
+    def __init__(self, workers: Workers, words: int):
         super().__init__(auto_prefix=False)
         self.all_gather = ops.AllGather(workers.group)
         self.divided, self.words = workers.local > 1, words
@@ -152,7 +172,7 @@ class GatherWires(nn.Cell):
         self.padding = Tensor(np.zeros(workers.local, np.int32))
         self.shape = (workers.count, workers.local * part)
 
-    def construct(self, wire):
+    def construct(self, wire: Tensor) -> Tensor:
         """Gather the wires."""
         if not self.divided:
             return self.all_gather(wire).reshape(self.shape)
@@ -163,12 +183,16 @@ class GatherWires(nn.Cell):
 class AddWires(nn.Cell):
     """From this worker's wire, which holds gradients, to the sum over the workers."""
 
-    def __init__(self, workers, words):
+    all_reduce: Callable[[Tensor], Tensor]
+    local: int
+    shape: tuple[int, int]
+
+    def __init__(self, workers: Workers, words: int):
         super().__init__(auto_prefix=False)
         self.all_reduce = workers.all_reduce()
         self.local, self.shape = workers.local, (1, words)
 
-    def construct(self, wire):
+    def construct(self, wire: Tensor) -> Tensor:
         """Add up the wires."""
         total = self.all_reduce(wire).reshape(self.shape)
         return total / self.local if self.local > 1 else total
@@ -177,7 +201,7 @@ class AddWires(nn.Cell):
 # ---- Top k with MindSpore's operators -----------------------------------------------------------------------------
 
 
-def largest(x, count, at_most: int):
+def largest(x: Tensor, count: Tensor, at_most: int) -> Tensor:
     """Return a mask of the elements of x that are largest in magnitude, NaN before all; of equals the first.
 
     Args:
@@ -212,12 +236,18 @@ def _norm_in_place(x: np.ndarray) -> float:
 class StageCell(nn.Cell):
     """One launch: its operator and what that is to do."""
 
-    def __init__(self, kernel, flags):
+    kernel: Callable[..., Any]
+    flags: Tensor
+    no_wires: Tensor
+
+    def __init__(self, kernel: Callable[..., Any], flags: Tensor):
         super().__init__(auto_prefix=False)
         self.kernel, self.flags = kernel, flags
         self.no_wires = Tensor(np.zeros((1, 1), np.float32))
 
-    def construct(self, layout, numbers, sums, skipping, tensors):
+    def construct(
+        self, layout: Tensor, numbers: Tensors, sums: Tensor, skipping: Tensor, tensors: Tensors
+    ) -> Tensor | Tensors:
         """Run a launch that reads no wires."""
         return self.kernel(self.flags, layout, *numbers, sums, skipping, self.no_wires, *tensors)
 
@@ -225,22 +255,38 @@ class StageCell(nn.Cell):
 class ExchangeCell(nn.Cell):
     """The step of a phase of training among several workers: send, exchange, apply."""
 
-    def __init__(self, send, kernel, flags, layout, words, workers):
+    sender: StageCell
+    kernel: Callable[..., Any]
+    flags: Tensor
+    layout: Tensor
+    compressed: bool
+    words: int
+    exchange: Callable[[Tensor], Tensor]
+
+    def __init__(
+        self,
+        send: StageCell,
+        kernel: Callable[..., Any],
+        flags: Tensor,
+        layout: NDArray[np.int32],
+        words: int,
+        workers: Workers,
+    ):
         super().__init__(auto_prefix=False)
         self.sender, self.kernel, self.flags, self.layout = send, kernel, flags, Tensor(layout)
         self.compressed, self.words = bool(layout[:, -1].any()), words
         self.exchange = workers.exchange(self.compressed, words)
 
-    def construct(self, numbers, sums, skipping, tensors):
+    def construct(self, numbers: Tensors, sums: Tensor, skipping: Tensor, tensors: Tensors) -> Tensor:
         """Run the phase's launches and what is between them."""
         sums, wire = self.send(numbers, sums, skipping, tensors)
         return self.apply(numbers, sums, skipping, self.exchange(wire), tensors)
 
-    def send(self, numbers, sums, skipping, tensors):
+    def send(self, numbers: Tensors, sums: Tensor, skipping: Tensor, tensors: Tensors) -> Tensors:
         """Accumulate, and return the sums and this worker's wire."""
         return self.sender(self.layout, numbers, sums, skipping, tensors)
 
-    def apply(self, numbers, sums, skipping, wires, tensors):
+    def apply(self, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, tensors: Tensors) -> Tensor:
         """Move the weights by what the workers sent."""
         return self.kernel(self.flags, self.layout, *numbers, sums, skipping, wires, *tensors)
 
@@ -266,7 +312,18 @@ class CompressedStep(FusedOptimizer):
     _support_parallel_optimizer = False
     takes_shard_groups = False
 
-    def __init__(self, params, learning_rate, weight_decay, rule, workers: Workers, compression: Compression, **shared):
+    dgc_worker: Parameter
+
+    def __init__(
+        self,
+        params: Params,
+        learning_rate: LearningRate,
+        weight_decay: WeightDecay,
+        rule: Rule,
+        workers: Workers,
+        compression: Compression,
+        **shared: Any,
+    ):
         # Past Cell's bookkeeping, which begins in the constructor below.
         object.__setattr__(self, "workers", workers)
         object.__setattr__(self, "compression", compression)
@@ -315,7 +372,7 @@ class CompressedStep(FusedOptimizer):
                 )
         return entries
 
-    def __call__(self, gradients):
+    def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...]:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
         if self._addresses is not None and self._local_sum is not None:
             gradients = self._mean_on_host(check_gradients(self.cls_name, self._names, self._shapes, gradients))
@@ -349,11 +406,11 @@ class CompressedStep(FusedOptimizer):
             return F.cast(step, mstype.int32).reshape(()) * 0
         return F.cast(step >= self._begins, mstype.int32).sum()
 
-    def decayed(self, weight, gradient, weight_decay):
+    def decayed(self, weight: Tensor, gradient: Tensor, weight_decay: Tensor) -> Tensor:
         """Return a gradient with the decay in it."""
         raise NotImplementedError
 
-    def moved(self, gradient, velocity):
+    def moved(self, gradient: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """Return the new velocity, and the direction that momentum SGD moves along."""
         raise NotImplementedError
 
@@ -428,12 +485,12 @@ class CompressedStep(FusedOptimizer):
         at = int(step.asnumpy()[0])
         return sum(at >= end for end in self._ends)
 
-    def densities(self, step: Tensor) -> np.ndarray:
+    def densities(self, step: Tensor) -> NDArray[np.float64]:
         """Return which part of each tensor's elements a worker sends in a step, counted from 0."""
         counts = self._counts[self._known_place(step)]
         return np.where(counts > 0, counts / np.array(self._sizes), 1.0)
 
-    def residual_norms(self) -> np.ndarray:
+    def residual_norms(self) -> NDArray[np.float64]:
         """Return the L2 norm of what of each tensor this worker has not sent yet."""
         return np.array([_norm_in_place(r.asnumpy()) for r in self.states[self.param_length :]])
 

@@ -13,6 +13,7 @@ from ._docs import documented
 from .compression import WIRE_DTYPES, CompressedStep, Compression, Workers
 
 if TYPE_CHECKING:
+    from mindspore import Tensor
     from typing_extensions import Unpack
 
     from ._arguments import LearningRate, Params, Unclipped, WeightDecay
@@ -118,6 +119,10 @@ class DGCMomentum(CompressedStep):
     # Its states are each worker's own, of its own gradients.
     takes_shares = False
 
+    momentum: float
+    use_nesterov: bool
+    decay_type: str
+
     def __init__(
         self,
         params: Params,
@@ -175,11 +180,11 @@ class DGCMomentum(CompressedStep):
         )
         self.momentum, self.use_nesterov, self.decay_type = float(momentum), use_nesterov, decay_type
 
-    def decayed(self, weight, gradient, weight_decay):
+    def decayed(self, weight: Tensor, gradient: Tensor, weight_decay: Tensor) -> Tensor:
         """State the decay, which enters the local gradient."""
         return gradient + weight_decay * (ops.sign(weight) if self.decay_type == "l1" else weight)
 
-    def moved(self, gradient, velocity):
+    def moved(self, gradient: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """State the momentum."""
         velocity = self.momentum * velocity + gradient
         return velocity, gradient + self.momentum * velocity if self.use_nesterov else velocity

@@ -6,9 +6,10 @@ import fnmatch
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Parameter, Tensor, nn
+from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +17,6 @@ from rich.text import Text
 
 from ._arguments import (
     GROUP_KEYS,
-    WeightDecay,
     check_learning_rate,
     check_parameters,
     check_positive,
@@ -28,7 +28,8 @@ from ._arguments import (
 )
 from ._docs import documented
 
-Network = nn.Cell | Sequence[Parameter]
+if TYPE_CHECKING:
+    from ._arguments import Network, WeightDecay
 
 SPARED = {"weight_decay": 0.0}
 SETTINGS = tuple(key for key in GROUP_KEYS if key not in ("params", "order_params"))
@@ -36,16 +37,15 @@ SETTINGS = tuple(key for key in GROUP_KEYS if key not in ("params", "order_param
 HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group"}
 # LayerNorm, BatchNorm2d, LayerNormExt, LlamaRMSNorm: a class, or one of its bases, of such a name normalizes.
 NORMALIZATION = re.compile(r"Norm(\dd|Ext)?$")
-LearningRateSchedule = nn.learning_rate_schedule.LearningRateSchedule
 
 
-class ParamGroups(list):
+class ParamGroups(list[dict[str, Any]]):
     """Groups of parameters: the list of dicts that an optimizer takes as `params`, and a table when printed.
 
     Its last dict keeps the order of the parameters, under `order_params`.
     """
 
-    def __rich__(self):
+    def __rich__(self) -> Table:
         """Return the table that `rich.print` shows."""
         groups = [group for group in self if "params" in group]
         used = [key for key in SETTINGS if key not in HEADINGS or any(key in group for group in groups)]
@@ -61,13 +61,14 @@ class ParamGroups(list):
             table.add_row(*row, Text(" ".join(names)))
         return table
 
-    def __str__(self):
+    def __str__(self) -> str:
         console = Console(file=io.StringIO(), color_system=None, highlight=False)
         console.print(self)
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in lines).strip("\n")
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class _ScaledLR(LearningRateSchedule):
@@ -186,7 +187,7 @@ def layerwise_groups(
     learning_rate: float | nn.Cell,
     decay: float,
     *,
-    layers: Sequence[Any] | None = None,
+    layers: Sequence[str] | None = None,
     weight_decay: WeightDecay | None = None,
     no_decay: Sequence[str] = (),
 ) -> ParamGroups:

@@ -14,9 +14,10 @@ from ._composite import bounded, trust_ratio
 from ._docs import documented
 
 if TYPE_CHECKING:
+    from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ._arguments import LearningRate, Params, Shared, WeightDecay
+    from ._arguments import LearningRate, Params, Scalars, Shared, Tensors, WeightDecay
 
 
 @documented
@@ -82,6 +83,10 @@ class Lamb(AdamFamily):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     """
 
+    always_adapt: bool
+    weight_norm_bounds: tuple[float, float]
+    trust_ratio_bounds: tuple[float, float]
+
     def __init__(
         self,
         params: Params,
@@ -93,8 +98,8 @@ class Lamb(AdamFamily):
         *,
         bias_correction: bool = True,
         always_adapt: bool = True,
-        weight_norm_bounds: Sequence[float] | None = None,
-        trust_ratio_bounds: Sequence[float] | None = None,
+        weight_norm_bounds: Sequence[float | None] | None = None,
+        trust_ratio_bounds: Sequence[float | None] | None = None,
         **shared: Unpack[Shared],
     ):
         name = type(self).__name__
@@ -108,12 +113,16 @@ class Lamb(AdamFamily):
         self.always_adapt = always_adapt
         self.weight_norm_bounds, self.trust_ratio_bounds = phi, ratio
 
-    def directions(self, scalars, weight, gradient, weight_decay, states):
+    def directions(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> tuple[Tensors, Tensors]:
         """State the update: the direction u, decay included."""
         m, v = self.moments(gradient, states)
         return (self.adam_direction(scalars, m, v) + weight_decay * weight,), (m, v)
 
-    def coefficients(self, learning_rate, weight_decay, weight_norm, direction_norms):
+    def coefficients(
+        self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors
+    ) -> tuple[Tensors, Tensor]:
         """State the trust ratio."""
         ratio = trust_ratio(bounded(weight_norm, self.weight_norm_bounds), direction_norms[0])
         ratio = bounded(ratio, self.trust_ratio_bounds)

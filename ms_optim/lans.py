@@ -14,9 +14,10 @@ from ._composite import bounded, trust_ratio
 from ._docs import documented
 
 if TYPE_CHECKING:
+    from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ._arguments import LearningRate, Params, Shared, WeightDecay
+    from ._arguments import LearningRate, Params, Scalars, Shared, Tensors, WeightDecay
 
 
 @documented
@@ -95,6 +96,9 @@ class LANS(AdamFamily):
 
     normalizes_gradient = True
 
+    weight_norm_bounds: tuple[float, float]
+    clip_gradient: float | None
+
     def __init__(
         self,
         params: Params,
@@ -104,7 +108,7 @@ class LANS(AdamFamily):
         eps: float = 1e-6,
         lower_bound: float | None = None,
         upper_bound: float | None = None,
-        aggregate_num: int = 4,
+        aggregate_num: int | None = 4,
         use_fused_step: bool = True,
         weight_decay: WeightDecay = 0.0,
         clip_gradient: float | None = None,
@@ -128,20 +132,24 @@ class LANS(AdamFamily):
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared)
         self.weight_norm_bounds, self.clip_gradient = phi, clip_gradient
 
-    def entering(self, gradient):
+    def entering(self, gradient: Tensor) -> Tensor:
         """State the clipping of single elements."""
         if self.clip_gradient is None:
             return gradient
         return ops.clamp(gradient, -self.clip_gradient, self.clip_gradient)
 
-    def directions(self, scalars, weight, gradient, weight_decay, states):
+    def directions(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> tuple[Tensors, Tensors]:
         """State the update: the direction c of the moments and s of the gradient, decay included."""
         m, v = self.moments(gradient, states)
         decayed = weight_decay * weight
         d = ops.sqrt(v) / scalars[1] + self.eps
         return (m / scalars[0] / d + decayed, gradient / d + decayed), (m, v)
 
-    def coefficients(self, learning_rate, weight_decay, weight_norm, direction_norms):
+    def coefficients(
+        self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors
+    ) -> tuple[Tensors, Tensor]:
         """State how far the weight moves along c and along s."""
         phi = bounded(weight_norm, self.weight_norm_bounds)
         ratio_c, ratio_s = trust_ratio(phi, direction_norms[0]), trust_ratio(phi, direction_norms[1])

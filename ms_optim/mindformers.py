@@ -10,16 +10,16 @@ Importing this module registers ``MsOptimAdamW``, ``MsOptimLamb``, ``MsOptimLANS
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     from mindformers.tools.logger import logger
     from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
-        f"{error}; ms_optim.mindformers needs MindFormers 1.9 with MindSpore 2.9: pip install 'ms_optim[mindformers]'",
-        name=error.name,
-    ) from error
+        f"{_error}; ms_optim.mindformers needs MindFormers 1.9 with MindSpore 2.9: pip install 'ms_optim[mindformers]'",
+        name=_error.name,
+    ) from _error
 
 from . import schedules
 from ._arguments import check_type
@@ -28,6 +28,9 @@ from .adamw import AdamW
 from .dgc_momentum import DGCMomentum
 from .lamb import Lamb
 from .lans import LANS
+
+if TYPE_CHECKING:
+    from ._arguments import Params
 
 __all__ = [
     "MsOptimAdamOffload",
@@ -38,10 +41,10 @@ __all__ = [
     "register",
 ]
 
-OPTIMIZER = MindFormerModuleType.OPTIMIZER
+OPTIMIZER: str = MindFormerModuleType.OPTIMIZER
 SCHEDULE, CENTRALIZATION = "weight_decay_schedule", "grad_centralization"
 # The weight decay schedules, and the argument of each that `weight_decay` stands for unless it is given.
-SCHEDULES = {
+SCHEDULES: dict[str, str | None] = {
     "ConstantWeightDecay": "weight_decay",
     "CosineWeightDecay": "max_weight_decay",
     "ExponentialWeightDecay": "weight_decay",
@@ -63,7 +66,7 @@ class FromYaml:
     - grad_centralization (bool): Whether gradients of 2 or more dimensions are centralized. Default: ``False`` .
     """
 
-    def __init__(self, params, **arguments):
+    def __init__(self, params: Params, **arguments: Any):
         name = type(self).__name__
         schedule = arguments.pop(SCHEDULE, None)
         centralization = arguments.pop(CENTRALIZATION, False)
@@ -149,7 +152,7 @@ class MsOptimAdamW(FromYaml, AdamW):
     """:class:`ms_optim.AdamW` as MindFormers makes it from a YAML file."""
 
     @classmethod
-    def get_actual_adamw_cls(cls, use_fused):
+    def get_actual_adamw_cls(cls, use_fused: bool) -> type[MsOptimAdamW]:
         """Return the class; MindFormers asks whatever is registered as "AdamW" for the one to use."""
         return cls
 

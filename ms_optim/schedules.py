@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
@@ -11,6 +13,9 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ._arguments import check_count, check_not_negative, check_positive, check_type, fail
 from ._docs import documented
+
+if TYPE_CHECKING:
+    from ._arguments import GlobalStep
 
 
 def _constant(value):
@@ -66,7 +71,7 @@ class WeightDecaySchedule(nn.Cell):
         >>> optimizer = AdamW(net.trainable_params(), weight_decay=InverseWeightDecay())
     """
 
-    def construct(self, global_step):
+    def construct(self, global_step: Tensor) -> Tensor:
         """Return the weight decay of a step."""
         raise NotImplementedError(f"For '{type(self).__name__}', 'construct' must be defined.")
 
@@ -102,12 +107,14 @@ class ConstantWeightDecay(WeightDecaySchedule):
         0.25
     """
 
-    def __init__(self, weight_decay):
+    weight_decay: Tensor
+
+    def __init__(self, weight_decay: float):
         super().__init__()
         check_not_negative(type(self).__name__, "weight_decay", weight_decay)
         self.weight_decay = Tensor(weight_decay, mstype.float32)
 
-    def construct(self, global_step):
+    def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay, whatever the step."""
         return self.weight_decay
 
@@ -151,7 +158,21 @@ class PolynomialWeightDecay(WeightDecaySchedule):
         [0.5, 0.3125, 0.25, 0.25]
     """
 
-    def __init__(self, weight_decay, end_weight_decay, decay_steps, power, update_decay_steps=False):
+    decay_steps: int
+    update_decay_steps: bool
+    end: Tensor
+    change: Tensor
+    steps: Tensor
+    power: Tensor
+
+    def __init__(
+        self,
+        weight_decay: float,
+        end_weight_decay: float,
+        decay_steps: int,
+        power: float,
+        update_decay_steps: bool = False,
+    ):
         super().__init__()
         name = type(self).__name__
         _check_decay(name, decay_steps, weight_decay=weight_decay, end_weight_decay=end_weight_decay)
@@ -161,7 +182,7 @@ class PolynomialWeightDecay(WeightDecaySchedule):
         self.end, self.change = _constant(end_weight_decay), _constant(weight_decay - end_weight_decay)
         self.steps, self.power = _constant(decay_steps), _constant(power)
 
-    def construct(self, global_step):
+    def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay of a step."""
         step = _whole(global_step)
         if self.update_decay_steps:
@@ -207,7 +228,7 @@ class LinearWeightDecay(PolynomialWeightDecay):
         >>> optimizer = AdamW(net.trainable_params(), weight_decay=schedule)
     """
 
-    def __init__(self, weight_decay, end_weight_decay, decay_steps):
+    def __init__(self, weight_decay: float, end_weight_decay: float, decay_steps: int):
         super().__init__(weight_decay, end_weight_decay, decay_steps, 1.0)
 
 
@@ -244,7 +265,13 @@ class CosineWeightDecay(WeightDecaySchedule):
         [0.5, 0.25, 0.0, 0.0]
     """
 
-    def __init__(self, min_weight_decay, max_weight_decay, decay_steps):
+    decay_steps: int
+    end: Tensor
+    change: Tensor
+    steps: Tensor
+    quarter: Tensor
+
+    def __init__(self, min_weight_decay: float, max_weight_decay: float, decay_steps: int):
         super().__init__()
         name = type(self).__name__
         _check_decay(name, decay_steps, min_weight_decay=min_weight_decay, max_weight_decay=max_weight_decay)
@@ -255,7 +282,7 @@ class CosineWeightDecay(WeightDecaySchedule):
         self.end, self.change = _constant(min_weight_decay), _constant(max_weight_decay - min_weight_decay)
         self.steps, self.quarter = _constant(decay_steps), _constant(math.pi / 2)
 
-    def construct(self, global_step):
+    def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay of a step."""
         remaining = _ratio(F.maximum(self.decay_steps - _whole(global_step), 0), self.steps)
         # (1 + cos(pi (1 - r))) / 2 = sin(pi r / 2)^2, without the difference that loses digits near the end.
@@ -298,7 +325,13 @@ class ExponentialWeightDecay(WeightDecaySchedule):
         [0.5, 0.5, 0.25, 0.125]
     """
 
-    def __init__(self, weight_decay, decay_rate, decay_steps, is_stair=False):
+    decay_steps: int
+    is_stair: bool
+    first: Tensor
+    log_rate: Tensor
+    steps: Tensor
+
+    def __init__(self, weight_decay: float, decay_rate: float, decay_steps: int, is_stair: bool = False):
         super().__init__()
         name = type(self).__name__
         _check_decay(name, decay_steps, weight_decay=weight_decay)
@@ -308,7 +341,7 @@ class ExponentialWeightDecay(WeightDecaySchedule):
         self.first, self.log_rate = _constant(weight_decay), _constant(math.log(decay_rate))
         self.steps = _constant(decay_steps)
 
-    def construct(self, global_step):
+    def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay of a step."""
         step = _whole(global_step)
         periods = F.cast(step // self.decay_steps, self.steps.dtype) if self.is_stair else _ratio(step, self.steps)
@@ -352,7 +385,10 @@ class PiecewiseConstantWeightDecay(WeightDecaySchedule):
         [0.5, 0.5, 0.25, 0.25, 0.25]
     """
 
-    def __init__(self, milestone, weight_decays):
+    starts: Tensor
+    values: Tensor
+
+    def __init__(self, milestone: Sequence[int], weight_decays: Sequence[float]):
         super().__init__()
         name = type(self).__name__
         for argument, value in (("milestone", milestone), ("weight_decays", weight_decays)):
@@ -371,7 +407,7 @@ class PiecewiseConstantWeightDecay(WeightDecaySchedule):
         self.starts = Tensor([0, *milestone[:-1]], mstype.int32)
         self.values = Tensor(weight_decays, mstype.float32)
 
-    def construct(self, global_step):
+    def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay of a step."""
         begun = F.cast(_whole(global_step) >= self.starts, mstype.int32)
         return self.values[begun.sum() - 1]
@@ -407,7 +443,11 @@ class WarmUpWeightDecay(WeightDecaySchedule):
         [0.0, 0.125, 0.5, 0.5]
     """
 
-    def __init__(self, weight_decay, warmup_steps):
+    warmup_steps: int
+    peak: Tensor
+    steps: Tensor
+
+    def __init__(self, weight_decay: float, warmup_steps: int):
         super().__init__()
         name = type(self).__name__
         check_not_negative(name, "weight_decay", weight_decay)
@@ -415,7 +455,7 @@ class WarmUpWeightDecay(WeightDecaySchedule):
         self.warmup_steps = int(warmup_steps)
         self.peak, self.steps = _constant(weight_decay), _constant(warmup_steps)
 
-    def construct(self, global_step):
+    def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay of a step."""
         risen = _ratio(F.minimum(_whole(global_step), self.warmup_steps), self.steps)
         return F.cast(self.peak * risen, mstype.float32)
@@ -479,7 +519,25 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
         >>> optimizer = Lamb(net.trainable_params(), learning_rate=schedule)
     """
 
-    def __init__(self, learning_rate, warmup_steps, hold_steps, total_steps, end_learning_rate=0.0, power=1.0):
+    ahead: int
+    rising: int
+    falling: int
+    total_steps: int
+    rise: Tensor
+    fall: Tensor
+    end: Tensor
+    change: Tensor
+    power: Tensor
+
+    def __init__(
+        self,
+        learning_rate: float,
+        warmup_steps: int,
+        hold_steps: int,
+        total_steps: int,
+        end_learning_rate: float = 0.0,
+        power: float = 1.0,
+    ):
         super().__init__()
         name = type(self).__name__
         check_positive(name, "learning_rate", learning_rate)
@@ -498,7 +556,7 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
         self.rise, self.fall, self.power = _constant(self.rising), _constant(self.falling), _constant(power)
         self.end, self.change = _constant(end_learning_rate), _constant(learning_rate - end_learning_rate)
 
-    def construct(self, global_step):
+    def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the learning rate of a step."""
         step = _whole(global_step)
         # Each part is 1 outside of its phase, so that no branch is needed.

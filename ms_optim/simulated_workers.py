@@ -19,15 +19,14 @@ class SimulatedWorker(Workers):
     """One of several workers in a process; between them there is no collective."""
 
     def __init__(self, count: int, rank: int):
-        self.count, self.rank = count, rank
-        self.group = self.local_group = None
-        self.local, self.local_rank = 1, 0
+        self.count = count
+        self.rank = rank
 
-    def all_reduce(self):
+    def all_reduce(self) -> Callable[[Tensor], Tensor]:
         """Return what stands in the place of a collective, and is never called."""
         return _refuse
 
-    def exchange(self, compressed, words):
+    def exchange(self, compressed: bool, words: int) -> Callable[[Tensor], Tensor]:
         """Return what stands in the place of the exchange, and is never called."""
         return _refuse
 
@@ -82,6 +81,9 @@ class SimulatedWorkers:
         >>> print(workers.bytes_sent)
         560
     """
+
+    optimizers: list[CompressedStep]
+    bytes_sent: int
 
     def __init__(self, count: int, params: list[Parameter], make: Callable[[list[Parameter], Workers], CompressedStep]):
         name = type(self).__name__

@@ -4,7 +4,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from ms_optim._base import FusedOptimizer, Rule
+from ms_optim import FusedOptimizer, Rule
 
 
 class Lion(FusedOptimizer):

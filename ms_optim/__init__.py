@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from ._base import FusedOptimizer, Rule
 from ._plot import plot
 from ._shares import merge_states
 from .adam_offload import AdamOffload
@@ -33,12 +34,14 @@ __all__ = [
     "CosineWeightDecay",
     "DGCMomentum",
     "ExponentialWeightDecay",
+    "FusedOptimizer",
     "Lamb",
     "LinearWeightDecay",
     "OptimizerMonitor",
     "ParamGroups",
     "PiecewiseConstantWeightDecay",
     "PolynomialWeightDecay",
+    "Rule",
     "SimulatedWorkers",
     "WarmUpHoldDecayLR",
     "WarmUpWeightDecay",

@@ -30,6 +30,7 @@ from ._arguments import (
 )
 from ._ascend import AscendStep
 from ._composite import CompositeStep, dense
+from ._docs import documented
 from ._fused import FusedStep
 from ._sharding import ShardedStep, take_shard_groups
 from ._shares import SplitStep
@@ -93,16 +94,56 @@ def _scales(held: _memory.Held, parameter):
     return Parameter(zeros, name=f"{held.prefix}.{parameter.name}", requires_grad=False)
 
 
+@documented
 class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, CompositeStep, AkgPhases, ShardedStep):
-    """Base of the optimizers: a subclass states its rule, this class does the rest.
+    """Base of the optimizers, and of those of your own: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
-    :meth:`directions` and, where the whole tensor matters, :meth:`coefficients`.
+    :meth:`directions` and, where the whole tensor matters, :meth:`coefficients`. While it has no fused kernel of its
+    own it passes ``backend="composite"``, too.
+
+    Args:
+        {params}
+        {learning_rate}
+        weight_decay (Union[float, int, Cell]): The weight decay, 0 or greater; a Cell is called with the step, counted
+            from 0, and returns it.
+        rule (Rule): What the subclass says of its rule.
+        {shared}
 
     Attributes:
         statistics: Parameter, float32 of shape (parameters, 5): gradient norm, weight norm, update norm, trust ratio
             and whether the gradient was finite, of the last step.
         skipped_steps: Parameter, int32 of shape (1,): steps skipped for a gradient that was not finite.
+
+    Inputs:
+        {inputs}
+
+    Outputs:
+        tuple[bool], all elements are ``True`` .
+
+    Raises:
+        {raises}
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import Parameter, Tensor, ops
+        >>> from ms_optim import FusedOptimizer, Rule
+        >>> class SignSGD(FusedOptimizer):
+        ...     def __init__(self, params, learning_rate, weight_decay=0.0, **shared):
+        ...         rule = Rule("sign_sgd", ("momentum",), takes_low_states=False)
+        ...         super().__init__(params, learning_rate, weight_decay, rule, **{"backend": "composite", **shared})
+        ...
+        ...     def directions(self, scalars, weight, gradient, weight_decay, states):
+        ...         momentum = 0.9 * states[0] + gradient
+        ...         return (ops.sign(momentum) + weight_decay * weight,), (momentum,)
+        >>> weight = Parameter(Tensor([1.0, -2.0], ms.float32), name="weight")
+        >>> optimizer = SignSGD([weight], learning_rate=0.1)
+        >>> done = optimizer((Tensor([3.0, 4.0], ms.float32),))
+        >>> print(weight.asnumpy())
+        [ 0.9 -2.1]
     """
 
     _support_parallel_optimizer = True

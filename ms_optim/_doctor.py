@@ -127,7 +127,7 @@ def choices(optimizer: type[FusedOptimizer]) -> list[dict]:
 def optimizers() -> list[type[FusedOptimizer]]:
     """Return the public optimizers."""
     public = [getattr(ms_optim, name) for name in ms_optim.__all__]
-    return [x for x in public if isinstance(x, type) and issubclass(x, FusedOptimizer)]
+    return [x for x in public if isinstance(x, type) and issubclass(x, FusedOptimizer) and x is not FusedOptimizer]
 
 
 def examine(optimizer: type[FusedOptimizer], choice: dict, backend: str = "auto") -> tuple[str, str, str, bool]:

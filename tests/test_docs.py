@@ -15,12 +15,13 @@ from ms_optim import _arguments, _doctor
 
 PUBLIC = [getattr(ms_optim, name) for name in ms_optim.__all__]
 OPTIMIZERS = _doctor.optimizers()
-SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) and x not in OPTIMIZERS]
+BASES = [ms_optim.FusedOptimizer]
+SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) and x not in [*OPTIMIZERS, *BASES]]
 FUNCTIONS = [x for x in PUBLIC if inspect.isfunction(x)]
 TOOLS = [ms_optim.SimulatedWorkers]
 CALLBACKS = [ms_optim.OptimizerMonitor]
 
-DOCUMENTED = [*OPTIMIZERS, *SCHEDULES, *FUNCTIONS, *TOOLS, *CALLBACKS]
+DOCUMENTED = [*OPTIMIZERS, *BASES, *SCHEDULES, *FUNCTIONS, *TOOLS, *CALLBACKS]
 every_name = pytest.mark.parametrize("public", DOCUMENTED, ids=lambda public: public.__name__)
 
 
@@ -76,7 +77,7 @@ def test_documented_defaults_are_those_of_the_signature(public):
 
 
 def test_every_public_name_is_looked_at():
-    assert set(PUBLIC) == {*DOCUMENTED, ms_optim.ParamGroups}
+    assert set(PUBLIC) == {*DOCUMENTED, ms_optim.ParamGroups, ms_optim.Rule}
     assert min(len(OPTIMIZERS), len(SCHEDULES), len(FUNCTIONS)) > 1
 
 
@@ -87,7 +88,8 @@ def test_docstrings_have_every_section(public):
     tool = ("Attributes", "Inputs", "Outputs", "Raises", "Examples")
     function = ("Returns", "Raises", "Examples")
     callback = ("Raises", "Examples")
-    kinds = {function: FUNCTIONS, tool: TOOLS, callback: CALLBACKS}
+    base = ("Attributes", *cell)
+    kinds = {function: FUNCTIONS, tool: TOOLS, callback: CALLBACKS, base: BASES}
     sections = next((sections for sections, kind in kinds.items() if public in kind), cell)
     if signature_defaults(public):
         sections = ("Args", *sections)

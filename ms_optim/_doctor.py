@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Print the report; return 0 if every kernel that runs is right, else 1."""
     # Operators called one by one wait for each other longer than they work, unless one thread does it all.
-    ms.set_context(pynative_synchronize=True)
+    ms.runtime.launch_blocking()
     with others_on_stderr():
         here, checks = machine(), [check for optimizer in optimizers() for check in checked(optimizer)]
     if arguments.json:

@@ -268,7 +268,7 @@ def as_json(plans, refused, weights, arguments) -> str:
 
 def show(plans, refused, weights, arguments) -> None:
     """Print the figures as a table."""
-    console = Console(width=max(120, Console().width), highlight=False)
+    console = Console(highlight=False)
     if plans:
         largest = max(one.total for one in plans)
         unit = next((name for name in ("GB", "MB") if largest >= UNITS[name]), "KB")
@@ -288,7 +288,10 @@ def show(plans, refused, weights, arguments) -> None:
             left = spare(one, arguments)
             cells += [f"{'yes' if left >= 0 else 'no'}, {left / UNITS[unit]:+,.2f}"] if left is not None else []
             table.add_row(one.optimizer, one.state_dtype, *cells)
+        # A figure that is cut off is none: a terminal that is too narrow breaks the lines instead.
+        console.width = max(console.width, Console(width=1000).measure(table).maximum)
         console.print(table)
         console.print("Activations, workspaces and what the framework takes come on top.")
     for one in refused:
-        console.print(f"Not possible: {one['optimizer']}, state_dtype {one['state_dtype']}: {one['reason']}.")
+        line = f"Not possible: {one['optimizer']}, state_dtype {one['state_dtype']}: {one['reason']}."
+        console.print(line, soft_wrap=True)

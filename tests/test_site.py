@@ -67,6 +67,12 @@ def test_what_a_page_runs_prints_what_it_says(page, monkeypatch):
     assert runner.failures == 0, report.getvalue()
 
 
+def test_the_start_page_runs_the_same_in_chinese():
+    blocks = [re.findall(r"^```.*?^```$", TEXTS[f"docs/start{tongue}.md"], re.M | re.S) for tongue in ("", "_zh")]
+    assert len(blocks[0]) > 3
+    assert blocks[0] == blocks[1]
+
+
 @every_page
 def test_links_lead_somewhere(page):
     """In the repository's view, too; the site's build checks its own."""

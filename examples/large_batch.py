@@ -64,7 +64,7 @@ class Task:
         rng = np.random.default_rng(seed)
         for p in self.params:
             spread = np.sqrt(2 / p.shape[-1]) if p.ndim == 2 else 0.0
-            # Not set_data, of which what is compiled takes no notice.
+            # After p.set_data the compiled gradients would go on with the weights of before (MindSpore 2.10).
             ops.assign(p, ms.Tensor(rng.normal(0.0, spread, p.shape), ms.float32))
         each = len(self.train) // batch
         optimizer = make(name, self.params, schedule(peak, epochs * each))
@@ -115,8 +115,9 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", default="large_batch.png", help="where the picture goes")
     arguments = parser.parse_args()
-
     task, results = Task(), {}
+    if max(arguments.batches) > len(task.train):
+        parser.error(f"a batch has at most {len(task.train)} images")
     table = Table("Optimizer", "Batch", "Steps", "Learning rate", "Test accuracy, %", "By seed")
     for name, batch in tqdm([(name, batch) for name in LOWEST for batch in arguments.batches], unit="batch size"):
         peak, test = results[name, batch] = tune(task, name, batch, arguments.epochs, arguments.seeds)

@@ -1,8 +1,8 @@
 """Train a small Transformer with its optimizer's states on the device and in host memory, and draw what lies where.
 
 The network, text and batches of low_precision.py, without weight decay: there AdamW and AdamOffload are one rule but
-for where epsilon stands, and the losses have to agree. What lies where is counted for an Ascend, from the tensors that
-the optimizers made. On a CPU, device and host are one memory, and nothing crosses.
+for where epsilon stands, and their losses have to agree. What lies where is counted for an Ascend, from the tensors
+that the optimizers made. On a CPU, device and host are one memory, and nothing crosses.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import argparse
 import matplotlib as mpl
 import mindspore as ms
 import numpy as np
-from low_precision import BATCH, CONTEXT, LanguageModel, read_text, windows
+from low_precision import BATCH, CONTEXT, LanguageModel, bytes_of, read_text, windows
 from mindspore import nn
 from rich.console import Console
 from rich.table import Table
@@ -34,11 +34,6 @@ SETTINGS = {
 KINDS = {"weights": "tab:blue", "gradients": "tab:cyan", "masters": "tab:orange", "moments": "tab:red"}
 
 
-def megabytes(parameters):
-    """Return how much memory some parameters take."""
-    return sum(p.nbytes for p in parameters) / 1e6
-
-
 def train(label, steps, seed):
     """Train one network; return its losses, the MB that are held by kind, and the MB that cross in a step."""
     name, dtype, options = SETTINGS[label]
@@ -47,16 +42,16 @@ def train(label, steps, seed):
     rng = np.random.default_rng(seed)
     net = LanguageModel(rng, vocabulary, dtype)
     rate = ms_optim.WarmUpHoldDecayLR(LEARNING_RATE, steps // 10, 0, steps)
-    optimizer = getattr(ms_optim, name)(net.trainable_params(), rate, eps=1e-8, **options)
+    optimizer = getattr(ms_optim, name)(net.trainable_params(), rate, **options)
     step = nn.TrainOneStepCell(net, optimizer)
     batches = tqdm(range(steps), desc=f"{label:30}", unit="step")
     losses = [float(step(*windows(text, rng.integers(0, len(text) - CONTEXT, BATCH))).asnumpy()) for _ in batches]
-    weights = megabytes(optimizer.parameters)
+    weights = bytes_of(optimizer.parameters) / 1e6
     held = {
         "weights": weights,
         "gradients": weights,
-        "masters": megabytes(optimizer.masters),
-        "moments": megabytes([*optimizer.states, *optimizer.scales]),
+        "masters": bytes_of(optimizer.masters) / 1e6,
+        "moments": bytes_of([*optimizer.states, *optimizer.scales]) / 1e6,
     }
     return losses, held, crossing(optimizer)
 
@@ -69,9 +64,9 @@ def crossing(optimizer):
     return (report.to_host_bytes + report.to_device_bytes) / 1e6
 
 
-def on_device(label, held):
+def on_device(label):
     """Return which of the kinds lie on the device."""
-    return [kind for kind in held if SETTINGS[label][0] != "AdamOffload" or kind in ("weights", "gradients")]
+    return [kind for kind in KINDS if SETTINGS[label][0] != "AdamOffload" or kind in ("weights", "gradients")]
 
 
 def draw(results, path):
@@ -81,14 +76,16 @@ def draw(results, path):
         for place, at, hatch in (("device", row - 0.2, ""), ("host", row + 0.2, "///")):
             end = 0.0
             for kind, color in KINDS.items():
-                if (place == "device") == (kind in on_device(label, held)):
+                if (place == "device") == (kind in on_device(label)):
                     left.barh(at, held[kind], 0.36, end, color=color, hatch=hatch, edgecolor="white")
                     end += held[kind]
             left.text(end, at, f" {place} {end:.1f}", va="center", fontsize=8)
-        smooth = np.convolve(losses, np.ones(20) / 20, mode="valid")
-        style = {"linewidth": 6, "color": "0.8"} if row == 0 else {"linewidth": 1.5}
+        width = min(20, len(losses))
+        smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+        # They coincide: each is thinner than the one before, to leave that to be seen.
+        style = {"linewidth": 10 - 2 * row}
         right.plot(np.arange(len(losses) - len(smooth), len(losses)) + 1, smooth, label=label, **style)
-    left.set(title="Memory, MB", yticks=range(len(results)), yticklabels=list(results))
+    left.set(title="Memory on an accelerator and its host, MB", yticks=range(len(results)), yticklabels=list(results))
     left.invert_yaxis()
     left.set_xlim(right=1.12 * left.get_xlim()[1])
     left.legend(handles=[Patch(color=color, label=kind) for kind, color in KINDS.items()], loc="lower right")
@@ -105,7 +102,7 @@ def draw(results, path):
 def main():
     """Train, print the table, save the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="10 or more, for the rate to warm up")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="offload.png", help="where the picture goes")
     arguments = parser.parse_args()
@@ -114,7 +111,7 @@ def main():
     results = {label: train(label, arguments.steps, arguments.seed) for label in SETTINGS}
     table = Table("Setting", "MB on the device", "MB on the host", "MB that cross in a step", "Loss, last 20 steps")
     for label, (losses, held, crosses) in results.items():
-        device = sum(held[kind] for kind in on_device(label, held))
+        device = sum(held[kind] for kind in on_device(label))
         figures = (device, sum(held.values()) - device, crosses)
         table.add_row(label, *(f"{figure:.2f}" for figure in figures), f"{np.mean(losses[-20:]):.4f}")
     console = Console(width=max(110, Console().width))

@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 
 STEPS = 500
 RATES = 10.0 ** np.arange(-4, -0.2, 0.25)
-# Without a weight decay AdamOffload's rule is AdamW's.
+# Without a weight decay AdamOffload's rule is AdamW's, but for where epsilon stands.
 OPTIMIZERS = {
     "AdamW": {},
     "Lamb": {},

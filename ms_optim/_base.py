@@ -45,19 +45,19 @@ _warned: set[str] = set()
 
 
 class Rule(NamedTuple):
-    """What an optimizer says of itself to its kernel.
+    """What an optimizer says of itself; a rule without a kernel needs a name and its states.
 
     Attributes:
-        name: The rule's name in the kernel table.
+        name: The rule's name, by which its kernel is found: one of this package's own only for that very rule.
         states: Prefixes of the states' names, in the kernel's order.
-        constants: The rule's numbers, in the kernel's order.
-        flags: The rule's choices, as bits.
-        shared_flags: What it asks of its launches besides, as bits.
-        at_most: How many tensors one launch may take; 0: all.
+        constants: For the kernel: the rule's numbers, in its order.
+        flags: For the kernel: the rule's choices, as bits.
+        shared_flags: For the kernel: what it asks of its launches besides, as bits.
+        at_most: For the kernel: how many tensors one launch may take; 0: all.
         rescale: What gradients are multiplied by besides unscaling.
-        is_layerwise: Whether the weights move by norms of whole tensors.
-        takes_low_states: Whether its states may be held in fewer bits: the first as a signed number, the others as
-            unsigned ones.
+        is_layerwise: For the kernel: whether the weights move by norms of whole tensors.
+        takes_low_states: For the kernel: whether its states may be held in fewer bits, the first as a signed number,
+            the others as unsigned ones.
     """
 
     name: str
@@ -100,7 +100,10 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
     :meth:`directions` and, where the whole tensor matters, :meth:`coefficients`. While it has no fused kernel of its
-    own it passes ``backend="composite"``, too.
+    own it passes ``backend="composite"``, too. Graph mode compiles these methods: they are of MindSpore's operators,
+    and what else they read the constructor sets before it calls this one.
+
+    Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
     Args:
         {params}
@@ -111,6 +114,15 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         {shared}
 
     Attributes:
+        normalizes_gradient: bool, for a subclass to set: whether each gradient is divided by its norm before the rule
+            sees it. Default: ``False`` .
+        decays_every_name: bool, for a subclass to set: whether parameters that are not in groups are decayed whatever
+            their names. Default: ``False`` .
+        parameters: The parameters, in the order in which gradients are given.
+        states: Parameters: all parameters' first states, then all second ones, and so on.
+        scales: Parameters, float32: the scales of states in codes of 8 bits.
+        masters: Parameters, float32: the masters of float16 and bfloat16 parameters.
+        global_step: Parameter, int32 of shape (1,): steps so far, but for those that were skipped.
         statistics: Parameter, float32 of shape (parameters, 5): gradient norm, weight norm, update norm, trust ratio
             and whether the gradient was finite, of the last step.
         skipped_steps: Parameter, int32 of shape (1,): steps skipped for a gradient that was not finite.
@@ -131,16 +143,16 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         >>> import mindspore as ms
         >>> from mindspore import Parameter, Tensor, ops
         >>> from ms_optim import FusedOptimizer, Rule
-        >>> class SignSGD(FusedOptimizer):
+        >>> class Signum(FusedOptimizer):
         ...     def __init__(self, params, learning_rate, weight_decay=0.0, **shared):
-        ...         rule = Rule("sign_sgd", ("momentum",), takes_low_states=False)
+        ...         rule = Rule("signum", ("momentum",))
         ...         super().__init__(params, learning_rate, weight_decay, rule, **{"backend": "composite", **shared})
         ...
         ...     def directions(self, scalars, weight, gradient, weight_decay, states):
         ...         momentum = 0.9 * states[0] + gradient
         ...         return (ops.sign(momentum) + weight_decay * weight,), (momentum,)
         >>> weight = Parameter(Tensor([1.0, -2.0], ms.float32), name="weight")
-        >>> optimizer = SignSGD([weight], learning_rate=0.1)
+        >>> optimizer = Signum([weight], learning_rate=0.1)
         >>> done = optimizer((Tensor([3.0, 4.0], ms.float32),))
         >>> print(weight.asnumpy())
         [ 0.9 -2.1]
@@ -219,7 +231,12 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         return (t,)
 
     def entering(self, gradient: Tensor) -> Tensor:
-        """Return what of a gradient enters the rule: float32, unscaled, centralized and clipped."""
+        """Return what enters the rule, by default the gradient as it is.
+
+        Args:
+            gradient: A gradient, float32, unscaled, centralized, and clipped, or divided by its norm where
+                `normalizes_gradient` is set.
+        """
         return gradient
 
     def akg_constants(self) -> tuple[float, ...]:

@@ -76,8 +76,10 @@ TypeError: If a keyword argument is unknown, or has the wrong type.
 KeyError: If a group has an unknown key.
 ValueError: If `learning_rate` or `weight_decay` is less than 0.
 ValueError: If a parameter stands twice, or `order_params` does not hold exactly the parameters of the groups.
+ValueError: If a keyword argument is out of its range or not one of its choices, or two of them exclude each other.
 ValueError: If `gradients` does not match the parameters in number and shape.
-RuntimeError: If `backend` is "aot" or "akg" and there is no such kernel, or it is wrong; the message says why.
+RuntimeError: If `backend` is "aot", "native" or "akg" and there is no such kernel, or it is wrong, or if a keyword
+    argument asks for what only a kernel does, and there is none; the message says why.
 """,
     "global_step": """\
 - **global_step** (Union[Tensor, int]) - The step, counted from 0: int32 of shape () or (1,).

@@ -164,7 +164,8 @@ class AdamOffload(OffloadedStep, AdamFamily):
             device: "CPU", "GPU" or "Ascend". Default: ``None`` , the current device target.
 
         Returns:
-            A report whose attributes are bytes, and that prints as a table.
+            A report of bytes, `device_bytes`, `host_bytes`, `to_host_bytes` and `to_device_bytes`, that prints as a
+            table.
 
         Raises:
             ValueError: If there is no such device.

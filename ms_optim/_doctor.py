@@ -23,7 +23,7 @@ from . import _kernels
 from ._base import FusedOptimizer
 
 SHAPES = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
-STEPS = 5
+STEPS = 10
 # Choices that take a kernel of their own.
 RAMP = {"momentum": 0.9, "rampup_begin_step": 3, "min_compress_numel": 100}
 # Decay enters AdamOffload's moments: where it cancels the gradient, a small eps lays bare how either was rounded.

@@ -194,9 +194,7 @@ class Net(nn.Cell):
 
 
 @every_case
-@pytest.mark.parametrize("backend, mode", [("aot", "graph"), ("aot", "pynative"), ("composite", "graph")])
 def test_a_model_learns(case, backend, mode):
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_seed(0)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((96, 8)).astype(np.float32)

@@ -12,6 +12,7 @@ from tolerances import TOLERANCE
 
 from ms_optim import AdamW, DGCMomentum, SimulatedWorkers, _kernels
 from ms_optim.compression import wire_words
+from ms_optim.simulated_workers import SimulatedWorker
 
 STEPS = 9
 pytestmark = pytest.mark.skipif(
@@ -120,3 +121,26 @@ def test_what_does_not_fit_is_refused():
     assert [o.parameters[0].asnumpy().tobytes() for o in workers.optimizers] == before
     assert int(workers.optimizers[0].global_step.asnumpy()[0]) == 1
     ms.set_context(mode=ms.GRAPH_MODE)
+
+
+class Counting(SimulatedWorker):
+    """A worker that counts the exchanges that its optimizer asks for."""
+
+    made = 0
+
+    def exchange(self, compressed, words):
+        self.made += 1
+        return super().exchange(compressed, words)
+
+
+def test_exchanges_do_not_grow_with_the_tensors():
+    """A step runs the one of its phase of the ramp, for all tensors at once."""
+    made = []
+    for params in (parameters()[:1], parameters()):
+        worker = Counting(2, 0)
+        optimizer = DGCMomentum(params, 0.01, group=worker, **RAMP)
+        made.append(worker.made)
+        for exchanges in optimizer._exchanges:
+            assert len(exchanges) == len(optimizer._ends) + 1
+        assert worker.made == sum(map(len, optimizer._exchanges))
+    assert made[0] == made[1] > 1

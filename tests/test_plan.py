@@ -178,6 +178,13 @@ def test_the_table_has_every_figure():
     assert {"yes,", "no,"} <= set(printed.split())
 
 
+def test_a_narrow_terminal_cuts_no_figure(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, printed = run("plan", "--parameters", "7e9", "--dtype", "bfloat16", "--memory", "64GB")
+    assert "…" not in printed
+    assert {"gradients", "112.00", "-48.00"} <= set(printed.split())
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [

@@ -39,7 +39,10 @@ def make(name, params, rates):
 
 
 def schedule(peak, steps):
-    """Return the learning rate of each step: it rises over a tenth of them, and falls to 0 in a straight line."""
+    """Return the learning rate of each step: it rises over a tenth of them, and falls towards 0 in a straight line.
+
+    Of WarmUpHoldDecayLR, as LANS is trained with, the first step has the rate 0: of ten steps that is one too many.
+    """
     done, warm_up = np.arange(1, steps + 1), max(1, steps // 10)
     return (peak * np.minimum(done / warm_up, (steps + 1 - done) / (steps + 1 - warm_up))).tolist()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import ops
 
-from ._arguments import check_eps, check_open_unit, check_type
+from ._arguments import check_eps, check_open_unit
 from ._base import FusedOptimizer, Rule
 from ._composite import power_complement
 
@@ -44,7 +44,6 @@ class AdamFamily(FusedOptimizer):
         for argument, beta in betas.items():
             check_open_unit(name, argument, beta)
         check_eps(name, eps)
-        check_type(name, "bias_correction", bias_correction, bool)
         beta1, beta2 = betas.values()
         rule = rule._replace(constants=(beta1, beta2, eps, *rule.constants))
         # Before the path is chosen, which may take a trial of the rule.

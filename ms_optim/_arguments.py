@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias, TypedDict
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 STATE_DTYPES = ("float32", "bfloat16", "8bit")
 BACKENDS = ("auto", "aot", "akg", "composite", "native")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
+NUMBER_DTYPES = (*WEIGHT_DTYPES, mstype.float64, *mstype.int_type, *mstype.uint_type)
 # In quotes: checkers that know none of MindSpore's types take them for Any in annotations, for unknown in expressions.
 # What all optimizers take; a learning rate that is a Cell is a LearningRateSchedule.
 Params: TypeAlias = "Sequence[Parameter] | Sequence[dict[str, Any]]"
@@ -26,6 +27,10 @@ GlobalStep: TypeAlias = "Tensor | int"
 Tensors: TypeAlias = "tuple[Tensor, ...]"
 Scalars: TypeAlias = "tuple[Tensor | float, ...]"
 FilePath: TypeAlias = "str | os.PathLike[str]"
+# Steps compute in float32: a denormal number counts as 0 there, a larger one than these is infinite.
+LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+NORMAL = "a normal number in float32, from 2**-126 to 3.4e38"
+FINITE = "finite in float32, at most 3.4e38"
 GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
 
 
@@ -123,19 +128,23 @@ def check_choice(optimizer: str, name: str, value: Any, choices: Sequence[str]) 
 
 
 def check_positive(optimizer: str, name: str, value: Any) -> None:
-    """Check that a value is a finite number greater than 0."""
+    """Check that a value is a number greater than 0, and that it is neither denormal nor infinite in float32."""
     if not is_number(value):
         fail(TypeError, optimizer, name, "a number greater than 0", value)
-    if not (value > 0 and math.isfinite(value)):
+    if not value > 0:
         fail(ValueError, optimizer, name, "a number greater than 0", value)
+    if not LEAST <= value <= MOST:
+        fail(ValueError, optimizer, name, NORMAL, value)
 
 
 def check_not_negative(optimizer: str, name: str, value: Any) -> None:
-    """Check that a value is a finite number, 0 or greater."""
+    """Check that a value is a number, 0 or greater, and that it is finite in float32."""
     if not is_number(value):
         fail(TypeError, optimizer, name, "a number, 0 or greater", value)
-    if not (value >= 0 and math.isfinite(value)):
+    if not value >= 0:
         fail(ValueError, optimizer, name, "a number, 0 or greater", value)
+    if not value <= MOST:
+        fail(ValueError, optimizer, name, FINITE, value)
 
 
 def check_count(optimizer: str, name: str, value: Any, least: int = 0) -> None:
@@ -147,20 +156,36 @@ def check_count(optimizer: str, name: str, value: Any, least: int = 0) -> None:
 
 
 def check_open_unit(optimizer: str, name: str, value: Any) -> None:
-    """Check that a value is a float strictly between 0 and 1."""
+    """Check that a value is a float strictly between 0 and 1, and less than 1 in float32."""
     check_type(optimizer, name, value, float)
     if not 0.0 < value < 1.0:
         fail(ValueError, optimizer, name, "in the range (0.0, 1.0)", value)
+    _check_forgets(optimizer, name, value)
+
+
+def check_momentum(optimizer: str, name: str, value: Any) -> None:
+    """Check that a value is a number in the range [0, 1), and less than 1 in float32."""
+    if not is_number(value):
+        fail(TypeError, optimizer, name, "a number", value)
+    if not 0.0 <= value < 1.0:
+        fail(ValueError, optimizer, name, "in the range [0.0, 1.0)", value)
+    _check_forgets(optimizer, name, value)
+
+
+def _check_forgets(optimizer: str, name: str, value: float) -> None:
+    """Check that a decay rate of a state is not 1 in float32: such a state would never forget."""
+    if np.float32(value) == 1.0:
+        fail(ValueError, optimizer, name, "less than 1 in float32, at most 1 - 2**-24", value)
 
 
 def check_eps(optimizer: str, value: Any) -> None:
-    """Check that eps is a float greater than 0."""
+    """Check that eps is a float greater than 0, and a normal number in float32."""
     check_type(optimizer, "eps", value, float)
     check_positive(optimizer, "eps", value)
 
 
 def check_bounds(optimizer: str, names: str | tuple[str, str], value: Any) -> tuple[float, float]:
-    """Check limits (low, high), either None, and return them as numbers.
+    """Check limits (low, high), either None, and return them as numbers; an infinite upper limit is none.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
@@ -177,6 +202,8 @@ def check_bounds(optimizer: str, names: str | tuple[str, str], value: Any) -> tu
             fail(TypeError, optimizer, name, "a number or None", bound)
         if bound is not None and not bound >= 0:
             fail(ValueError, optimizer, name, "0 or greater", bound)
+        if bound and not LEAST <= bound <= MOST and (bound, name) != (math.inf, names[1]):
+            fail(ValueError, optimizer, name, f"0 or {NORMAL}", bound)
     low = 0.0 if value[0] is None else float(value[0])
     high = math.inf if value[1] is None else float(value[1])
     if low > high:
@@ -199,35 +226,61 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
-def check_weight_decay(optimizer: str, value: Any) -> None:
+def ordered(value: Any) -> list[Any] | None:
+    """Return an iterable as a list; None for what is none, or has no order or more dimensions than one."""
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, dict, set, frozenset, Tensor)):
+        return None
+    return None if isinstance(value, np.ndarray) and value.ndim != 1 else list(value)
+
+
+def check_weight_decay(optimizer: str, name: str, value: Any) -> None:
     """Check a weight decay: a number that is not negative, or a Cell."""
     if isinstance(value, nn.Cell):
         return
     if not is_number(value):
-        fail(TypeError, optimizer, "weight_decay", "a float, an int or a Cell", value)
-    if not (value >= 0 and math.isfinite(value)):
-        fail(ValueError, optimizer, "weight_decay", "equal to or greater than 0", value)
+        fail(TypeError, optimizer, name, "a float, an int or a Cell", value)
+    _check_rate(optimizer, name, value)
+
+
+def _check_rate(optimizer: str, name: str, value: Any) -> None:
+    if not value >= 0:
+        fail(ValueError, optimizer, name, "equal to or greater than 0", value)
+    if not value <= MOST:
+        fail(ValueError, optimizer, name, FINITE, value)
 
 
 def check_learning_rate(optimizer: str, name: str, value: Any) -> Any:
-    """Check a learning rate and return it, an iterable as a list."""
-    expected = "a float, an int, a Tensor, an Iterable of numbers or a LearningRateSchedule"
+    """Check a learning rate and return it, a number as a float, an iterable as a list of floats."""
+    expected = "a float, an int, a Tensor, an Iterable of numbers in order or a LearningRateSchedule"
     if isinstance(value, nn.learning_rate_schedule.LearningRateSchedule):
         return value
     if is_number(value):
-        if not (value >= 0 and math.isfinite(value)):
-            fail(ValueError, optimizer, name, "equal to or greater than 0", value)
+        _check_rate(optimizer, name, value)
         return float(value)
     if isinstance(value, Tensor):
         if value.ndim > 1:
             fail(ValueError, optimizer, name, "a Tensor of 0 or 1 dimensions", value)
+        if value.dtype not in NUMBER_DTYPES:
+            fail(TypeError, optimizer, name, "a Tensor of numbers", value)
+        if value.size == 0:
+            fail(ValueError, optimizer, name, "a Tensor of 1 or more numbers", value)
+        rates = ops.cast(value, mstype.float32).asnumpy()
+        if value.ndim == 0:
+            _check_rate(optimizer, name, float(rates))
+        else:
+            _check_rates(optimizer, name, rates.tolist())
         return value
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, dict)):
-        fail(TypeError, optimizer, name, expected, value)
-    rates = list(value)
+    rates = ordered(value)
     if not rates or not all(is_number(rate) for rate in rates):
         fail(TypeError, optimizer, name, expected, value)
-    return rates
+    _check_rates(optimizer, name, rates)
+    return [float(rate) for rate in rates]
+
+
+def _check_rates(optimizer: str, name: str, rates: list[Any]) -> None:
+    for i, rate in enumerate(rates):
+        if not 0 <= rate <= MOST:
+            _check_rate(optimizer, f"{name}[{i}]", rate)
 
 
 def check_params(optimizer: str, params: Any) -> list[Any]:
@@ -247,9 +300,9 @@ def check_params(optimizer: str, params: Any) -> list[Any]:
     """
     if params is None:
         fail(ValueError, optimizer, "params", "a list of Parameters or of dicts", params)
-    if not isinstance(params, Iterable) or isinstance(params, (str, bytes, dict, Parameter)):
-        fail(TypeError, optimizer, "params", "a list of Parameters or of dicts", params)
-    params = list(params)
+    given, params = params, ordered(params)
+    if params is None:
+        fail(TypeError, optimizer, "params", "a list of Parameters or of dicts", given)
     if not params:
         fail(ValueError, optimizer, "params", "not empty", params)
     grouped = isinstance(params[0], dict)
@@ -305,9 +358,9 @@ def _check_group(optimizer: str, index: int, group: dict[str, Any]) -> dict[str,
         raise ValueError(f"For '{optimizer}', a group with 'order_params' must have no other key, but got {others}.")
     if key not in group:
         raise KeyError(f"For '{optimizer}', '{name}' must have the key 'params', but has {list(group)}.")
-    if not isinstance(group[key], Iterable) or isinstance(group[key], (str, bytes, dict, Parameter)):
+    members = ordered(group[key])
+    if members is None:
         fail(TypeError, optimizer, f"{name}[{key!r}]", "a list of Parameters", group[key])
-    members = list(group[key])
     for i, p in enumerate(members):
         if not isinstance(p, Parameter):
             fail(TypeError, optimizer, f"{name}[{key!r}][{i}]", "a Parameter", p)
@@ -320,7 +373,7 @@ def check_settings(optimizer: str, name: str, settings: dict[str, Any]) -> dict[
     if "lr" in settings:
         checked["lr"] = check_learning_rate(optimizer, f"{name}['lr']", settings["lr"])
     if "weight_decay" in settings:
-        check_weight_decay(optimizer, settings["weight_decay"])
+        check_weight_decay(optimizer, f"{name}['weight_decay']", settings["weight_decay"])
     if "grad_centralization" in settings:
         check_type(optimizer, f"{name}['grad_centralization']", settings["grad_centralization"], bool)
     if "shard_group" in settings:
@@ -337,6 +390,27 @@ def _check_order(optimizer: str, members: list[Parameter], order: list[Parameter
             f"For '{optimizer}', 'order_params' must hold exactly the parameters of the groups, but it lacks {missing} "
             f"and has {extra} besides."
         )
+
+
+def check_amounts(caller: str, key: str, value: Tensor) -> None:
+    """Check that an entry of a state dict holds finite numbers, 0 or greater, as counts, rates and scales are."""
+    numbers = ops.cast(value, mstype.float32).asnumpy()
+    wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))]
+    if wrong.size:
+        raise ValueError(
+            f"For '{caller}', the entry {key!r} must hold finite numbers, 0 or greater, but holds {wrong[0]:g}."
+        )
+
+
+def worker_of(caller: str, value: Tensor) -> tuple[int, int]:
+    """Return the worker whose states an entry 'dgc_worker' stands beside, and the number of workers."""
+    places = value.asnumpy()
+    if value.dtype != mstype.int32 or places.ndim != 1 or np.count_nonzero(places) != 1 or places.max() != 1:
+        raise ValueError(
+            f"For '{caller}', the entry 'dgc_worker' must be int32 of 1 dimension, 1 at the worker's place and 0 "
+            f"elsewhere, but got {value.dtype} {places.tolist()}."
+        )
+    return int(places.argmax()), places.size
 
 
 def check_shapes(

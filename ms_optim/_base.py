@@ -20,6 +20,9 @@ from mindspore.ops.primitive import constexpr
 from . import _kernels, _memory
 from ._akg import AkgPhases
 from ._arguments import (
+    LEAST,
+    MOST,
+    NORMAL,
     Options,
     check_gradients,
     check_learning_rate,
@@ -198,7 +201,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
                 f"For '{name}', 'shard_states' must be False where a group of 'params' has a 'shard_group'."
             )
         learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
-        check_weight_decay(name, weight_decay)
+        check_weight_decay(name, "weight_decay", weight_decay)
         # The kernels unscale gradients themselves: told of the loss scale, the base class would scale the decay by it.
         super().__init__(learning_rate, params, weight_decay)
         self.loss_scale = float(options.loss_scale)
@@ -313,6 +316,9 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         # Past Cell's own bookkeeping, which takes the same learning rate under its two attributes for a clash of names.
         object.__setattr__(self, "_rates", tuple(rates))
         self._rate_is_cell = tuple(isinstance(rate, nn.Cell) for rate in rates)
+        # The fewest steps that an Iterable has learning rates for, where there is one.
+        listed = (rate.learning_rate.size for rate in rates if type(rate).__name__ == "_IteratorLearningRate")
+        self._rate_steps = min(listed, default=None)
 
     def _look_at_parameters(self):
         """Note what the step is to know of the parameters."""
@@ -356,11 +362,15 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         self._succeeded = (True,) * n
 
         self._unscale = rule.rescale / options.loss_scale
+        if not LEAST <= self._unscale <= MOST:
+            expected = f"such that the factor of the gradients, {self._unscale}, is {NORMAL}"
+            fail(ValueError, type(self).__name__, "loss_scale", expected, options.loss_scale)
         self._clip_norm = options.grad_clip_norm
         self._seed = float(ms.get_seed() or 0)
         self._never_skips = Tensor(not options.skip_nonfinite)
         self._zero = Tensor(0.0, mstype.float32)
         device = _kernels.device_target()
+        self._reads_count = device == "CPU"
         self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
         self._addresses = None
         self.fused = self._choose_backend(rule, options, "CPU" if self.runs_on_host else device)
@@ -423,6 +433,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
+        self._check_count()
         if self._addresses is None:
             return super().__call__(gradients)
         gradients = check_gradients(self.cls_name, self._names, self._shapes, gradients)
@@ -430,6 +441,21 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         # The operator may run later, unless waited for, and the gradients may be gone by then.
         done.data_ptr()
         return self._succeeded
+
+    def _check_count(self):
+        """Check that there can be a step from the count as it is; on CPU alone, as elsewhere reading it would wait."""
+        if not self._reads_count:
+            return
+        step = int(self.global_step.asnumpy()[0])
+        if step < 0:
+            raise RuntimeError(
+                f"For '{self.cls_name}', 'global_step' must be 0 or greater, but is {step}. Set or load another one."
+            )
+        if self._rate_steps is not None and step >= self._rate_steps:
+            raise RuntimeError(
+                f"For '{self.cls_name}', the argument 'learning_rate' must have a learning rate for each step, but has "
+                f"{self._rate_steps}, and this is step {step}, counted from 0."
+            )
 
     def construct(self, gradients: Tensors) -> tuple[bool, ...] | Tensor:
         """Update the parameters."""

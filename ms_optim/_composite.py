@@ -12,6 +12,8 @@ from mindspore import dtype as mstype
 from mindspore import ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+LARGEST_COUNT = 2**31 - 1
+
 
 def power_complement(log_beta: float, t):
     """Return 1 - beta^t in float32, from log(beta) and the step count.
@@ -76,6 +78,11 @@ def write(parameter, value):
     return F.assign(parameter, value)
 
 
+def counted(count, more):
+    """Return a count, an int32 tensor, and 0 or 1 more; at the largest number that it can hold it stays."""
+    return count + more * F.cast(count < LARGEST_COUNT, mstype.int32)
+
+
 class CompositeStep:
     """The composite form of ``FusedOptimizer._step``; a mixin that reads the optimizer's attributes."""
 
@@ -109,15 +116,18 @@ class CompositeStep:
             finite += (ops.all(ops.isfinite(g)),)
         if self._sharded:
             norms, finite = self._whole_survey(norms, finite)
-        applied = ops.logical_or(ops.all(ops.stack(finite)), self._never_skips)
-        return gradients, norms, finite, applied, self._clip_factor(ops.stack(norms))
+        return gradients, norms, finite, self._applies(ops.all(ops.stack(finite))), self._clip_factor(ops.stack(norms))
+
+    def _applies(self, finite):
+        """Return whether a step is applied, from whether all gradients are finite; never from a count below 0."""
+        return ops.logical_and(ops.logical_or(finite, self._never_skips), self.global_step[0] >= 0)
 
     def _count(self, applied, statistics):
         """Count the step, or count it as skipped."""
         write(self.statistics, statistics)
-        counted = F.cast(applied, mstype.int32).reshape((1,))
-        F.assign(self.skipped_steps, self.skipped_steps + 1 - counted)
-        F.assign(self.global_step, self.global_step + counted)
+        taken = F.cast(applied, mstype.int32).reshape((1,))
+        F.assign(self.skipped_steps, counted(self.skipped_steps, 1 - taken))
+        F.assign(self.global_step, counted(self.global_step, taken))
         for k in range(len(self.beta_powers)):
             t = F.cast(self.global_step, self._step_dtype)
             F.assign(self.beta_powers[k], F.cast(ops.exp(t * self.log_betas[k]), mstype.float32))

@@ -183,13 +183,32 @@ class Shares:
 # ---- Checkpoints --------------------------------------------------------------------------------------------------
 
 
-def _description(state_dict: dict[str, Tensor]) -> dict[str, Any]:
-    return json.loads(state_dict[ENTRY].asnumpy().tobytes())
+def _description(caller: str, state_dict: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what the entry of a share says that its states are parts of."""
+    try:
+        told = json.loads(state_dict[ENTRY].asnumpy().tobytes())
+    except ValueError:
+        told = None
+    match told:
+        case {"worker": int(rank), "workers": int(count), "parts": dict(parts)} if 0 <= rank < count:
+            if all(_is_part(part) for part in parts.values()):
+                return told
+    raise ValueError(
+        f"For '{caller}', the entry '{ENTRY}' must say in JSON which worker's share it is of, but is spoiled."
+    )
+
+
+def _is_part(part: Any) -> bool:
+    """Tell whether this is a range of elements and the shape of the whole."""
+    match part:
+        case [[int(begin), int(end)], [*shape]]:
+            return 0 <= begin < end and all(isinstance(n, int) and n >= 0 for n in shape)
+    return False
 
 
 def refuse_share(optimizer: str, state_dict: dict[str, Tensor], this: str) -> None:
     """Raise the error for a share of states that is not this worker's."""
-    told = _description(state_dict)
+    told = _description(optimizer, state_dict)
     raise ValueError(
         f"For '{optimizer}', 'state_dict' is the share of worker {told['worker']} of {told['workers']}, but this is "
         f"{this}: make one of all {told['workers']} with ms_optim.merge_states, and load that."
@@ -211,8 +230,8 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
     Raises:
         TypeError: If `states` is not a list of dicts.
-        ValueError: If it is empty, or one is not a share, or shares are missing, stand twice, or are of different
-            steps.
+        ValueError: If it is empty, or one is not a share, or shares are missing, stand twice, are of different steps,
+            or do not fit together.
 
     Examples:
         >>> import numpy as np
@@ -226,6 +245,9 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """
     if not isinstance(states, (list, tuple)) or not all(isinstance(state, dict) for state in states):
         raise TypeError(f"For 'merge_states', 'states' must be a list of dicts, but got {type(states).__name__}.")
+    for key, value in (entry for state in states for entry in state.items()):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"For 'merge_states', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
     if not states or not all(ENTRY in state for state in states):
         which = [k for k, state in enumerate(states) if ENTRY not in state]
         what = f"states[{which[0]}] has none" if which else "it is empty"
@@ -233,7 +255,7 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
             f"For 'merge_states', each of 'states' must have the entry '{ENTRY}', which optimizers with "
             f"shard_states=True on several workers write, but {what}."
         )
-    told = [_description(state) for state in states]
+    told = [_description("merge_states", state) for state in states]
     count, found = told[0]["workers"], sorted(one["worker"] for one in told)
     if any(one["workers"] != count for one in told) or found != list(range(count)):
         raise ValueError(
@@ -247,12 +269,25 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     full = {key: Tensor(value.asnumpy(), value.dtype) for key, value in states[0].items() if key not in split}
     parts: dict[str, list] = {}
     for state, one in zip(states, told):
-        for key, ((begin, _), shape) in one["parts"].items():
-            parts.setdefault(key, []).append((begin, shape, state[key]))
+        for key, (ends, shape) in one["parts"].items():
+            if key not in state or state[key].shape != (ends[1] - ends[0],):
+                came = f"has the shape {state[key].shape}" if key in state else "is missing"
+                raise ValueError(
+                    f"For 'merge_states', the entry {key!r} of worker {one['worker']} must have the shape "
+                    f"{(ends[1] - ends[0],)}, but {came}."
+                )
+            parts.setdefault(key, []).append((ends, shape, state[key]))
     for key, found in parts.items():
         found.sort(key=lambda part: part[0])
-        whole = np.concatenate([part.asnumpy() for _, _, part in found])
-        full[key] = Tensor(whole.reshape(found[0][1]), found[0][2].dtype)
+        ranges, shapes, tensors = zip(*found)
+        begins, ends = zip(*ranges)
+        agree = all(shape == shapes[0] for shape in shapes) and len({part.dtype for part in tensors}) == 1
+        if not agree or begins != (0, *ends[:-1]) or ends[-1] != math.prod(shapes[0]):
+            raise ValueError(
+                f"For 'merge_states', the parts of the entry {key!r} must make a whole of shape {tuple(shapes[0])} and "
+                f"of one dtype, but are the elements {list(ranges)}."
+            )
+        full[key] = Tensor(np.concatenate([part.asnumpy() for part in tensors]).reshape(shapes[0]), tensors[0].dtype)
     return full
 
 

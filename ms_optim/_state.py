@@ -12,6 +12,8 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from . import _codes
+from ._arguments import check_amounts, check_type
+from ._kernels import CODE_BLOCK
 from ._memory import CODES
 from ._shares import ENTRY, refuse_share
 
@@ -64,12 +66,14 @@ class StateDict:
         Raises:
             TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
             KeyError: If `strict` and an entry is missing or not known.
-            ValueError: If an entry has another shape; or if it is a share of states that are split over other workers:
-                :func:`ms_optim.merge_states` makes a full state dict of all, of which each worker takes its share.
+            ValueError: If an entry has another shape; if a count, a learning rate or a scale is less than 0 or not
+                finite; or if it is a share of states that are split over other workers: :func:`ms_optim.merge_states`
+                makes a full state dict of all, of which each worker takes its share.
 
         Nothing is changed where an error is raised.
         """
         name = type(self).__name__
+        check_type(name, "strict", strict, bool)
         own = self._own_parameters()
         given = self._checked_entries(name, state_dict)
         if self.shares:
@@ -106,8 +110,17 @@ class StateDict:
         for key, value in state_dict.items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"For '{name}', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
+        for key in self._amounts() & state_dict.keys():
+            check_amounts(name, key, state_dict[key])
         passed_over = {p.name for p in (*self._parameters, self.statistics)}
         return {key: value for key, value in state_dict.items() if key not in passed_over}
+
+    def _amounts(self) -> set[str]:
+        """Return the names of counts, learning rates and scales: no other entries must be 0 or greater."""
+        scales = {f"{prefix}_scale.{p.name}" for prefix in self.rule.states for p in self._parameters}
+        rates = (getattr(rate, "learning_rate", rate) for rate in self._rates)
+        numbers = (self.global_step, self.skipped_steps, *rates)
+        return scales | {p.name for p in numbers if isinstance(p, Parameter)}
 
     def _converted(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the entries with states in the dtypes in which they are held here."""
@@ -116,9 +129,15 @@ class StateDict:
             prefix, _, parameter = state.name.partition(".")
             scale = f"{prefix}_scale.{parameter}"
             value = given.get(state.name)
-            if value is None or value.dtype == state.dtype:
+            if value is None or value.dtype == state.dtype or value.shape != state.shape:
                 continue
             if value.dtype in CODES and scale in given:
+                blocks = (-(-value.size // CODE_BLOCK),)
+                if tuple(given[scale].shape) != blocks:
+                    raise ValueError(
+                        f"For '{self.cls_name}', the entry {scale!r} must have the shape {blocks}, but got "
+                        f"{given[scale].shape}."
+                    )
                 numbers = _codes.decode(value.asnumpy(), given.pop(scale).asnumpy())
             elif value.dtype in FLOATS:
                 numbers = ops.cast(value, mstype.float32).asnumpy()

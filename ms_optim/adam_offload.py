@@ -10,7 +10,7 @@ from mindspore import dtype as mstype
 
 from . import _kernels
 from ._adam import AdamFamily
-from ._arguments import check_choice, check_positive, check_type, fail
+from ._arguments import check_choice, check_type, fail
 from ._base import Rule
 from ._docs import documented
 from ._offload import OffloadedStep, OffloadReport, report
@@ -116,7 +116,6 @@ class AdamOffload(OffloadedStep, AdamFamily):
         check_type(name, "use_locking", use_locking, bool)
         check_type(name, "use_nesterov", use_nesterov, bool)
         check_type(name, "loss_scale", loss_scale, float)
-        check_positive(name, "loss_scale", loss_scale)
         locks = _kernels.LOCKS * use_locking
         rule = Rule("adam_offload", ("moment1", "moment2"), flags=int(use_nesterov), shared_flags=locks)
         betas = {"beta1": beta1, "beta2": beta2}

@@ -22,7 +22,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from . import _kernels
-from ._arguments import check_gradients, fail
+from ._arguments import check_gradients, fail, worker_of
 from ._base import FusedOptimizer, Rule
 from ._composite import norm, write
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
@@ -362,8 +362,7 @@ class CompressedStep(FusedOptimizer):
     def _checked_entries(self, name, state_dict):
         entries = super()._checked_entries(name, state_dict)
         if (whose := entries.get("dgc_worker")) is not None:
-            whose = whose.asnumpy()
-            rank, count = int(whose.argmax()), whose.size
+            rank, count = worker_of(name, whose)
             if (rank, count) != (self.workers.rank, self.workers.count):
                 raise ValueError(
                     f"For '{name}', 'state_dict' must be that of worker {self.workers.rank} of {self.workers.count}, "
@@ -534,7 +533,8 @@ class CompressedStep(FusedOptimizer):
     def _looked_here(self, form, numbers, tensors):
         """Return sums of the gradients, and whether they are not finite, float32 of shape (1,)."""
         sums = self._look[form](self._layouts[0], numbers, self._no_sums, self._no_worker, tensors)
-        return sums, 1.0 - F.cast(ops.isfinite(sums[:, 0].sum()), mstype.float32).reshape((1,))
+        norm = F.cast(ops.sqrt(sums[:, 0].sum()) * self._unscale, mstype.float32)
+        return sums, 1.0 - F.cast(ops.isfinite(norm), mstype.float32).reshape((1,))
 
     # ---- In MindSpore's operators ----
 
@@ -544,7 +544,7 @@ class CompressedStep(FusedOptimizer):
         finite = ()
         for g in gradients:
             finite += (ops.all(ops.isfinite(g)),)
-        applied = ops.logical_or(self._everywhere(ops.all(ops.stack(finite))), self._never_skips)
+        applied = self._applies(self._everywhere(ops.all(ops.stack(finite))))
         weights, weight_norms, values, masks, velocities, residuals = (), (), (), (), (), ()
         for i in range(self.param_length):
             weight = self._weight(i)

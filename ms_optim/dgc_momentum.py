@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import ops
 
-from ._arguments import check_choice, check_count, check_type, fail, is_number
+from ._arguments import check_choice, check_count, check_momentum, check_type, fail, is_number
 from ._base import Rule
 from ._docs import documented
 from .compression import WIRE_DTYPES, CompressedStep, Compression, Workers
@@ -144,10 +144,7 @@ class DGCMomentum(CompressedStep):
         **shared: Unpack[Unclipped],
     ):
         name = type(self).__name__
-        if not is_number(momentum):
-            fail(TypeError, name, "momentum", "a number", momentum)
-        if not 0.0 <= momentum < 1.0:
-            fail(ValueError, name, "momentum", "in the range [0.0, 1.0)", momentum)
+        check_momentum(name, "momentum", momentum)
         check_count(name, "rampup_begin_step", rampup_begin_step)
         check_count(name, "rampup_step", rampup_step, 1)
         check_count(name, "min_compress_numel", min_compress_numel, 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, nn
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from rich import box
 from rich.console import Console
@@ -25,6 +25,7 @@ from ._arguments import (
     check_weight_decay,
     fail,
     is_number,
+    ordered,
 )
 from ._docs import documented
 
@@ -262,11 +263,8 @@ def layerwise_groups(
 
 def _parameters(function: str, network: Any) -> list[Parameter]:
     """Check the network and return its trainable parameters, or the parameters given."""
-    if isinstance(network, nn.Cell):
-        params = list(network.trainable_params())
-    elif isinstance(network, Iterable) and not isinstance(network, (str, bytes, dict, Tensor)):
-        params = list(network)
-    else:
+    params = list(network.trainable_params()) if isinstance(network, nn.Cell) else ordered(network)
+    if params is None:
         fail(TypeError, function, "network", "a Cell or a list of Parameters", network)
     for i, p in enumerate(params):
         if not isinstance(p, Parameter):
@@ -281,7 +279,7 @@ def _decayed(function: str, weight_decay: Any) -> dict[str, Any]:
     """Return the settings of the parameters that are decayed."""
     if weight_decay is None:
         return {}
-    check_weight_decay(function, weight_decay)
+    check_weight_decay(function, "weight_decay", weight_decay)
     return {"weight_decay": weight_decay}
 
 

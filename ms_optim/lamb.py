@@ -104,9 +104,10 @@ class Lamb(AdamFamily):
     ):
         name = type(self).__name__
         check_type(name, "always_adapt", always_adapt, bool)
+        check_type(name, "bias_correction", bias_correction, bool)
         phi = check_bounds(name, "weight_norm_bounds", weight_norm_bounds)
         ratio = check_bounds(name, "trust_ratio_bounds", trust_ratio_bounds)
-        flags = bool(bias_correction) + 2 * always_adapt
+        flags = bias_correction + 2 * always_adapt
         rule = Rule("lamb", ("lamb_m", "lamb_v"), (*phi, *ratio), flags, is_layerwise=True)
         betas = {"beta1": beta1, "beta2": beta2}
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared, bias_correction)

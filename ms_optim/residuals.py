@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from mindspore import Tensor
 
-from ._arguments import check_count, fail
+from ._arguments import check_count, fail, worker_of
 
 NAME = "fold_residuals"
 
@@ -29,8 +29,8 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
 
     Raises:
         TypeError: If `state_dicts` is not a list of dicts of Tensors, or `workers` not an int.
-        ValueError: If `workers` is less than 1, a worker's states are missing or stand twice, or workers differ in what
-            is the same on all.
+        ValueError: If `workers` is less than 1, a worker's states are missing or stand twice, an entry `dgc_worker`
+            names no worker, or workers differ in what is the same on all.
 
     Examples:
         >>> import mindspore as ms
@@ -49,7 +49,14 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
             name = sorted(entries.keys() ^ names)[0]
             raise ValueError(f"For '{NAME}', 'state_dicts' must hold the same names, but not all hold {name!r}.")
         for name in names:
-            if not _is_own(name) and entries[name].asnumpy().tobytes() != old[0][name].asnumpy().tobytes():
+            first, other = old[0][name], entries[name]
+            if (other.dtype, other.shape) != (first.dtype, first.shape):
+                raise ValueError(
+                    f"For '{NAME}', the entry {name!r} must be of one dtype and shape on all workers, but is "
+                    f"{first.dtype} of shape {first.shape} on worker 0, and {other.dtype} of shape {other.shape} on "
+                    f"worker {rank}."
+                )
+            if not _is_own(name) and other.asnumpy().tobytes() != first.asnumpy().tobytes():
                 raise ValueError(
                     f"For '{NAME}', 'state_dicts' must be of workers of one step, but {name!r} is not the same on "
                     f"workers 0 and {rank}."
@@ -86,11 +93,11 @@ def _in_order(state_dicts: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor
     for entries in state_dicts:
         if not all(isinstance(value, Tensor) for value in entries.values()):
             fail(TypeError, NAME, "state_dicts", "a list of dicts of Tensors", entries)
-        whose = entries["dgc_worker"].asnumpy() if "dgc_worker" in entries else np.zeros(0)
-        if whose.size != len(state_dicts):
-            what = f"of all workers, but one of the {len(state_dicts)} is of {whose.size} workers"
+        rank, count = worker_of(NAME, entries["dgc_worker"]) if "dgc_worker" in entries else (0, 0)
+        if count != len(state_dicts):
+            what = f"of all workers, but one of the {len(state_dicts)} is of {count} workers"
             raise ValueError(f"For '{NAME}', 'state_dicts' must be {what}.")
-        ranks[int(whose.argmax())] = entries
+        ranks[rank] = entries
     if len(ranks) != len(state_dicts) or not ranks:
         raise ValueError(f"For '{NAME}', 'state_dicts' must hold each worker once, but holds workers {sorted(ranks)}.")
     return [ranks[rank] for rank in sorted(ranks)]

@@ -108,6 +108,7 @@ class SimulatedWorkers:
         name, count = type(self).__name__, len(self.optimizers)
         if not isinstance(gradients, (list, tuple)) or len(gradients) != count:
             fail(ValueError, name, "gradients", f"a list of the gradients of each of {count} workers", gradients)
+        self.optimizers[0]._check_count()
         kept = [check_gradients(name, o._names, o._shapes, g) for o, g in zip(self.optimizers, gradients)]
         # The tables are addresses: what they name is kept until the end of the step.
         tables = [o._addresses.fill(g) for o, g in zip(self.optimizers, kept)]

@@ -61,7 +61,10 @@ def test_learning_rate(case, error, match, value):
 )
 def test_weight_decay(case, error, match, value):
     refused(error, match, lambda: case.optimizer(params(), 0.1, weight_decay=value))
-    refused(error, match, lambda: case.optimizer([{"params": params(), "weight_decay": value}], 0.1))
+    group = [{"params": params(), "weight_decay": value}]
+    refused(
+        error, match.replace("'weight_decay'", r"'params\[0\]\['weight_decay'\]'"), lambda: case.optimizer(group, 0.1)
+    )
 
 
 HAS_BETAS = [case for case in CASES if case.name != "DGCMomentum"]

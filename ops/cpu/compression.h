@@ -79,7 +79,7 @@ class CompressedEngine : StepEngine {
     if (Has(kGradientStage) && (!moments || (step_.flags & kSkipNonfinite) != 0)) {
       SumGradients(0, step_.count);
       if (!moments) return Commit(true);
-      if (!IsFinite(TotalGradientSum())) return Skip();
+      if (!AreFinite(step_, TotalGradientSum())) return Skip();
     }
     const int64_t words = LayWire(step_, wire_.get());
     if (moments != apply && step_.wire_words != words) return kWrongSize;

@@ -558,6 +558,8 @@ class StepEngine {
   int64_t LayoutOf(int i, Layout column) const { return ms_optim::LayoutOf(step_, i, column); }
 
   Status Begin(bool reads_sums) {
+    // A device cannot return what it finds in its memory: there, such a step is skipped.
+    if (*step_.global_step < 0) return kNegativeStep;
     if (const Status status = CheckPlaces(reads_sums); status != kOk) return status;
     if (!CutChunks()) return kNoMemory;
     if (Has(kMomentsStage) && *step_.global_step == 0) PopulateStates();
@@ -746,7 +748,7 @@ class Engine : StepEngine {
     if (step_.stages == kGradientStage) return kOk;
     const double total = gradients && !global ? 0.0 : TotalGradientSum();
     // Whoever knows of more gradients than these may pass a scale that is not a number.
-    if ((step_.flags & kSkipNonfinite) != 0 && !IsFinite(total * step_.constants[kUnscale])) return Skip();
+    if ((step_.flags & kSkipNonfinite) != 0 && !AreFinite(step_, total)) return Skip();
     clip_ = ClipFactor(step_, total);
 
     for (int first = 0, last = 0; first < step_.count; first = last) {

@@ -17,7 +17,7 @@ __device__ inline float *R(const Tensor &t) { return static_cast<float *>(t.stat
 __global__ void __launch_bounds__(kThreads) LookCompressed(const Step step, const Workspace work, bool global) {
   const double total = global ? TotalGradientSum(step) : 0.0;
   if (threadIdx.x != 0) return;
-  work.survey->applied = IsFinite(total) && step.skipping[0] == 0.0f;
+  work.survey->applied = AreFinite(step, total) && step.skipping[0] == 0.0f && *step.global_step >= 0;
   new (work.survey->rule) DgcMomentum(step.constants + kRuleConstants, step.rule_flags);
   LayWire(step, work.wire);
   if ((step.stages & kMomentsStage) != 0 || !work.survey->applied) return;

@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(kThreads) Look(const Step step, const Workspac
   const double total = global ? TotalGradientSum(step) : 0.0;
   if (threadIdx.x != 0) return;
   // Whoever knows of more gradients than these may pass a scale that is not a number.
-  const bool finite = IsFinite(total * step.constants[kUnscale]);
-  work.survey->applied = (step.flags & kSkipNonfinite) == 0 || finite;
+  const bool finite = (step.flags & kSkipNonfinite) == 0 || AreFinite(step, total);
+  work.survey->applied = finite && *step.global_step >= 0;
   work.survey->clip = ClipFactor(step, total);
   new (work.survey->rule) Rule(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags);
 }

@@ -2,6 +2,9 @@
 // reported of it. Once for all devices, in float64.
 #pragma once
 
+#include <cfloat>
+#include <cstdint>
+
 #include "step.h"
 
 namespace ms_optim {
@@ -17,7 +20,9 @@ MS_OPTIM_FN int64_t LayoutOf(const Step &step, int i, Layout column) {
   return step.layout[int64_t{i} * step.layout_columns + column];
 }
 
-MS_OPTIM_FN bool IsFinite(double x) { return x - x == 0.0; }
+// Whether gradients are finite once they are unscaled, from their sum of squares: their norm is one in float32. A NaN is
+// not less than anything.
+MS_OPTIM_FN bool AreFinite(const Step &step, double sum) { return step.constants[kUnscale] * sqrt(sum) <= FLT_MAX; }
 
 // From all gradients' sum of squares to what scales them down to the bound on their norm.
 MS_OPTIM_FN double ClipFactor(const Step &step, double total) {
@@ -62,12 +67,13 @@ MS_OPTIM_FN void Report(const Step &step, int i, const Decision &decision, const
   statistics[kWeightNorm] = static_cast<float>(sqrt(sums[kWeightSum]));
   statistics[kUpdateNorm] = applied ? static_cast<float>(sqrt(Max(0.0, update))) : 0.0f;
   statistics[kTrustRatio] = applied ? static_cast<float>(decision.trust_ratio) : 0.0f;
-  statistics[kFinite] = IsFinite(sums[kGradientSum]) ? 1.0f : 0.0f;
+  statistics[kFinite] = AreFinite(step, sums[kGradientSum]) ? 1.0f : 0.0f;
 }
 
-// Counts the step, or counts it as skipped.
+// Counts the step, or counts it as skipped. A count stays at the largest number that it can hold.
 MS_OPTIM_FN void Commit(const Step &step, bool applied) {
-  ++*(applied ? step.global_step : step.skipped_steps);
+  int32_t *count = applied ? step.global_step : step.skipped_steps;
+  if (*count < INT32_MAX) ++*count;
   for (int k = 0; k < 2; ++k) {
     float *power = step.beta_power[k];
     if (power != nullptr) *power = static_cast<float>(pow(step.constants[kRuleConstants + k], *step.global_step));

@@ -107,6 +107,7 @@ enum Status {
   kNoMemory = 5,
   kNoLaunch = 6,   // the device took a kernel not
   kOutOfStep = 7,  // another worker sent what belongs to another step
+  kNegativeStep = 8,
 };
 
 struct Tensor {

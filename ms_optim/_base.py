@@ -28,6 +28,7 @@ from ._arguments import (
     check_learning_rate,
     check_params,
     check_shapes,
+    check_type,
     check_weight_decay,
     fail,
 )
@@ -202,6 +203,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
             )
         learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
         check_weight_decay(name, "weight_decay", weight_decay)
+        check_type(name, "rule", rule, Rule)
         # The kernels unscale gradients themselves: told of the loss scale, the base class would scale the decay by it.
         super().__init__(learning_rate, params, weight_decay)
         self.loss_scale = float(options.loss_scale)

@@ -1,5 +1,8 @@
 """Wrong input is refused in words: which argument, what was expected, what came."""
 
+import contextlib
+import inspect
+import math
 import re
 
 import mindspore as ms
@@ -9,7 +12,8 @@ from cases import CASES
 from harness import Step, tensor
 from mindspore import Parameter, nn
 
-from ms_optim import LANS, AdamOffload, AdamW, DGCMomentum, Lamb
+import ms_optim
+from ms_optim import LANS, AdamOffload, AdamW, DGCMomentum, Lamb, merge_states
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -259,23 +263,89 @@ def test_gradients(case, backend, mode):
         np.testing.assert_array_equal(p.asnumpy(), b)
 
 
-def test_the_base_accepts_what_it_should():
+def rates_taken(optimizer, steps):
+    """Return the learning rates of the first steps, as the optimizer tells them and as its weight moves by them."""
+    told, moved = [], []
+    for _ in range(steps):
+        told.append(optimizer.current_step_lr())
+        before = optimizer.parameters[0].asnumpy().copy()
+        optimizer((ms.Tensor(np.ones((2, 3), np.float32)),))
+        moved.append(np.max(before - optimizer.parameters[0].asnumpy()))
+    return told, moved
+
+
+@pytest.mark.parametrize(
+    "rate, expected",
+    [
+        (0, [0.0, 0.0]),
+        (0.0, [0.0, 0.0]),
+        (1, [1.0, 1.0]),
+        (np.float32(0.1), [0.1, 0.1]),
+        (np.float16(0.5), [0.5, 0.5]),
+        (ms.Tensor(0.1), [0.1, 0.1]),
+        (ms.Tensor(1), [1.0, 1.0]),
+        (ms.Tensor(0.5, ms.bfloat16), [0.5, 0.5]),
+        (ms.Tensor([0.1, 0.2]), [0.1, 0.2]),
+        (ms.Tensor([1, 2]), [1.0, 2.0]),
+        ([0.1, 1], [0.1, 1.0]),
+        ((x for x in (1, 2)), [1.0, 2.0]),
+        (np.array([0.1, 0.2]), [0.1, 0.2]),
+        ({1: 0.1, 2: 0.2}.values(), [0.1, 0.2]),
+        (nn.ExponentialDecayLR(0.1, 0.5, 1), [0.1, 0.05]),
+    ],
+    ids=str,
+)
+def test_learning_rates_of_every_kind(rate, expected):
+    # With betas this small, AdamW moves a weight by its learning rate.
+    told, moved = rates_taken(AdamW(params(1), rate, betas=(1e-9, 1e-9)), 2)
+    np.testing.assert_allclose(told, expected, rtol=1e-6)
+    np.testing.assert_allclose(moved, expected, rtol=1e-5)
+
+
+def test_parameters_of_every_kind_of_list():
     p, q = params()
-    schedule = nn.ExponentialDecayLR(0.1, 0.9, 10)
-    for rate in (
-        0,
-        0.0,
-        1,
-        np.float32(0.1),
-        ms.Tensor(0.1),
-        ms.Tensor([0.1, 0.2]),
-        [0.1, 0.2],
-        (x for x in (1, 2)),
-        schedule,
-    ):
-        Lamb([p, q], rate)
-    AdamW(iter([p, q]))
-    AdamW([{"params": iter([p, q])}, {"params": []}, {"order_params": iter([q, p])}])
+    assert [x.name for x in AdamW(iter([p, q])).parameters] == ["w0", "w1"]
+    groups = [{"params": iter([p, q])}, {"params": []}, {"order_params": iter([q, p])}]
+    assert [x.name for x in AdamW(groups).parameters] == ["w1", "w0"]
+
+
+@every_case
+@pytest.mark.parametrize(
+    "error, match, value",
+    [
+        (ValueError, r"'learning_rate\[1\]' must be equal to or greater than 0, but got -1", [0.1, -1]),
+        (ValueError, r"'learning_rate\[1\]'.*nan", (0.1, math.nan)),
+        (ValueError, r"'learning_rate\[0\]' must be finite in float32.*1e\+39", [1e39, 0.1]),
+        (ValueError, r"'learning_rate\[1\]'.*inf", np.array([0.1, np.inf])),
+        (ValueError, r"'learning_rate\[2\]'.*-1", ms.Tensor([0.1, 0.2, -1.0])),
+        (ValueError, r"'learning_rate' .*nan", ms.Tensor(math.nan)),
+        (ValueError, r"'learning_rate' must be finite in float32.*inf", ms.Tensor(1e39, ms.float64)),
+        (ValueError, r"'learning_rate' must be finite in float32", 10**400),
+        (ValueError, r"'learning_rate' must be a Tensor of 1 or more numbers", ms.Tensor(np.zeros(0, np.float32))),
+        (TypeError, r"'learning_rate' must be a Tensor of numbers", ms.Tensor(True)),
+        (TypeError, r"'learning_rate'.*set", {0.1, 0.2}),
+        (TypeError, r"'learning_rate'.*in order", np.ones((2, 2))),
+        (TypeError, r"'learning_rate'.*bytes", b"0.1"),
+    ],
+)
+def test_learning_rates_that_no_step_can_use(case, error, match, value):
+    refused(error, match, lambda: case.optimizer(params(), value))
+
+
+@every_case
+def test_a_step_past_the_last_learning_rate(case, backend):
+    """Nothing has changed where it is refused."""
+    p, q = params()
+    optimizer = case.optimizer([{"params": [p], "lr": [0.1, 0.2]}, {"params": [q]}], (0.3, 0.4), backend=backend)
+    gradients = (tensor(np.ones((2, 3)), "float32"),) * 2
+    for _ in range(2):
+        optimizer(gradients)
+    before = {name: value.asnumpy() for name, value in optimizer.state_dict().items()}
+    weights = [w.asnumpy().copy() for w in (p, q)]
+    refused(RuntimeError, "'learning_rate' must .* but has 2, and this is step 2", lambda: optimizer(gradients))
+    for name, value in optimizer.state_dict().items():
+        np.testing.assert_array_equal(value.asnumpy(), before[name])
+    np.testing.assert_array_equal([w.asnumpy() for w in (p, q)], weights)
 
 
 @pytest.mark.parametrize(
@@ -328,3 +398,278 @@ def test_a_tensor_too_large_for_places_of_four_bytes_is_refused():
     with nn.utils.no_init_parameters():
         dense = nn.Dense(2**16, 2**15 + 1, has_bias=False)
     refused(ValueError, "must have at most 2147483648 elements", lambda: DGCMomentum([dense.weight], 0.1, 0.9, 0))
+
+
+# ---- The count of steps, and gradients that unscaling makes infinite ------------------------------------------------
+
+LAST = 2**31 - 1
+
+
+def at_step(case, step, backend, **shared):
+    """Return an optimizer at a step that it was put at, as MindSpore's own loading puts it."""
+    optimizer = case.optimizer(params(1), 0.01, backend=backend, **shared)
+    optimizer.global_step.set_data(ms.Tensor([step], ms.int32))
+    return optimizer
+
+
+def held(optimizer):
+    return [p.asnumpy().copy() for p in (*optimizer.parameters, *optimizer.states)]
+
+
+@every_case
+def test_no_step_from_a_count_below_0(case, backend):
+    optimizer = at_step(case, -2, backend)
+    before, gradient = held(optimizer), tensor(np.ones((2, 3)), "float32")
+    refused(
+        RuntimeError,
+        f"For '{case.name}', 'global_step' must be 0 or greater, but is -2",
+        lambda: optimizer((gradient,)),
+    )
+    assert int(optimizer.global_step.asnumpy()[0]) == -2
+    for was, now in zip(before, held(optimizer)):
+        np.testing.assert_array_equal(was, now)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[-1]], ids=lambda case: case.name)
+def test_no_step_from_a_count_below_0_in_a_graph(case, backend):
+    """The kernel refuses it, by a number; MindSpore's operators skip it."""
+    optimizer = at_step(case, -2, backend)
+    before = held(optimizer)
+    with contextlib.nullcontext() if backend == "composite" else pytest.raises(RuntimeError):
+        run_in_graph(optimizer)
+    assert int(optimizer.global_step.asnumpy()[0]) == -2
+    assert int(optimizer.skipped_steps.asnumpy()[0]) == (backend == "composite")
+    for was, now in zip(before, held(optimizer)):
+        np.testing.assert_array_equal(was, now)
+
+
+def run_in_graph(optimizer):
+    ms.jit(Step(optimizer))(tensor(np.ones((2, 3)), "float32"))
+    optimizer.statistics.asnumpy()
+
+
+@every_case
+def test_the_count_stays_at_the_largest_number(case, backend):
+    optimizer = at_step(case, LAST - 1, backend, skip_nonfinite=True)
+    optimizer.skipped_steps.set_data(ms.Tensor([LAST], ms.int32))
+    gradient = tensor(np.ones((2, 3)), "float32")
+    for _ in range(3):
+        before = optimizer.parameters[0].asnumpy().copy()
+        optimizer((gradient,))
+        moved = before - optimizer.parameters[0].asnumpy()
+        assert int(optimizer.global_step.asnumpy()[0]) == LAST
+        assert np.isfinite(moved).all()
+        assert (moved > 0).all()
+    optimizer((gradient * math.inf,))
+    assert (int(optimizer.global_step.asnumpy()[0]), int(optimizer.skipped_steps.asnumpy()[0])) == (LAST, LAST)
+
+
+@every_case
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_gradient_that_unscaling_makes_infinite_is_skipped(case, backend, clip):
+    """3e38 is finite, and 3e38 / 0.5 is not in float32; 1e38 / 0.5 is."""
+    shared = {"loss_scale": 0.5, "skip_nonfinite": True, "grad_clip_norm": clip}
+    optimizer = case.optimizer(params(1), 0.01, backend=backend, **shared)
+    before = held(optimizer)
+    for largest, skipped in ((3e38, 1), (1e38, 0)):
+        gradient = np.zeros((2, 3), np.float32)
+        gradient[1, 1] = largest
+        optimizer((tensor(gradient, "float32"),))
+        assert int(optimizer.skipped_steps.asnumpy()[0]) == 1
+        assert optimizer.statistics.asnumpy()[0, 4] == 1 - skipped
+        if skipped:
+            for was, now in zip(before, held(optimizer)):
+                np.testing.assert_array_equal(was, now)
+    assert int(optimizer.global_step.asnumpy()[0]) == 1
+
+
+@pytest.mark.parametrize("rescale, scale", [(1e30, 1e-20), (1e-30, 1e20)])
+def test_what_gradients_are_multiplied_by_is_a_number_in_float32(rescale, scale):
+    refused(
+        ValueError,
+        "'loss_scale' must be such that the factor of the gradients",
+        lambda: LANS(params(), rescale_grad=rescale, loss_scale=scale),
+    )
+    refused(ValueError, "'loss_scale' must be such", lambda: AdamW(params(), loss_scale=2.0**127))
+    AdamW(params(), loss_scale=2.0**126)
+
+
+# ---- Each argument of the package, with what is no number or none in float32 ---------------------------------------
+
+VALUES = {
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "-1": -1,
+    "0": 0,
+    "1e39": 1e39,
+    "1e-46": 1e-46,
+    "True": True,
+    "'0.1'": "0.1",
+    "None": None,
+    "array": np.array(0.5),
+    "float32": np.float32(0.1),
+    "Tensor": ms.Tensor(0.1),
+}
+# For each kind of argument the values that it takes.
+RATE = {"0", "1e-46", "float32", "Tensor"}
+DECAY = {"0", "1e-46", "float32"}
+POSITIVE = {"float32"}
+LOW, HIGH = {"0", "float32", "None"}, {"0", "inf", "float32", "None"}
+FLAG, TEXT, COUNT, NOTHING, NONE = {"True"}, {"'0.1'"}, {"0"}, set(), {"None"}
+SHARED = {
+    "params": NOTHING,
+    "learning_rate": RATE,
+    "weight_decay": DECAY,
+    "grad_clip_norm": POSITIVE | NONE,
+    "state_dtype": NOTHING,
+    "master_weights": FLAG,
+    "skip_nonfinite": FLAG,
+    "backend": NOTHING,
+}
+MOMENTS = {"shard_states": FLAG, "eps": NOTHING}
+BETAS = {"beta1": {"1e-46"}, "beta2": {"1e-46"}}
+
+
+def network():
+    return nn.SequentialCell(nn.Dense(3, 2), nn.Dense(2, 2))
+
+
+def in_group(params, lr, weight_decay, grad_centralization):
+    group = {"params": params, "lr": lr, "weight_decay": weight_decay, "grad_centralization": grad_centralization}
+    return AdamW([group])
+
+
+def with_betas(first, second):
+    return AdamW(params(), betas=(first, second))
+
+
+def with_bounds(low, high, least, most):
+    return Lamb(params(), 0.1, weight_norm_bounds=(low, high), trust_ratio_bounds=(least, most))
+
+
+def piecewise(milestone, weight_decay):
+    return ms_optim.PiecewiseConstantWeightDecay([milestone], [weight_decay])
+
+
+def with_sparsity(sparsity):
+    return DGCMomentum(params(), 0.1, 0.9, 0, sparsity=[sparsity])
+
+
+def pattern_group(lr, weight_decay):
+    return ms_optim.pattern_groups(network(), {"0.*": {"lr": lr, "weight_decay": weight_decay}})
+
+
+def rule(rule):
+    return ms_optim.FusedOptimizer(params(), 0.1, 0.0, rule)
+
+
+# What is called with what, and for each argument the values that it takes.
+LAYERWISE = {"learning_rate": DECAY, "decay": POSITIVE, "layers": NONE, "weight_decay": DECAY | NONE}
+TABLE = [
+    (AdamW, {"params": params}, {**SHARED, **MOMENTS, "betas": NOTHING, "loss_scale": POSITIVE}),
+    (AdamW, {"params": params}, dict.fromkeys(("amsgrad", "maximize", "use_fused", "bias_correction"), FLAG)),
+    (AdamW, {"params": params, "master_weights": False}, {"stochastic_rounding": FLAG}),
+    (with_betas, {"first": 0.9, "second": 0.9}, {"first": {"1e-46"}, "second": {"1e-46"}}),
+    (in_group, {"params": params, "lr": 0.1, "weight_decay": 0.0, "grad_centralization": False},
+     {"params": NOTHING, "lr": RATE, "weight_decay": DECAY, "grad_centralization": FLAG}),
+    (Lamb, {"params": params, "learning_rate": 0.1}, {**SHARED, **MOMENTS, **BETAS, "loss_scale": POSITIVE}),
+    (Lamb, {"params": params, "learning_rate": 0.1},
+     {"bias_correction": FLAG, "always_adapt": FLAG, "weight_norm_bounds": NONE, "trust_ratio_bounds": NONE}),
+    (with_bounds, {"low": 0.0, "high": None, "least": 0.0, "most": None},
+     {"low": LOW, "high": HIGH, "least": LOW, "most": HIGH}),
+    (LANS, {"params": params}, {**SHARED, **MOMENTS, **BETAS, "loss_scale": POSITIVE}),
+    (LANS, {"params": params},
+     {"lower_bound": LOW, "upper_bound": HIGH, "aggregate_num": COUNT | NONE, "use_fused_step": FLAG,
+      "clip_gradient": POSITIVE | NONE, "rescale_grad": POSITIVE}),
+    (AdamOffload, {"params": params},
+     {**SHARED, **MOMENTS, **BETAS, "use_locking": FLAG, "use_nesterov": FLAG, "loss_scale": NOTHING}),
+    (DGCMomentum, {"params": params, "learning_rate": 0.1, "momentum": 0.9, "rampup_begin_step": 0},
+     {**SHARED, "loss_scale": POSITIVE, "momentum": DECAY, "rampup_begin_step": COUNT, "rampup_step": NOTHING,
+      "sparsity": NOTHING, "use_nesterov": FLAG, "num_trainers": NONE, "decay_type": NOTHING,
+      "min_compress_numel": NOTHING, "group": NONE, "local_group": NONE, "wire_dtype": NOTHING}),
+    (with_sparsity, {"sparsity": 0.9}, {"sparsity": DECAY}),
+    (rule, {"rule": ms_optim.Rule("mine", ("m",))}, {"rule": NOTHING}),
+    (ms_optim.ConstantWeightDecay, {}, {"weight_decay": DECAY}),
+    (ms_optim.LinearWeightDecay, {"weight_decay": 0.1, "end_weight_decay": 0.0, "decay_steps": 9},
+     {"weight_decay": DECAY, "end_weight_decay": DECAY, "decay_steps": NOTHING}),
+    (ms_optim.PolynomialWeightDecay, {"weight_decay": 0.1, "end_weight_decay": 0.0, "decay_steps": 9, "power": 1.0},
+     {"weight_decay": DECAY, "end_weight_decay": DECAY, "decay_steps": NOTHING, "power": POSITIVE,
+      "update_decay_steps": FLAG}),
+    (ms_optim.CosineWeightDecay, {"min_weight_decay": 0.0, "max_weight_decay": 0.5, "decay_steps": 9},
+     {"min_weight_decay": DECAY, "max_weight_decay": {"1e-46", "float32"}, "decay_steps": NOTHING}),
+    (ms_optim.ExponentialWeightDecay, {"weight_decay": 0.1, "decay_rate": 0.9, "decay_steps": 9},
+     {"weight_decay": DECAY, "decay_rate": POSITIVE, "decay_steps": NOTHING, "is_stair": FLAG}),
+    (ms_optim.PiecewiseConstantWeightDecay, {"milestone": [1], "weight_decays": [0.1]},
+     {"milestone": NOTHING, "weight_decays": NOTHING}),
+    (piecewise, {"milestone": 1, "weight_decay": 0.1}, {"milestone": NOTHING, "weight_decay": DECAY}),
+    (ms_optim.WarmUpWeightDecay, {"weight_decay": 0.1, "warmup_steps": 9},
+     {"weight_decay": DECAY, "warmup_steps": NOTHING}),
+    (ms_optim.WarmUpHoldDecayLR, {"learning_rate": 0.1, "warmup_steps": 1, "hold_steps": 1, "total_steps": 9},
+     {"learning_rate": POSITIVE, "warmup_steps": COUNT, "hold_steps": COUNT, "total_steps": NOTHING,
+      "end_learning_rate": DECAY, "power": POSITIVE}),
+    (ms_optim.no_decay_groups, {"network": network},
+     {"network": NOTHING, "weight_decay": DECAY | NONE, "no_decay": NOTHING}),
+    (ms_optim.pattern_groups, {"network": network, "patterns": dict},
+     {"network": NOTHING, "patterns": NOTHING, "filter_bias_and_norm": FLAG}),
+    (pattern_group, {"lr": 0.1, "weight_decay": 0.1}, {"lr": RATE, "weight_decay": DECAY}),
+    (ms_optim.layerwise_groups, {"network": network, "learning_rate": 0.1, "decay": 0.5},
+     {"network": NOTHING, **LAYERWISE, "no_decay": NOTHING}),
+    (ms_optim.OptimizerMonitor, {},
+     {"every": NOTHING, "csv": TEXT | NONE, "tensorboard": TEXT | NONE, "verbose": FLAG}),
+    (ms_optim.plot, {"csv": "none.csv"}, {"csv": TEXT, "output": TEXT | NONE}),
+    (ms_optim.SimulatedWorkers, {"count": 1, "params": params, "make": None},
+     {"count": NOTHING, "params": NOTHING, "make": NOTHING}),
+    (ms_optim.fold_residuals, {"state_dicts": list, "workers": 1}, {"state_dicts": NOTHING, "workers": NOTHING}),
+    (merge_states, {}, {"states": NOTHING}),
+]  # fmt: skip
+# Arguments that have another name in errors.
+IN_ERRORS = {
+    ("with_betas", "first"): "betas[0]",
+    ("with_betas", "second"): "betas[1]",
+    ("in_group", "params"): "params[0]['params']",
+    ("in_group", "lr"): "params[0]['lr']",
+    ("in_group", "weight_decay"): "params[0]['weight_decay']",
+    ("in_group", "grad_centralization"): "params[0]['grad_centralization']",
+    ("with_bounds", "low"): "weight_norm_bounds[0]",
+    ("with_bounds", "high"): "weight_norm_bounds[1]",
+    ("with_bounds", "least"): "trust_ratio_bounds[0]",
+    ("with_bounds", "most"): "trust_ratio_bounds[1]",
+    ("piecewise", "milestone"): "milestone[0]",
+    ("piecewise", "weight_decay"): "weight_decays[0]",
+    ("pattern_group", "lr"): "patterns['0.*']['lr']",
+    ("pattern_group", "weight_decay"): "patterns['0.*']['weight_decay']",
+}
+EVERY_ARGUMENT = [(call, given, name, taken) for call, given, arguments in TABLE for name, taken in arguments.items()]
+
+
+@pytest.mark.parametrize(
+    "call, given, name, taken", EVERY_ARGUMENT, ids=[f"{row[0].__name__}-{row[2]}" for row in EVERY_ARGUMENT]
+)
+def test_every_argument(call, given, name, taken):
+    """What an argument does not take is refused by the argument's name."""
+    shown = f"'{IN_ERRORS.get((call.__name__, name), name)}'"
+    for key, value in VALUES.items():
+        arguments = {k: v() if callable(v) else v for k, v in given.items()} | {name: value}
+        if key in taken:
+            with contextlib.suppress(FileNotFoundError):  # "0.1" is a path
+                call(**arguments)
+            continue
+        with pytest.raises((TypeError, ValueError)) as caught:
+            call(**arguments)
+        text = str(caught.value)
+        assert re.match(rf"For '.*{re.escape(shown)}", text), f"{key}: {text}"
+
+
+def test_the_table_has_every_argument():
+    """An argument that is added to the package is to be added to the table."""
+    listed = {}
+    for call, _, arguments in TABLE:
+        listed.setdefault(call, set()).update(arguments)
+    for name in ms_optim.__all__:
+        public = getattr(ms_optim, name)
+        if name in ("Rule", "ParamGroups", "WeightDecaySchedule", "FusedOptimizer"):
+            continue
+        own = [k for k, p in inspect.signature(public).parameters.items() if p.kind is not p.VAR_KEYWORD]
+        own += public.keywords() if hasattr(public, "keywords") else []
+        assert listed[public] >= set(own) - {"stochastic_rounding"}, name

@@ -126,7 +126,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         states: Parameters: all parameters' first states, then all second ones, and so on.
         scales: Parameters, float32: the scales of states in codes of 8 bits.
         masters: Parameters, float32: the masters of float16 and bfloat16 parameters.
-        global_step: Parameter, int32 of shape (1,): steps so far, but for those that were skipped.
+        global_step: Parameter, int32 of shape (1,): steps so far, but for those that were skipped. It stays at
+            2**31 - 1: later steps are taken as if each were the last that can be counted.
         statistics: Parameter, float32 of shape (parameters, 5): gradient norm, weight norm, update norm, trust ratio
             and whether the gradient was finite, of the last step.
         skipped_steps: Parameter, int32 of shape (1,): steps skipped for a gradient that was not finite.

@@ -28,7 +28,8 @@ params (Union[list[Parameter], list[dict]]): The parameters to update, of dtype 
     "learning_rate": """\
 learning_rate (Union[float, int, Tensor, Iterable, LearningRateSchedule]): The learning rate, 0 or greater. A
     number or a Tensor of 0 dimensions is fixed; of an Iterable or a Tensor of 1 dimension, step i takes element i;
-    a LearningRateSchedule is called with the step, counted from 0.{learning_rate_default}
+    a LearningRateSchedule is called with the step, counted from 0. A step after the last element is an
+    error.{learning_rate_default}
 """,
     "weight_decay": """\
 weight_decay (Union[float, int, Cell]): The weight decay, 0 or greater; a Cell is called with the step, counted
@@ -36,7 +37,8 @@ weight_decay (Union[float, int, Cell]): The weight decay, 0 or greater; a Cell i
 """,
     "loss_scale": """\
 loss_scale (float): What the loss was multiplied by: gradients are divided by it first. Set it to the scale of a
-    FixedLossScaleManager with drop_overflow_update=False. Default: ``1.0`` .
+    FixedLossScaleManager with drop_overflow_update=False. It and its inverse are normal numbers in float32: from
+    2**-126 to 2**126. Default: ``1.0`` .
 """,
     "grad_clip_norm": """\
 grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients, over all groups, after unscaling and
@@ -50,8 +52,8 @@ master_weights (bool): Whether float16 and bfloat16 parameters keep float32 mast
 stochastic_rounding (bool): Whether float16 and bfloat16 parameters without masters are rounded up or down at
     random, so that on average nothing is lost; the random numbers follow from MindSpore's seed, the step and the
     element. Default: ``False`` .
-skip_nonfinite (bool): Whether a step with an infinity or NaN anywhere in its gradients changes nothing, not even
-    the step count, and is counted in `skipped_steps`. Default: ``False`` .
+skip_nonfinite (bool): Whether a step with an infinity or NaN anywhere in its gradients, once they are unscaled,
+    changes nothing, not even the step count, and is counted in `skipped_steps`. Default: ``False`` .
 backend (str): "auto" runs the fused kernel where there is one, else kernels that AKG compiles where they are right,
     else MindSpore's own operators; "aot" insists on the fused kernel, "akg" on AKG's, "composite" on MindSpore's
     operators, "native" on the platform's own fused operator, which there is for AdamW on Ascend, see docs/ascend.md.
@@ -74,10 +76,12 @@ TypeError: If an element of `params` is neither a Parameter nor a dict.
 TypeError: If `weight_decay` is not a float, an int or a Cell.
 TypeError: If a keyword argument is unknown, or has the wrong type.
 KeyError: If a group has an unknown key.
-ValueError: If `learning_rate` or `weight_decay` is less than 0.
+ValueError: If `learning_rate` or `weight_decay` is less than 0, or not finite in float32.
 ValueError: If a parameter stands twice, or `order_params` does not hold exactly the parameters of the groups.
 ValueError: If a keyword argument is out of its range or not one of its choices, or two of them exclude each other.
 ValueError: If `gradients` does not match the parameters in number and shape.
+RuntimeError: If `global_step` is less than 0, or an Iterable has no learning rate for the step. In a graph,
+    MindSpore's own error comes instead, or the step changes nothing and counts in `skipped_steps`.
 RuntimeError: If `backend` is "aot", "native" or "akg" and there is no such kernel, or it is wrong, or if a keyword
     argument asks for what only a kernel does, and there is none; the message says why.
 """,

@@ -53,7 +53,7 @@ class AdamOffload(OffloadedStep, AdamFamily):
         {learning_rate|1e-3}
         beta1 (float): Decay rate of the first moment, in the range (0.0, 1.0). Default: ``0.9`` .
         beta2 (float): Decay rate of the second moment, in the range (0.0, 1.0). Default: ``0.999`` .
-        eps (float): Added to the denominator, greater than 0. Default: ``1e-8`` .
+        eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-8`` .
         use_locking (bool): Whether to keep every other AdamOffload with this argument from updating the same weights
             at the same time, from another thread. Default: ``False`` .
         use_nesterov (bool): Whether to use Nesterov's momentum. Default: ``False`` .

@@ -42,7 +42,7 @@ class AdamW(AdamFamily):
         {learning_rate|1e-3}
         betas (Union[list[float], tuple[float]]): Decay rates of the first and the second moment, each in the range
             (0.0, 1.0). Default: ``(0.9, 0.999)`` .
-        eps (float): Added to the denominator, greater than 0. Default: ``1e-8`` .
+        eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-8`` .
         {weight_decay}
         amsgrad (bool): Whether the denominator uses the largest second moment so far, kept in a third state.
             Default: ``False`` .

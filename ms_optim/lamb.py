@@ -46,16 +46,16 @@ class Lamb(AdamFamily):
         {learning_rate}
         beta1 (float): Decay rate of the first moment, in the range (0.0, 1.0). Default: ``0.9`` .
         beta2 (float): Decay rate of the second moment, in the range (0.0, 1.0). Default: ``0.999`` .
-        eps (float): Added to the denominator, greater than 0. Default: ``1e-6`` .
+        eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-6`` .
         {weight_decay}
         bias_correction (bool): Whether to divide the moments by :math:`1 - \beta^t`; ``False`` is the form of the
             paper's third version. Default: ``True`` .
         always_adapt (bool): Whether the trust ratio also applies where the weight decay is 0; with ``False`` it is 1
             there. Default: ``True`` .
         weight_norm_bounds (Union[tuple[float], None]): The limits (low, high) that :math:`\phi` holds the weight's
-            norm to, either ``None`` for no limit. Default: ``None`` .
+            norm to, either ``None`` for no limit, as infinity is above. Default: ``None`` .
         trust_ratio_bounds (Union[tuple[float], None]): The limits (low, high) that hold the trust ratio, either
-            ``None`` for no limit. Default: ``None`` .
+            ``None`` for no limit, as infinity is above. Default: ``None`` .
         {shared}
 
     Inputs:

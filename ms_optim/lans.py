@@ -53,9 +53,10 @@ class LANS(AdamFamily):
         {learning_rate|1e-3}
         beta1 (float): Decay rate of the first moment, in the range (0.0, 1.0). Default: ``0.9`` .
         beta2 (float): Decay rate of the second moment, in the range (0.0, 1.0). Default: ``0.999`` .
-        eps (float): Added to the denominator, greater than 0. Default: ``1e-6`` .
+        eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-6`` .
         lower_bound (Union[float, None]): Least that the weight's norm counts for. Default: ``None`` .
-        upper_bound (Union[float, None]): Most that the weight's norm counts for. Default: ``None`` .
+        upper_bound (Union[float, None]): Most that the weight's norm counts for; ``None`` and infinity mean no limit.
+            Default: ``None`` .
         aggregate_num (Union[int, None]): How many tensors one launch takes at most in a graph, 0 or ``None`` for all.
             The result does not depend on it; called from Python, a step is one launch. Default: ``4`` .
         use_fused_step (bool): Whether to use the fused kernel; ``False`` is another word for `backend` "composite".

@@ -4,7 +4,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from harness import numbers, tensor
-from mindspore import Parameter
+from mindspore import Parameter, Tensor
 from test_arguments import refused
 
 from ms_optim import DGCMomentum, SimulatedWorkers, _kernels, fold_residuals
@@ -85,6 +85,16 @@ def test_what_cannot_be_folded_is_refused():
     refused(TypeError, "'workers'", lambda: fold_residuals([first, second], 2.0))
     fewer = {name: value for name, value in second.items() if name != "skipped_steps"}
     refused(ValueError, "not all hold 'skipped_steps'", lambda: fold_residuals([first, fewer], 1))
+    name = next(name for name in first if name.startswith("dgc_r."))
+    for other in (Tensor(np.zeros(3, np.float32)), Tensor(np.zeros(first[name].shape, np.float16))):
+        match = f"the entry '{name}' must be of one dtype and shape on all workers"
+        refused(ValueError, match, lambda other=other: fold_residuals([first, {**second, name: other}], 1))
+    whole = ([0, 0], [1, 1], [0, 2], [0, -1], [[0, 1]], [])
+    for whose in (*(np.array(places, np.int32) for places in whole), np.array([0, 1], np.float32)):
+        entries = {**second, "dgc_worker": Tensor(whose)}
+        match = "the entry 'dgc_worker' must be int32 of 1 dimension, 1 at the worker's place and 0 elsewhere"
+        refused(ValueError, match, lambda entries=entries: fold_residuals([first, entries], 1))
+        refused(ValueError, match, lambda entries=entries: workers.optimizers[1].load_state_dict(entries))
     run(workers, 1)
     later = workers.optimizers[1].state_dict()
     refused(ValueError, "of one step, but 'global_step'", lambda: fold_residuals([first, later], 1))

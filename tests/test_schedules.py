@@ -320,11 +320,19 @@ def test_in_mindspores_own_optimizer():
 
 
 def test_one_schedule_serves_two_optimizers():
+    """Each asks it for its own step: Lamb, which begins later, for the decays that AdamW began with."""
     schedule = LinearWeightDecay(0.5, 0.0, 4)
-    for optimizer in (AdamW, Lamb):
-        optimizer([Parameter(tensor([2.0], "float32"), name="w")], 0.1, weight_decay=schedule)(
-            (tensor([1.0], "float32"),)
-        )
+    adamw, lamb = (
+        cls([Parameter(tensor([2.0], "float32"), name="w")], 0.1, weight_decay=schedule) for cls in (AdamW, Lamb)
+    )
+    taken = []
+    for optimizer in (adamw, adamw, lamb):
+        before = optimizer.parameters[0].asnumpy().copy()
+        optimizer((tensor([0.0], "float32"),))
+        taken.append(float(1 - optimizer.parameters[0].asnumpy()[0] / before[0]))
+    # A gradient of 0 leaves the decay: AdamW shrinks by rate times decay, LAMB by the rate, as its ratio is 1 / decay.
+    np.testing.assert_allclose(taken, [0.1 * 0.5, 0.1 * 0.375, 0.1], rtol=1e-5)
+    assert [int(o.global_step.asnumpy()[0]) for o in (adamw, lamb)] == [2, 1]
 
 
 # ---- Wrong arguments -------------------------------------------------------------------------------------------------

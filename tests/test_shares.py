@@ -1,5 +1,6 @@
 """States split over workers: how they are cut, that training is the same, and checkpoints for any number of workers."""
 
+import json
 import math
 
 import mindspore as ms
@@ -289,6 +290,54 @@ def test_merging_wants_all_shares_of_one_step(split):
             merge_states(states)
     with refused("must be a list of dicts", TypeError):
         merge_states(two[0])
+    with refused("the entry 'skipped_steps' must be a Tensor, but got int", TypeError):
+        merge_states([two[0], {**two[1], "skipped_steps": 0}])
+
+
+def spoiled(text):
+    return Tensor(np.frombuffer(text if isinstance(text, bytes) else json.dumps(text).encode(), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{",
+        b"\xff",
+        [],
+        {"worker": 0, "workers": 2},
+        {"worker": 2, "workers": 2, "parts": {}},
+        {"worker": -1, "workers": 2, "parts": {}},
+        {"worker": "0", "workers": 2, "parts": {}},
+        {"worker": 0, "workers": 2, "parts": {"lamb_m.w0": [0, 1]}},
+        {"worker": 0, "workers": 2, "parts": {"lamb_m.w0": [[5, 1], [6]]}},
+        {"worker": 0, "workers": 2, "parts": {"lamb_m.w0": [[0, 1], ["6"]]}},
+    ],
+    ids=str,
+)
+def test_a_spoiled_entry_is_refused_by_name(split, text):
+    two = split("lamb", 2)
+    states = [{**two[0].state_dict(), ENTRY: spoiled(text)}, two[1].state_dict()]
+    words = f"the entry '{ENTRY}' must say in JSON which worker's share it is of, but is spoiled"
+    with refused(f"For 'merge_states', {words}"):
+        merge_states(states)
+    for optimizer in (two[0], build("lamb", shard_states=False)[1]):
+        with refused(words):
+            optimizer.load_state_dict(states[0])
+
+
+def test_parts_that_do_not_fit_together_are_refused(split):
+    first, second = (optimizer.state_dict() for optimizer in split("lamb", 2))
+    told = json.loads(second[ENTRY].asnumpy().tobytes())
+    key = next(iter(told["parts"]))
+    lacking = {k: v for k, v in second.items() if k != key}
+    with refused(f"the entry '{key}' of worker 1 must have the shape .*, but is missing"):
+        merge_states([first, lacking])
+    with refused(f"the entry '{key}' of worker 1 must have the shape .*, but has the shape \\(3,\\)"):
+        merge_states([first, {**second, key: Tensor(np.zeros(3, np.float32))}])
+    (begin, end), shape = told["parts"][key]
+    told["parts"][key] = [begin + 1, end + 1], shape
+    with refused(f"the parts of the entry '{key}' must make a whole of shape"):
+        merge_states([first, {**second, ENTRY: spoiled(told)}])
 
 
 def test_one_process_keeps_all_states():

@@ -101,6 +101,14 @@ def test_a_state_dict_is_a_copy(case):
             "must be of dtype Float32, but got Float16",
             lambda d, n: {**d, n: ms.Tensor(np.zeros(7, np.float16))},
         ),
+        (
+            ValueError,
+            "entry 'global_step' must hold finite numbers, 0 or greater, but holds -2",
+            lambda d, n: {**d, "global_step": ms.Tensor([-2], ms.int32)},
+        ),
+        (ValueError, "'global_step' must have the shape", lambda d, n: {**d, "global_step": ms.Tensor(2, ms.int32)}),
+        (ValueError, "'skipped_steps' must", lambda d, n: {**d, "skipped_steps": ms.Tensor([-1], ms.int32)}),
+        (ValueError, "'learning_rate' must .* nan", lambda d, n: {**d, "learning_rate": ms.Tensor(np.float32("nan"))}),
     ],
 )
 def test_a_state_dict_that_does_not_fit_changes_nothing(case, error, match, spoil):
@@ -112,6 +120,27 @@ def test_a_state_dict_that_does_not_fit_changes_nothing(case, error, match, spoi
     text = refused(error, match, lambda: other.optimizer.load_state_dict(spoil(pair.optimizer.state_dict(), name)))
     assert case.name in text
     assert digest(other) == before
+
+
+@pytest.mark.parametrize("state_dtype", ["8bit", "float32"])
+@pytest.mark.parametrize(
+    "match, scales",
+    [
+        ("must hold finite numbers, 0 or greater, but holds nan", [1.0] * 15 + [np.nan]),
+        ("must hold finite numbers, 0 or greater, but holds inf", [np.inf] * 16),
+        ("must hold finite numbers, 0 or greater, but holds -1", [1.0] * 15 + [-1.0]),
+        (r"must have the shape \(16,\), but got \(15,\)", [1.0] * 15),
+    ],
+)
+def test_scales_that_are_spoiled_are_refused(state_dtype, match, scales):
+    """By an optimizer that takes codes as they are, and by one that makes numbers of them."""
+
+    def make(state_dtype):
+        return AdamW([Parameter(tensor(np.ones(4096), "float32"), name="w")], state_dtype=state_dtype)
+
+    saved = make("8bit").state_dict() | {"adam_v_scale.w": ms.Tensor(np.array(scales, np.float32))}
+    optimizer = make(state_dtype)
+    refused(ValueError, f"For 'AdamW', the entry 'adam_v_scale.w' {match}", lambda: optimizer.load_state_dict(saved))
 
 
 def test_a_state_dict_that_lacks_entries_is_taken_on_request():

@@ -20,8 +20,8 @@ MS_OPTIM_FN int64_t LayoutOf(const Step &step, int i, Layout column) {
   return step.layout[int64_t{i} * step.layout_columns + column];
 }
 
-// Whether gradients are finite once they are unscaled, from their sum of squares: their norm is one in float32. A NaN is
-// not less than anything.
+// Whether gradients are finite once they are unscaled, from their sum of squares: their norm is one in float32. A NaN
+// is not less than anything.
 MS_OPTIM_FN bool AreFinite(const Step &step, double sum) { return step.constants[kUnscale] * sqrt(sum) <= FLT_MAX; }
 
 // From all gradients' sum of squares to what scales them down to the bound on their norm.

@@ -85,6 +85,14 @@ def test_betas(case, bad, error):
     refused(error, f"'{names[1]}' must be", lambda: case.optimizer(params(), 0.1, **make(0.9, bad)))
 
 
+def test_a_decay_rate_of_a_state_is_less_than_1_in_float32():
+    one, match = 1 - 1e-9, "must be less than 1 in float32"
+    refused(ValueError, rf"'betas\[1\]' {match}", lambda: AdamW(params(), betas=(0.9, one)))
+    refused(ValueError, f"'beta1' {match}", lambda: Lamb(params(), 0.1, beta1=one))
+    refused(ValueError, f"'momentum' {match}", lambda: DGCMomentum(params(), 0.1, one, 0))
+    AdamW(params(), betas=(1 - 2.0**-24, 1 - 2.0**-24))
+
+
 @pytest.mark.parametrize("betas", [0.9, (0.9,), (0.9, 0.99, 0.999), "ab", None])
 def test_betas_of_adamw_are_two(betas):
     refused(TypeError, "'betas' must be a list or tuple of two floats", lambda: AdamW(params(), betas=betas))

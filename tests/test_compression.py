@@ -277,6 +277,19 @@ def test_a_worker_told_to_skip_moves_nothing():
 
 
 @needs_kernel
+@pytest.mark.parametrize("tensors", [1, 2])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_skipped_step_accumulates_nothing(tensors, poison):
+    w, g, u, r = ([np.ones(100, np.float32) for _ in range(tensors)] for _ in range(4))
+    g[-1][7] = poison
+    launch = CompressedLaunch(w, g, u, r, [2] * tensors, shared=_kernels.SKIP_NONFINITE)
+    assert launch.run() == 0
+    for x in (*w, *u, *r):
+        np.testing.assert_array_equal(x, 1)
+    assert (launch.global_step[0], launch.skipped[0]) == (0, 1)
+
+
+@needs_kernel
 @pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("behind", [0, 1])
 def test_what_belongs_to_another_step_is_not_applied(compressed, behind, capfd):

@@ -21,8 +21,9 @@ INSTRUCTION_SETS = {
 # Products are not contracted into fused multiply-adds, so that every instruction set gives the same bits; sqrt need
 # not set errno and selects need not trap, else loops with them are not vectorized.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
-# A GPU gives these bits too.
-CUDA_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Xcompiler=-fPIC,-fvisibility=hidden", "--threads=0"]
+# A GPU gives these bits too: see ops/include/denormals.h.
+CUDA_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-ftz=true", "-prec-div=true", "-prec-sqrt=true"]
+CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden", "--threads=0"]
 # Compute capabilities, without the point: one for those of each generation. What the toolkit does not know is left out;
 # generations to come compile the last for themselves.
 CUDA_ARCHITECTURES = os.environ.get("MS_OPTIM_CUDA_ARCHITECTURES", "70 75 80 90").split()

@@ -10,7 +10,7 @@ from mindspore import ops
 
 from ._arguments import check_eps, check_open_unit
 from ._base import FusedOptimizer, Rule
-from ._composite import power_complement
+from ._composite import power_complement, summed
 
 if TYPE_CHECKING:
     from mindspore import Tensor
@@ -65,8 +65,8 @@ class AdamFamily(FusedOptimizer):
 
     def moments(self, gradient: Tensor, states: Tensors) -> tuple[Tensor, Tensor]:
         """Return the new m and v."""
-        m = self.beta1 * states[0] + self._one_minus_beta1 * gradient
-        v = self.beta2 * states[1] + self._one_minus_beta2 * gradient * gradient
+        m = summed(self.beta1 * states[0], self._one_minus_beta1 * gradient)
+        v = summed(self.beta2 * states[1], self._one_minus_beta2 * gradient * gradient)
         return m, v
 
     def adam_direction(self, scalars: Scalars, m: Tensor, v: Tensor) -> Tensor:

@@ -13,6 +13,23 @@ from mindspore import ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 LARGEST_COUNT = 2**31 - 1
+SMALLEST = 2.0**-126  # the least float32 number that is not denormal
+
+
+def normal(x):
+    """Return float32 numbers with 0 in place of those below 2^-126 in magnitude; a NaN stays.
+
+    Some of MindSpore's threads take these for 0 and others do not: it is done here, so that bits do not depend on them.
+    """
+    return ops.where(ops.abs(x) < SMALLEST, ops.zeros_like(x), x)
+
+
+def summed(first, *others):
+    """Return a sum whose terms count as 0 below 2^-126, as the sum does."""
+    total = normal(first)
+    for x in others:
+        total = normal(total + normal(x))
+    return total
 
 
 def power_complement(log_beta: float, t):
@@ -40,14 +57,19 @@ def bounded(x, bounds):
 
 
 def norm(x):
-    """Return the L2 norm of a whole tensor."""
-    return ops.sqrt(ops.sum(ops.square(x)))
+    """Return the L2 norm of a whole tensor.
+
+    Numbers are taken relative to the largest: float32 does not hold the squares of very small and very large ones.
+    """
+    largest = ops.abs(x).max()
+    unit = ops.where(ops.logical_and(largest > 0, ops.isfinite(largest)), largest, ops.ones_like(largest))
+    return unit * ops.sqrt(ops.sum(ops.square(x / unit)))
 
 
 def centralized(gradient):
     """Subtract from a gradient its mean over all but the first dimension."""
     axes = tuple(range(1, gradient.ndim))
-    return gradient - ops.mean(gradient, axes, True)
+    return summed(gradient, -ops.mean(gradient, axes, True))
 
 
 def rounded(x, dtype):
@@ -130,13 +152,13 @@ class CompositeStep:
         F.assign(self.global_step, counted(self.global_step, taken))
         for k in range(len(self.beta_powers)):
             t = F.cast(self.global_step, self._step_dtype)
-            F.assign(self.beta_powers[k], F.cast(ops.exp(t * self.log_betas[k]), mstype.float32))
+            F.assign(self.beta_powers[k], normal(F.cast(ops.exp(t * self.log_betas[k]), mstype.float32)))
 
     def _prepared(self, gradients):
         """Return the gradients in float32, unscaled and centralized."""
         prepared = ()
         for i in range(self.param_length):
-            g = F.cast(gradients[i], mstype.float32) * self._unscale
+            g = normal(normal(F.cast(gradients[i], mstype.float32)) * self._unscale)
             if self._centralized[i]:
                 g = centralized(g)
             prepared += (g,)
@@ -156,6 +178,7 @@ class CompositeStep:
             gradient = gradient / ops.where(gradient_norm == 0, ops.ones_like(gradient_norm), gradient_norm)
         else:
             gradient = gradient * clip
+        gradient = normal(gradient)
         states = ()
         for k in range(self._state_count):
             states += (self.states[k * self.param_length + i],)
@@ -183,26 +206,28 @@ class CompositeStep:
         self._write_weight(i, ops.where(applied, new_weight, weight))
         for k in range(self._state_count):
             state = self.states[k * self.param_length + i]
-            write(state, ops.where(applied, new_states[k], state))
+            write(state, ops.where(applied, normal(new_states[k]), state))
         return ops.where(applied, norm(update), self._zero), ops.where(applied, ratio, self._zero)
 
     def _along(self, coefficients, weight, directions):
         """Return the update along some directions, and the weight that it leads to."""
         if self.akg:
-            return self._akg_along(coefficients, weight, directions)
-        update = coefficients[0] * directions[0]
-        for k in range(1, len(directions)):
-            update = update + coefficients[k] * directions[k]
-        return update, weight - update
+            update, new_weight = self._akg_along(coefficients, weight, directions)
+            return update, normal(new_weight)
+        terms = ()
+        for k in range(len(directions)):
+            terms += (coefficients[k] * directions[k],)
+        update = summed(*terms)
+        return update, normal(weight - update)
 
     def _weight(self, i):
         """Return a weight in float32: its master, unless the weight was loaded or set since then."""
         parameter = self.parameters[i]
         weight = F.cast(parameter, mstype.float32)
         if self._master_index[i] < 0:
-            return weight
+            return normal(weight)
         kept = self.masters[self._master_index[i]]
-        return ops.where(rounded(kept, parameter.dtype) == weight, kept, weight)
+        return normal(ops.where(rounded(kept, parameter.dtype) == weight, kept, weight))
 
     def _write_weight(self, i, weight):
         write(self.parameters[i], weight)

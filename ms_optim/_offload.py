@@ -22,7 +22,7 @@ from rich.table import Table
 
 from . import _kernels, _memory
 from ._ascend import OperatorCell, tile_sums, total_of_tiles
-from ._composite import norm, rounded, write
+from ._composite import norm, rounded, summed, write
 from ._fused import FusedStep, LaunchCell, picked
 
 
@@ -189,4 +189,4 @@ class OffloadedStep(FusedStep):
             write(self.parameters[i], update)
         else:
             weight = F.cast(self.parameters[i], mstype.float32)
-            write(self.parameters[i], weight + update)
+            write(self.parameters[i], summed(weight, update))

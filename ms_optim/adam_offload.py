@@ -12,6 +12,7 @@ from . import _kernels
 from ._adam import AdamFamily
 from ._arguments import check_choice, check_type, fail
 from ._base import Rule
+from ._composite import normal, summed
 from ._docs import documented
 from ._offload import OffloadedStep, OffloadReport, report
 
@@ -185,7 +186,7 @@ class AdamOffload(OffloadedStep, AdamFamily):
 
     def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
         """Return the gradient that enters the moments."""
-        return gradient + weight_decay * weight
+        return summed(gradient, weight_decay * weight)
 
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
@@ -193,5 +194,5 @@ class AdamOffload(OffloadedStep, AdamFamily):
         """State the update, which is to be scaled by the rate alone."""
         g = self.decayed(gradient, weight, weight_decay)
         m, v = self.moments(g, states)
-        first = self.beta1 * m + self._one_minus_beta1 * g if self.use_nesterov else m
-        return (scalars[0] * (first / (ops.sqrt(v) + self.eps)),), (m, v)
+        first = summed(self.beta1 * m, self._one_minus_beta1 * g) if self.use_nesterov else m
+        return (scalars[0] * normal(first / (ops.sqrt(v) + self.eps)),), (m, v)

@@ -10,6 +10,7 @@ from mindspore import ops
 from ._adam import AdamFamily
 from ._arguments import check_type, choose_backend, fail
 from ._base import Rule
+from ._composite import normal, summed
 from ._docs import documented
 
 if TYPE_CHECKING:
@@ -122,6 +123,6 @@ class AdamW(AdamFamily):
         m, v = self.moments(gradient, states)
         new_states = (m, v)
         if self.amsgrad:
-            v = ops.maximum(states[2], v)
+            v = ops.maximum(normal(states[2]), v)
             new_states += (v,)
-        return (self.adam_direction(scalars, m, v) + weight_decay * weight,), new_states
+        return (summed(self.adam_direction(scalars, m, v), weight_decay * weight),), new_states

@@ -24,7 +24,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from . import _kernels
 from ._arguments import check_gradients, fail, worker_of
 from ._base import FusedOptimizer, Rule
-from ._composite import norm, write
+from ._composite import norm, normal, summed, write
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ class CompressedStep(FusedOptimizer):
             return gradients
         flat = ()
         for g in gradients:
-            flat += (F.cast(g, mstype.float32).reshape(-1),)
+            flat += (normal(F.cast(g, mstype.float32)).reshape(-1),)
         return self._cut(self._local_sum(ops.concat(flat)) / self._per_host)
 
     def _cut(self, flat):
@@ -569,8 +569,8 @@ class CompressedStep(FusedOptimizer):
                 direction = ops.where(compressed, means[i], direction)
                 write(r, ops.where(applied, ops.where(compressed, kept, r), r))
             write(u, ops.where(applied, new_u, u))
-            update = rates[self._rate_index[i]] * direction
-            self._write_weight(i, ops.where(applied, weights[i] - update, weights[i]))
+            update = normal(rates[self._rate_index[i]] * direction)
+            self._write_weight(i, ops.where(applied, normal(weights[i] - update), weights[i]))
             none, one = self._zero, self._zero + 1.0
             moved = (ops.where(applied, norm(update), none), ops.where(applied, one, none))
             report = (norm(gradients[i]), weight_norms[i], *moved, F.cast(finite[i], mstype.float32))
@@ -586,11 +586,11 @@ class CompressedStep(FusedOptimizer):
         count = self._sent[phase, i]
         if self._clip_norm is not None:
             total, bound = norm(g), self._clip_norm * self._share
-            clipped = g * ops.where(total > bound, bound / total, ops.ones_like(total))
+            clipped = normal(g * ops.where(total > bound, bound / total, ops.ones_like(total)))
         else:
             clipped = g
         new_u, direction = self.moved(clipped, u)
-        new_r = r + direction
+        new_r = summed(r, direction)
         mask = largest(new_r, ops.maximum(count, ops.ones_like(count)), self._at_most[i])
         value = ops.where(count > 0, ops.where(mask, self._travelled(new_r), ops.zeros_like(new_r)), g)
         return value, mask, new_u, new_r
@@ -605,7 +605,7 @@ class CompressedStep(FusedOptimizer):
 
     def _behind(self, value, travelled):
         """Return what rounding takes from a value that is sent: it is sent another time."""
-        left = value - travelled
+        left = normal(value - travelled)
         return ops.where(ops.isnan(left), ops.zeros_like(left), left)
 
     def _mean(self, values):
@@ -614,7 +614,7 @@ class CompressedStep(FusedOptimizer):
         flat = ()
         for value in values:
             flat += (value.reshape(-1),)
-        return self._cut(self._all_reduce(ops.concat(flat)) / (self._worker_count * self._per_host))
+        return self._cut(normal(self._all_reduce(ops.concat(flat)) / (self._worker_count * self._per_host)))
 
     def _everywhere(self, finite):
         if self._worker_count == 1:

@@ -9,6 +9,7 @@ from mindspore import ops
 
 from ._arguments import check_choice, check_count, check_momentum, check_type, fail, is_number
 from ._base import Rule
+from ._composite import summed
 from ._docs import documented
 from .compression import WIRE_DTYPES, CompressedStep, Compression, Workers
 
@@ -179,9 +180,9 @@ class DGCMomentum(CompressedStep):
 
     def decayed(self, weight: Tensor, gradient: Tensor, weight_decay: Tensor) -> Tensor:
         """State the decay, which enters the local gradient."""
-        return gradient + weight_decay * (ops.sign(weight) if self.decay_type == "l1" else weight)
+        return summed(gradient, weight_decay * (ops.sign(weight) if self.decay_type == "l1" else weight))
 
     def moved(self, gradient: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """State the momentum."""
-        velocity = self.momentum * velocity + gradient
-        return velocity, gradient + self.momentum * velocity if self.use_nesterov else velocity
+        velocity = summed(self.momentum * velocity, gradient)
+        return velocity, summed(gradient, self.momentum * velocity) if self.use_nesterov else velocity

@@ -10,7 +10,7 @@ from mindspore import ops
 from ._adam import AdamFamily
 from ._arguments import check_bounds, check_type
 from ._base import Rule
-from ._composite import bounded, trust_ratio
+from ._composite import bounded, summed, trust_ratio
 from ._docs import documented
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Lamb(AdamFamily):
     ) -> tuple[Tensors, Tensors]:
         """State the update: the direction u, decay included."""
         m, v = self.moments(gradient, states)
-        return (self.adam_direction(scalars, m, v) + weight_decay * weight,), (m, v)
+        return (summed(self.adam_direction(scalars, m, v), weight_decay * weight),), (m, v)
 
     def coefficients(
         self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors

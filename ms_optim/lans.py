@@ -10,7 +10,7 @@ from mindspore import ops
 from ._adam import AdamFamily
 from ._arguments import check_bounds, check_count, check_positive, choose_backend
 from ._base import Rule
-from ._composite import bounded, trust_ratio
+from ._composite import bounded, summed, trust_ratio
 from ._docs import documented
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class LANS(AdamFamily):
         m, v = self.moments(gradient, states)
         decayed = weight_decay * weight
         d = ops.sqrt(v) / scalars[1] + self.eps
-        return (m / scalars[0] / d + decayed, gradient / d + decayed), (m, v)
+        return (summed(m / scalars[0] / d, decayed), summed(gradient / d, decayed)), (m, v)
 
     def coefficients(
         self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors

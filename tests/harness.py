@@ -31,6 +31,11 @@ def numbers(parameter):
     return ops.cast(parameter, mstype.float32).asnumpy().astype(np.float64)
 
 
+def flushed(x):
+    """Return numbers with a 0 of the same sign for each that counts as 0, since float32 holds it as a denormal."""
+    return np.where(np.abs(x.astype(np.float32)) < np.finfo(np.float32).tiny, np.copysign(x.dtype.type(0), x), x)
+
+
 class Pair:
     """An optimizer of the package and its reference, from the same start and fed the same gradients."""
 

@@ -1,6 +1,8 @@
 """Calls the CPU operators through their C interface, as MindSpore does, with NumPy arrays."""
 
+import contextlib
 import ctypes
+import platform
 
 import numpy as np
 
@@ -28,6 +30,43 @@ def invoke(library, function, arrays, addresses, stream=None):
         stream,
         None,
     )
+
+
+LIBM = ctypes.CDLL("libm.so.6")
+# Where an environment of floating-point arithmetic, as fegetenv() writes it, has the register, and its bits that flush.
+MODE, FLUSHES = {"x86_64": (28, 1 << 15 | 1 << 6), "aarch64": (0, 1 << 24)}.get(platform.machine(), (0, 0))
+
+
+def thread_mode(new=None):
+    """Return whether this thread flushes denormal numbers to zero, each way; set it if told to."""
+    environment = (ctypes.c_uint8 * 64)()
+    LIBM.fegetenv(environment)
+    register = ctypes.c_uint32.from_buffer(environment, MODE)
+    before = register.value & FLUSHES
+    if new is not None:
+        register.value = register.value & ~FLUSHES | new
+        LIBM.fesetenv(environment)
+    return before
+
+
+def pool_modes(new=None):
+    """Return the same of all threads that a kernel runs in, this one among them."""
+    openmp, seen = ctypes.CDLL("libgomp.so.1"), []
+    each = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(thread_mode(new)))
+    openmp.GOMP_parallel(each, None, 0, 0)
+    return seen
+
+
+@contextlib.contextmanager
+def flushing(flushes):
+    """Have all threads that a kernel runs in flush denormal numbers to zero, or keep them."""
+    mode = FLUSHES if flushes else 0
+    before = pool_modes(mode)
+    try:
+        yield
+        assert pool_modes() == [mode] * len(before), "a kernel has left its mode behind"
+    finally:
+        pool_modes(before[0])
 
 
 class Launch:

@@ -171,6 +171,30 @@ def ordinary(rng):
     return cases
 
 
+def denormal(rng):
+    """Every rule on numbers around the smallest that is not denormal."""
+
+    def near(array, signed=True):
+        x = 2.0 ** rng.uniform(-149, -110, array.shape) * (rng.choice([-1.0, 1.0], array.shape) if signed else 1.0)
+        array[...] = x.astype(np.float32).astype(array.dtype)
+
+    for rule, (count, *_) in RULES.items():
+        for weights, states in ((WEIGHTS[0], "float32"), (WEIGHTS[2], "bfloat16")):
+            made = launch(rule, rng, weights, states)
+            n, tensors = len(SHAPES), made.arrays[8:-1]
+            for i, array in enumerate(tensors):
+                # Weights, gradients, first moments, second ones; masters.
+                near(array, signed=not 3 <= i // n < 2 + count)
+            yield Recorded(f"{rule}, denormal numbers, {states}", made.function, made.arrays)
+    tensors = zeros(SHAPES), zeros(SHAPES), zeros(SHAPES), zeros(SHAPES)
+    for array in [array for arrays in tensors for array in arrays]:
+        near(array)
+    sizes = [int(np.prod(s)) for s in SHAPES]
+    sent = [0 if size == 15 else max(1, size // 50) for size in sizes]
+    made = CompressedLaunch(*tensors, sent, columns=[[0, 1, 0]] * len(SHAPES), rates=(0.5, 0.25))
+    yield Recorded("dgc_momentum, denormal numbers", "ms_optim_dgc_momentum", made.arrays)
+
+
 def skipped(rng):
     """Gradients that are not finite: the step is skipped whole, or goes on and spreads them."""
     for rule in RULES:
@@ -301,4 +325,5 @@ def cases():
         returned(rng, WEIGHTS[0]),
         returned(rng, WEIGHTS[2]),
         *compressed(rng),
+        *denormal(rng),
     ]

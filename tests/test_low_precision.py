@@ -92,6 +92,47 @@ def test_codes_are_what_their_definition_says(n, seed):
     np.testing.assert_array_equal(states[1][0], np.where(v > 0, np.maximum(magnitude, 1), magnitude))
 
 
+def test_each_tensor_has_noise_of_its_own():
+    """That of its row in the statistics."""
+    n, rows = 1000, [1, 0]
+    g = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    states = [[np.zeros(n, dtype) for _ in rows] for dtype in (np.int8, np.uint8)]
+    scales = [[np.zeros(-(-n // BLOCK), np.float32) for _ in rows] for _ in states]
+    weights, layout = [np.zeros(n, np.float32) for _ in rows], [[0, -1, 0, row] for row in rows]
+    args = ("ms_optim_adamw", weights, [g, g], states, (0.5, 0.5, 1e-8), 4)
+    assert Launch(*args, layout=layout, scales=scales).run() == 0
+    for codes, row in zip(states[0], rows):
+        magnitude, _ = coded(np.float32(0.5) * g, 15, noise(0, 0, row, n) & np.uint64(0xFFFFF))
+        np.testing.assert_array_equal(codes, np.where(g < 0, -magnitude, magnitude))
+
+
+@pytest.mark.parametrize("rule", ["lamb", "lans"])
+@pytest.mark.parametrize("kind", STATE_DTYPES)
+def test_norms_are_of_what_the_weights_move_along(rule, kind):
+    """Of states as they are kept: the step after reads these, and the norm of the update is to be what it says."""
+    n, beta, rate = 5000, 0.5, 0.25
+    rng = np.random.default_rng(0)
+    w, g = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
+    start = w.astype(np.float64)
+    states, scales = states_of(kind, n)
+    infinite = {"lamb": (0.0, np.inf, 0.0, np.inf), "lans": (np.inf, 0.0, np.inf)}[rule]
+    flags = 3 if rule == "lamb" else 0  # bias correction, and a trust ratio without decay too
+    launch = Launch(f"ms_optim_{rule}", [w], [g], states, (beta, beta, 1e-6, *infinite), flags, (rate,), masters=scales)
+    assert launch.run() == 0
+    m, v = (_codes.decode(s[0], scales[k]) if kind == "8bit" else s[0] for k, s in enumerate(states))
+    m, v, g = (x.astype(np.float64) for x in (m, v, g))
+    denominator = np.sqrt(v / (1 - beta)) + 1e-6
+    along = [m / (1 - beta) / denominator]
+    if rule == "lans":
+        along.append(g / np.linalg.norm(g) / denominator)
+    ratios = [np.linalg.norm(start) / np.linalg.norm(d) for d in along]
+    parts = [1.0] if rule == "lamb" else [beta, 1 - beta]
+    update = rate * sum(part * ratio * d for part, ratio, d in zip(parts, ratios, along))
+    assert launch.statistics[0, 3] == pytest.approx(np.dot(parts, ratios), rel=2e-6)
+    assert launch.statistics[0, 2] == pytest.approx(np.linalg.norm(update), rel=2e-6)
+    np.testing.assert_allclose(w, start - update, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("n", [1, 7, 1025, 40_000])
 def test_bfloat16_states_are_what_their_definition_says(n):
     states, _ = states_of("bfloat16", n)

@@ -1,8 +1,12 @@
-"""What is said of the package in several places is the same."""
+"""What is said of the package in several places is the same, and the library that tests need is there."""
 
 import re
+import shutil
 
+import pytest
 from sources import ROOT
+
+from ms_optim import _kernels
 
 
 def found(pattern, name):
@@ -14,3 +18,10 @@ def test_the_citation_is_of_this_version():
         cited = found(rf"^{'title' if key == 'name' else key}: (.*)$", "CITATION.cff")
         assert cited == found(rf'^{key} = "(.*)"$', "pyproject.toml")
     assert found(r"^license: (.*)$", "CITATION.cff") == found(r'^license = \{ text = "(.*)" \}$', "pyproject.toml")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed (Debian: apt install g++)")
+@pytest.mark.parametrize("rule", _kernels.RULES)
+def test_where_a_compiler_is_the_kernels_are_built(rule):
+    """Tests of the kernels are skipped where there are none."""
+    assert _kernels.why_not(rule, "CPU") is None

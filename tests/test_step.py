@@ -13,7 +13,7 @@ from harness import Pair, Step, numbers, tensor
 from mindspore import Parameter, nn, ops
 from sources import TESTS
 
-from ms_optim import AdamW, Lamb
+from ms_optim import LANS, AdamW, Lamb
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -71,6 +71,27 @@ def test_a_zero_gradient_is_not_clipped_into_nan(backend):
     for _ in range(3):
         optimizer((tensor([0.0, 0.0], "float32"),))
     np.testing.assert_array_equal(w.asnumpy(), [1.0, 2.0])
+
+
+@pytest.mark.parametrize("size, clipped", [(1e-5, 0.1), (5e-7, 1.0), (1e-22, 1.0)])
+def test_small_gradients_are_clipped_as_large_ones(size, clipped, backend):
+    w = Parameter(tensor(np.ones(4), "float32"), name="w")
+    optimizer = AdamW([w], betas=(0.5, 0.5), grad_clip_norm=1e-6, backend=backend)
+    g = size * np.array([0.5, -0.5, 0.5, 0.5])
+    optimizer((tensor(g, "float32"),))
+    np.testing.assert_allclose(optimizer.states[0].asnumpy(), 0.5 * clipped * g, rtol=1e-6)
+    assert optimizer.statistics.asnumpy()[0, 0] == pytest.approx(size, rel=1e-6)
+
+
+@pytest.mark.parametrize("cls", [Lamb, LANS])
+@pytest.mark.parametrize("size", [1e-4, 1e-10, 1e-25])
+def test_small_weights_have_a_trust_ratio(cls, size, backend):
+    """On the first step each element of the direction is 1 but for its sign."""
+    w = Parameter(tensor(np.full(4, size), "float32"), name="w")
+    optimizer = cls([w], 0.1, backend=backend)
+    optimizer((tensor([1.0, -1.0, 1.0, 1.0], "float32"),))
+    assert optimizer.statistics.asnumpy()[0, 3] == pytest.approx(size, rel=1e-5)
+    np.testing.assert_allclose(w.asnumpy(), size * np.array([0.9, 1.1, 0.9, 0.9]), rtol=1e-5)
 
 
 def test_output_is_true_for_each_parameter(backend, mode):

@@ -16,6 +16,7 @@
 #include <numeric>
 #include <vector>
 
+#include "denormals.h"
 #include "lanes.h"
 #include "plan.h"
 #include "step.h"
@@ -118,7 +119,7 @@ void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile,
     t.scale[k][(begin + first) / kCodeBlock] = scale;
     MS_OPTIM_IVDEP
     for (int i = first; i < first + count; ++i)
-      codes[i] = static_cast<typename Code::Type>(Code::Encode(tile[i] * factor, CodeNoiseFor(Code::kUse, noise[i])));
+      codes[i] = static_cast<typename Code::Type>(Code::Encode(tile[i], factor, CodeNoiseFor(Code::kUse, noise[i])));
   });
 }
 
@@ -383,8 +384,8 @@ struct PendingBlock {
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
       const uint32_t bits = noise[i + lane] ^ noise_above;
-      new0[lane] = SignedCode::Encode(s0[lane] * factor[0], CodeNoiseFor(kFirstState, bits));
-      new1[lane] = UnsignedCode<kSecondState>::Encode(s1[lane] * factor[1], CodeNoiseFor(kSecondState, bits));
+      new0[lane] = SignedCode::Encode(s0[lane], factor[0], CodeNoiseFor(kFirstState, bits));
+      new1[lane] = UnsignedCode<kSecondState>::Encode(s1[lane], factor[1], CodeNoiseFor(kSecondState, bits));
     }
     Narrow(new0, code0 + i);
     Narrow(new1, code1 + i);
@@ -660,6 +661,7 @@ class StepEngine {
     std::vector<Share> shares(static_cast<size_t>(omp_get_max_threads()));
 #pragma omp parallel
     {
+      const DenormalsAreZero in_this_thread;
       Buffers buffers;
       const int threads = omp_get_num_threads();
       for (int i = 0; i < threads; ++i) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "copies.h"
+#include "denormals.h"
 #include "kernels.h"
 #include "operators.h"
 
@@ -75,6 +76,7 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
     const Status status = ParseStep(arguments, interface, true, &step, &tensors);
     if (status != kOk) return status;
     const Locks locks(step);
+    const DenormalsAreZero in_this_thread;
     return (Chosen()->*rule)(step);
   } catch (const std::exception &) {
     return kNoMemory;

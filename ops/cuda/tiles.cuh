@@ -139,7 +139,7 @@ __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise
   if (LaneOfThread() == 0) t.scale[k][tile.begin / kCodeBlock] = scale;
   Write<typename Code::Type>(t.state[k], tile, [&](int e, typename Code::Type *code) {
     *code =
-        static_cast<typename Code::Type>(Code::Encode(s[e] * factor, CodeNoiseFor(Code::kUse, noise.At(tile.At(e)))));
+        static_cast<typename Code::Type>(Code::Encode(s[e], factor, CodeNoiseFor(Code::kUse, noise.At(tile.At(e)))));
   });
   // Whoever reads the codes again reads the scale that lane 0 wrote.
   __syncwarp();

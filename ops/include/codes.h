@@ -75,7 +75,8 @@ struct SignedCode : SmallFloat<15> {
     const float x = SmallFloat::Decode(static_cast<uint32_t>(code < 0 ? -code : code));
     return code < 0 ? -x : x;
   }
-  MS_OPTIM_FN static int32_t Encode(float x, uint32_t noise) {
+  MS_OPTIM_FN static int32_t Encode(float x, float factor, uint32_t noise) {
+    x *= factor;
     const uint32_t magnitude = SmallFloat::Encode(FromBits(BitsOf(x) & 0x7fffffffu), noise);
     return static_cast<int32_t>(static_cast<int32_t>(BitsOf(x)) < 0 ? 0u - magnitude : magnitude);
   }
@@ -87,8 +88,9 @@ template <NoiseUse kState>
 struct UnsignedCode : SmallFloat<31> {
   typedef uint8_t Type;
   static constexpr NoiseUse kUse = kState;
-  MS_OPTIM_FN static int32_t Encode(float x, uint32_t noise) {
-    return static_cast<int32_t>(Max(SmallFloat<31>::Encode(x, noise), Min(BitsOf(x), 1u)));
+  // Its product with the factor may be 0 where x is not.
+  MS_OPTIM_FN static int32_t Encode(float x, float factor, uint32_t noise) {
+    return static_cast<int32_t>(Max(SmallFloat<31>::Encode(x * factor, noise), Min(BitsOf(x), 1u)));
   }
 };
 

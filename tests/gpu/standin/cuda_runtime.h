@@ -23,6 +23,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+#include "denormals.h"
+
 #define __global__
 #define __device__
 #define __host__
@@ -260,6 +262,7 @@ template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
                                Arguments &&...arguments) {
   if (config->gridDim.x == 0 || config->blockDim.x == 0) return cudaErrorInvalidConfiguration;
+  const ms_optim::DenormalsAreZero as_compiled_for_a_gpu;
   const std::function<void()> body = [&] { kernel(arguments...); };
   const bool backwards = getenv("MS_OPTIM_STANDIN_BACKWARDS") != nullptr;
   gridDim = config->gridDim;

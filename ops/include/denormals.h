@@ -1,0 +1,50 @@
+// A float32 number below 2^-126 in magnitude counts as 0, wherever a step reads or makes one.
+//
+// GPUs are told so when the kernels are compiled (-ftz=true), a CPU by the mode of each thread. Left to themselves some
+// threads of a framework would flush such numbers and others not, and a moment that decays would end in numbers with
+// which a processor is many times slower.
+#pragma once
+
+#include "numbers.h"
+
+namespace ms_optim {
+
+// Sets the mode of its thread for as long as it lives, and then puts back what was there. Loads and stores stay between
+// the two, and with them the arithmetic.
+class DenormalsAreZero {
+ public:
+  MS_OPTIM_FN DenormalsAreZero() : before_(Mode()) { SetMode(before_ | kFlush); }
+  MS_OPTIM_FN ~DenormalsAreZero() { SetMode(before_); }
+  DenormalsAreZero(const DenormalsAreZero &) = delete;
+  DenormalsAreZero &operator=(const DenormalsAreZero &) = delete;
+
+ private:
+#if defined(__x86_64__)
+  typedef uint32_t Register;                              // MXCSR
+  static constexpr Register kFlush = 1u << 15 | 1u << 6;  // flush to zero, denormals are zero
+  MS_OPTIM_FN static Register Mode() {
+    Register mode;
+    asm volatile("stmxcsr %0" : "=m"(mode) : : "memory");
+    return mode;
+  }
+  MS_OPTIM_FN static void SetMode(Register mode) { asm volatile("ldmxcsr %0" : : "m"(mode) : "memory"); }
+#elif defined(__aarch64__)
+  typedef uint64_t Register;                    // FPCR
+  static constexpr Register kFlush = 1u << 24;  // FZ, for what is read and what is made
+  MS_OPTIM_FN static Register Mode() {
+    Register mode;
+    asm volatile("mrs %0, fpcr" : "=r"(mode) : : "memory");
+    return mode;
+  }
+  MS_OPTIM_FN static void SetMode(Register mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
+#else
+  typedef uint32_t Register;  // a processor of another kind keeps its own ways
+  static constexpr Register kFlush = 0;
+  MS_OPTIM_FN static Register Mode() { return 0; }
+  MS_OPTIM_FN static void SetMode(Register) {}
+#endif
+
+  const Register before_;
+};
+
+}  // namespace ms_optim

@@ -10,6 +10,7 @@ transport), and the step made of these, in launches of the fused kernel and in M
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,6 +64,13 @@ def sent(sparsity: float | None, size: int, min_compress_numel: int) -> int:
 
 # ---- The wire -----------------------------------------------------------------------------------------------------
 
+# The mark at a wire's end, in limbs of 6 bits, each with its square: see ops/include/dgc.h. The composite path, whose
+# wires no kernel reads, has limbs of the step and of the settings apart: 6 and 4.
+LIMB_BITS, LIMBS, STEP_LIMBS = 6, 10, 6
+LARGEST_LIMB = (1 << LIMB_BITS) - 1
+MARK_WORDS = 2 * LIMBS
+MOST_PROCESSES = 4096  # whose limbs' squares float32 adds up exactly
+
 
 def place_bytes(size: int) -> int:
     """Return how many bytes hold any place in a tensor."""
@@ -79,7 +87,12 @@ def wire_words(sizes: Sequence[int], counts: Sequence[int], wire_dtype: str = "f
     """
     value = np.dtype(wire_dtype).itemsize
     sent = (count * (value + place_bytes(size)) if count else 4 * size for size, count in zip(sizes, counts))
-    return (sum(sent) + 3) // 4 + 1  # the last word is the worker's step
+    return (sum(sent) + 3) // 4 + MARK_WORDS
+
+
+def settings_number(*settings: Any) -> int:
+    """Return 28 bits that are the same on workers of the same settings, and hardly ever on others."""
+    return zlib.crc32(repr(settings).encode()) >> 4
 
 
 # ---- The transport ------------------------------------------------------------------------------------------------
@@ -112,6 +125,8 @@ class Workers:
                 fail(ValueError, optimizer, name, "None before mindspore.communication.init() is called", value)
         self.group = group if group is not None else (comm.GlobalComm.WORLD_COMM_GROUP if initialized else None)
         processes = 1 if self.group is None else comm.get_group_size(self.group)
+        if processes > MOST_PROCESSES:
+            fail(ValueError, optimizer, "group", f"of at most {MOST_PROCESSES} processes", processes)
         mode = ms.get_auto_parallel_context("parallel_mode")
         if processes > 1 and mode != "stand_alone":
             raise ValueError(
@@ -354,6 +369,14 @@ class CompressedStep(FusedOptimizer):
         # another number of workers, it is refused there.
         whose = np.eye(workers, dtype=np.int32)[self.workers.rank]
         self.dgc_worker = Parameter(Tensor(whose), name="dgc_worker", requires_grad=False)
+        self._own_worker = Tensor(whose)
+        settings = (rule.name, rule.constants, rule.flags, options.grad_clip_norm, sizes, self._counts.tolist())
+        self._settings = settings_number(*settings, self._ends)
+        self._processes = workers * self._per_host
+        self._limb_shifts = Tensor([LIMB_BITS * k for k in range(STEP_LIMBS)], mstype.int32)
+        limbs = [self._settings >> LIMB_BITS * k & LARGEST_LIMB for k in range(LIMBS - STEP_LIMBS)]
+        self._settings_limbs = Tensor(limbs, mstype.float32)
+        self._no_mark = Tensor(np.full(MARK_WORDS, np.nan, np.float32))
         self._share = 1.0 / math.sqrt(workers)
         self._skips = options.skip_nonfinite
         self._all_reduce = self.workers.all_reduce() if workers * self._per_host > 1 else None
@@ -361,18 +384,36 @@ class CompressedStep(FusedOptimizer):
 
     def _checked_entries(self, name, state_dict):
         entries = super()._checked_entries(name, state_dict)
-        if (whose := entries.get("dgc_worker")) is not None:
-            rank, count = worker_of(name, whose)
-            if (rank, count) != (self.workers.rank, self.workers.count):
-                raise ValueError(
-                    f"For '{name}', 'state_dict' must be that of worker {self.workers.rank} of {self.workers.count}, "
-                    f"but got that of worker {rank} of {count}: ms_optim.fold_residuals() makes the states of one "
-                    "number of workers from those of another."
-                )
+        entry = next(key for key, p in self._own_parameters().items() if p is self.dgc_worker)
+        if entry in entries and worker_of(name, entries[entry]) != (self.workers.rank, self.workers.count):
+            raise ValueError(
+                f"For '{name}', 'state_dict' must be that of worker {self.workers.rank} of {self.workers.count}, "
+                f"but got that of {self._other_worker(entries[entry])}: ms_optim.fold_residuals() makes the states of "
+                "one number of workers from those of another."
+            )
         return entries
+
+    def _other_worker(self, entry: Tensor) -> str | None:
+        """Say whose states an entry `dgc_worker` goes with, unless they are this worker's own."""
+        whose = entry.asnumpy()
+        if np.array_equal(whose, self._own_worker.asnumpy()):
+            return None
+        return f"worker {whose.argmax()} of {whose.size}"
+
+    def check_states(self) -> None:
+        """Refuse the residuals of another worker, which MindSpore's own loading takes."""
+        if other := self._other_worker(self.dgc_worker):
+            raise RuntimeError(
+                f"For '{self.cls_name}', the residuals must be those of worker {self.workers.rank} of "
+                f"{self.workers.count}, but are those of {other}, whose checkpoint was loaded. Load this worker's own "
+                "with load_state_dict(), which refuses others, or what ms_optim.fold_residuals() makes of all."
+            )
 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...]:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
+        # Elsewhere the host would wait for the device.
+        if _kernels.device_target() == "CPU":
+            self.check_states()
         if self._addresses is not None and self._local_sum is not None:
             gradients = self._mean_on_host(check_gradients(self.cls_name, self._names, self._shapes, gradients))
         return super().__call__(gradients)
@@ -419,17 +460,18 @@ class CompressedStep(FusedOptimizer):
         n, workers = self.param_length, self.workers
         columns = [self._rate_index, self._decay_index, self._centralized, range(n)]
         layouts = np.array([np.array([*columns, counts], np.int32).T for counts in self._counts])
-        constants = (self._unscale, options.grad_clip_norm or 0.0, self._seed, *rule.constants)
+        own = (self.workers.rank, self._settings)
+        constants = (self._unscale, options.grad_clip_norm or 0.0, self._seed, *rule.constants, *own)
         self._layouts = Tensor(layouts)
         self._constants = Tensor(np.array(constants, np.float64))
         self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
         self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics))
         shared = self._shared_flags(rule, options)
         held = n + len(self.states) + len(self.masters)
-        direct = [False] * 7 + [True] * 3
+        direct = [False] * 8 + [True] * 3
         forms = [(direct + [True] * n + [False] * n + [True] * (held - n), direct + [False] * n, 0)]
         if device == "CPU":
-            forms.append(([False] * 8, [False] * 8, _kernels.BY_ADDRESS))
+            forms.append(([False] * 9, [False] * 9, _kernels.BY_ADDRESS))
             self._addresses = _kernels.AddressTable(
                 self._parameters,
                 self.states,
@@ -466,10 +508,11 @@ class CompressedStep(FusedOptimizer):
         gradients = self._local_mean(gradients)
         numbers = (self._constants, ops.stack(rates))
         phase = self._place_in_ramp(self.global_step)
-        tensors = self._counters + self.parameters + gradients + self.states + self.masters
+        shared = (self.dgc_worker, *self._counters)
+        tensors = shared + self.parameters + gradients + self.states + self.masters
         if self._worker_count == 1:
             return self._run_locally(0, phase, numbers, tensors)
-        sums, skipping = self._looked_at(0, numbers, self._counters + gradients)
+        sums, skipping = self._looked_at(0, numbers, shared + gradients)
         done = self._no_sums
         for k in range(len(self._ends) + 1):
             if phase == k:
@@ -478,7 +521,8 @@ class CompressedStep(FusedOptimizer):
 
     def _step_by_address(self, step, addresses):
         """Run the step on what a table of addresses names; Python knows the phase."""
-        return self._phase_by_address(step, addresses, self._known_place(step) if self._worker_count > 1 else 0)
+        known = self._known_place(step) if self._worker_count > 1 else 0
+        return self._phase_by_address(step, addresses, known)
 
     def _known_place(self, step):
         at = int(step.asnumpy()[0])
@@ -497,9 +541,9 @@ class CompressedStep(FusedOptimizer):
     def _phase_by_address(self, step, addresses, known):
         numbers = (self._constants, ops.stack(self._current_rates(step)))
         if self._worker_count == 1:
-            return self._run_locally(1, self._place_in_ramp(step), numbers, (addresses,))
-        sums, skipping = self._looked_at(1, numbers, (addresses,))
-        return self._exchanges[1][known](numbers, sums, skipping, (addresses,))
+            return self._run_locally(1, self._place_in_ramp(step), numbers, (self._own_worker, addresses))
+        sums, skipping = self._looked_at(1, numbers, (self._own_worker, addresses))
+        return self._exchanges[1][known](numbers, sums, skipping, (self._own_worker, addresses))
 
     # What a step of one of several simulated workers is made of; see simulated_workers.py.
 
@@ -507,17 +551,18 @@ class CompressedStep(FusedOptimizer):
     def _look_by_address(self, step, addresses):
         if not self._skips:
             return self._no_sums, self._no_worker
-        return self._looked_here(1, (self._constants, ops.stack(self._current_rates(step))), (addresses,))
+        numbers = (self._constants, ops.stack(self._current_rates(step)))
+        return self._looked_here(1, numbers, (self._own_worker, addresses))
 
     @ms.jit(backend="ms_backend")
     def _send_by_address(self, step, addresses, sums, skipping, known):
         numbers = (self._constants, ops.stack(self._current_rates(step)))
-        return self._exchanges[1][known].send(numbers, sums, skipping, (addresses,))
+        return self._exchanges[1][known].send(numbers, sums, skipping, (self._own_worker, addresses))
 
     @ms.jit(backend="ms_backend")
     def _apply_by_address(self, step, addresses, sums, skipping, wires, known):
         numbers = (self._constants, ops.stack(self._current_rates(step)))
-        return self._exchanges[1][known].apply(numbers, sums, skipping, wires, (addresses,))
+        return self._exchanges[1][known].apply(numbers, sums, skipping, wires, (self._own_worker, addresses))
 
     def _run_locally(self, form, phase, numbers, tensors):
         layout = ops.gather(self._layouts, phase, 0)
@@ -557,6 +602,8 @@ class CompressedStep(FusedOptimizer):
             velocities += (u,)
             residuals += (r,)
         means = self._mean(values)
+        # Nothing is written before what all sent is known to be of this step.
+        applied = F.depend(applied, means)
         reports = ()
         for i in range(self.param_length):
             u, r = self.states[i], self.states[self.param_length + i]
@@ -614,7 +661,26 @@ class CompressedStep(FusedOptimizer):
         flat = ()
         for value in values:
             flat += (value.reshape(-1),)
-        return self._cut(normal(self._all_reduce(ops.concat(flat)) / (self._worker_count * self._per_host)))
+        mark = self._mark()
+        total = self._checked_total(self._all_reduce(ops.concat((*flat, mark))), mark)
+        return self._cut(normal(total / self._processes))
+
+    def _mark(self):
+        """Return the mark of this step, or NaN where the residuals are another worker's, so that no process goes on."""
+        # Not by division, which is of floating-point numbers on a CPU.
+        parts = ops.bitwise_and(ops.bitwise_right_shift(self.global_step, self._limb_shifts), LARGEST_LIMB)
+        limbs = ops.concat((F.cast(parts, mstype.float32), self._settings_limbs))
+        own = (self.dgc_worker == self._own_worker).all()
+        return ops.where(own, ops.concat((limbs, limbs * limbs)), self._no_mark)
+
+    def _checked_total(self, total, mark):
+        """Return the sum of what all sent, if all marks are this process's own."""
+        if ops.logical_not((total[-MARK_WORDS:] == mark * self._processes).all()):
+            raise RuntimeError(
+                "DGCMomentum received what belongs to another step or to other settings, or some worker holds another "
+                "worker's residuals: nothing was changed."
+            )
+        return total
 
     def _everywhere(self, finite):
         if self._worker_count == 1:

@@ -101,6 +101,9 @@ class DGCMomentum(CompressedStep):
         ValueError: If `num_trainers` is not the number of processes, or `group` or `local_group` is given before
             communication is initialized, or the parallel mode of several processes is not "stand_alone".
         ValueError: If hosts have different numbers of processes, or these are not next to each other in `group`.
+        ValueError: If `group` has more than 4,096 processes.
+        RuntimeError: If the residuals are those of another worker, or the workers are not at one step or were built
+            with different arguments; nothing is changed.
         ValueError: If a parameter has more than 2,147,483,648 elements.
         {raises}
 

@@ -10,6 +10,7 @@ from mindspore import Tensor
 from ._arguments import check_count, fail, worker_of
 
 NAME = "fold_residuals"
+ENTRY = "dgc_worker"  # says whose states a state dict holds
 
 
 def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> list[dict[str, Tensor]]:
@@ -21,7 +22,7 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
 
     Args:
         state_dicts (Sequence[dict[str, Tensor]]): What each worker's ``state_dict()`` returned, or ``load_checkpoint``
-            read of its file, in any order.
+            read of its file, in any order. Where a Cell holds the optimizer, names may begin with that Cell's.
         workers (int): The new number of workers, 1 or greater.
 
     Returns:
@@ -42,7 +43,7 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
         2
     """
     check_count(NAME, "workers", workers, 1)
-    old = _in_order(state_dicts)
+    old, prefix = _in_order(state_dicts)
     names = old[0].keys()
     for rank, entries in enumerate(old):
         if entries.keys() != names:
@@ -56,23 +57,24 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
                     f"{first.dtype} of shape {first.shape} on worker 0, and {other.dtype} of shape {other.shape} on "
                     f"worker {rank}."
                 )
-            if not _is_own(name) and other.asnumpy().tobytes() != first.asnumpy().tobytes():
+            if not _is_own(name.removeprefix(prefix)) and other.asnumpy().tobytes() != first.asnumpy().tobytes():
                 raise ValueError(
                     f"For '{NAME}', 'state_dicts' must be of workers of one step, but {name!r} is not the same on "
                     f"workers 0 and {rank}."
                 )
-    return [_of_worker(old, rank, workers) for rank in range(workers)]
+    return [_of_worker(old, prefix, rank, workers) for rank in range(workers)]
 
 
-def _of_worker(old: list[dict[str, Tensor]], rank: int, workers: int) -> dict[str, Tensor]:
+def _of_worker(old: list[dict[str, Tensor]], prefix: str, rank: int, workers: int) -> dict[str, Tensor]:
     mine = old[rank::workers]
     entries = {}
     for name, first in old[0].items():
-        if name == "dgc_worker":
+        plain = name.removeprefix(prefix)
+        if plain == ENTRY:
             value = np.eye(workers, dtype=np.int32)[rank]
-        elif name.startswith("dgc_r."):
+        elif plain.startswith("dgc_r."):
             value = sum((o[name].asnumpy().astype(np.float64) for o in mine), np.zeros(first.shape)).astype(np.float32)
-        elif name.startswith("dgc_u."):
+        elif plain.startswith("dgc_u."):
             value = np.mean([o[name].asnumpy() for o in mine or old], 0, np.float64).astype(np.float32)
         else:
             value = first.asnumpy()
@@ -82,22 +84,36 @@ def _of_worker(old: list[dict[str, Tensor]], rank: int, workers: int) -> dict[st
 
 def _is_own(name: str) -> bool:
     """Tell whether an entry differs from worker to worker."""
-    return name in ("dgc_worker", "statistics") or name.startswith(("dgc_r.", "dgc_u."))
+    return name in (ENTRY, "statistics") or name.startswith(("dgc_r.", "dgc_u."))
 
 
-def _in_order(state_dicts: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Return the workers' entries by rank, once all are known to be there."""
+def _worker_entry(entries: dict[str, Tensor]) -> str | None:
+    """Return the name of the entry that says whose states these are, if there is one."""
+    found = [name for name in entries if name == ENTRY or name.endswith(f".{ENTRY}")]
+    if len(found) > 1:
+        raise ValueError(f"For '{NAME}', 'state_dicts' must be of one DGCMomentum each, but one holds {found}.")
+    return found[0] if found else None
+
+
+def _in_order(state_dicts: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], str]:
+    """Return the workers' entries by rank, once all are known to be there, and what stands before the names.
+
+    That is the name of a Cell that holds the optimizer.
+    """
     if not isinstance(state_dicts, (list, tuple)) or not all(isinstance(d, dict) for d in state_dicts):
         fail(TypeError, NAME, "state_dicts", "a list of dicts of Tensors", state_dicts)
     ranks: dict[int, dict[str, Tensor]] = {}
+    prefix = ""
     for entries in state_dicts:
         if not all(isinstance(value, Tensor) for value in entries.values()):
             fail(TypeError, NAME, "state_dicts", "a list of dicts of Tensors", entries)
-        rank, count = worker_of(NAME, entries["dgc_worker"]) if "dgc_worker" in entries else (0, 0)
+        entry = _worker_entry(entries)
+        rank, count = worker_of(NAME, entries[entry]) if entry else (0, 0)
+        prefix = entry.removesuffix(ENTRY) if entry else ""
         if count != len(state_dicts):
             what = f"of all workers, but one of the {len(state_dicts)} is of {count} workers"
             raise ValueError(f"For '{NAME}', 'state_dicts' must be {what}.")
         ranks[rank] = entries
     if len(ranks) != len(state_dicts) or not ranks:
         raise ValueError(f"For '{NAME}', 'state_dicts' must hold each worker once, but holds workers {sorted(ranks)}.")
-    return [ranks[rank] for rank in sorted(ranks)]
+    return [ranks[rank] for rank in sorted(ranks)], prefix

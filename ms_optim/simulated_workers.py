@@ -79,7 +79,7 @@ class SimulatedWorkers:
         >>> x, y = np.random.randn(4, 32, 256).astype(np.float32), np.random.randint(0, 100, (4, 32)).astype(np.int32)
         >>> done = workers([gradient(ms.Tensor(x[k]), ms.Tensor(y[k]))[1] for k in range(4)])
         >>> print(workers.bytes_sent)
-        560
+        636
     """
 
     optimizers: list[CompressedStep]
@@ -109,6 +109,8 @@ class SimulatedWorkers:
         if not isinstance(gradients, (list, tuple)) or len(gradients) != count:
             fail(ValueError, name, "gradients", f"a list of the gradients of each of {count} workers", gradients)
         self.optimizers[0]._check_count()
+        for optimizer in self.optimizers:
+            optimizer.check_states()
         kept = [check_gradients(name, o._names, o._shapes, g) for o, g in zip(self.optimizers, gradients)]
         # The tables are addresses: what they name is kept until the end of the step.
         tables = [o._addresses.fill(g) for o, g in zip(self.optimizers, kept)]

@@ -136,6 +136,8 @@ class CompressedLaunch:
         sent: For each tensor how many elements are sent, 0 where it is not compressed.
         stages: What the launch does; a moments stage alone gives a wire, `self.wire`.
         wires: What the workers sent, for an apply stage alone.
+        sums: What the moments stage returned, for an apply stage alone.
+        whose: Whose states these are; by default this worker's own, that of `rank`.
     """
 
     def __init__(
@@ -157,6 +159,9 @@ class CompressedLaunch:
         wires=None,
         skipping=0.0,
         sums=None,
+        rank=0,
+        settings=7,
+        whose=None,
     ):
         n = len(weights)
         columns = columns or [[0, -1, 0]] * n
@@ -170,11 +175,12 @@ class CompressedLaunch:
         self.arrays = [
             np.zeros((1 + stages, 1 + shared, 1 + rule_flags), np.int8),
             np.array(layout, np.int32).reshape(n, 5),
-            np.array([1.0, clip, 0.0, momentum, workers]),
+            np.array([1.0, clip, 0.0, momentum, workers, rank, settings]),
             np.array(rates, np.float32),
             np.zeros((1, len(_kernels.SUMS))) if sums is None else sums,
             np.array([skipping], np.float32),
             np.zeros((1, 1), np.float32) if wires is None else wires,
+            np.eye(workers, dtype=np.int32)[rank if whose is None else whose],
             self.global_step,
             self.skipped,
             self.statistics,

@@ -6,11 +6,13 @@ import mindspore as ms
 import numpy as np
 import pytest
 from harness import NUMPY, flushed
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from native import CompressedLaunch
 from test_kernels import instruction_sets
 
 from ms_optim import _kernels
-from ms_optim.compression import largest, place_bytes, ramp, sent, wire_words
+from ms_optim.compression import MARK_WORDS, largest, place_bytes, ramp, sent, settings_number, wire_words
 
 SEND = _kernels.MOMENTS_STAGE
 APPLY = _kernels.APPLY_STAGE + _kernels.COMMIT_STAGE
@@ -64,6 +66,17 @@ def unpacked(wire, size, k, dtype=np.float32):
     return raw[:values].view(dtype), digits @ 256 ** np.arange(width)
 
 
+def exchanged(w, g, u, r, k, **options):
+    """Run a step of one worker that sends to itself, in two launches; return the wire."""
+    tensors, before = ([w], [g], [u], [r], [k]), [x.tobytes() for x in (w, u, r)]
+    send = CompressedLaunch(*tensors, momentum=0.0, stages=SEND, **options)
+    assert send.run() == 0
+    assert [x.tobytes() for x in (w, u, r)] == before
+    wires = send.wire.reshape(1, -1)
+    assert CompressedLaunch(*tensors, momentum=0.0, stages=APPLY, wires=wires, sums=send.sums, **options).run() == 0
+    return send.wire
+
+
 @needs_kernel
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("size", [1, 2, 15, 17, 64, 256, 257, 4097, 70_000])
@@ -75,17 +88,16 @@ def test_exactly_the_largest_are_sent(values, size):
         if k > size:
             continue
         w, u, r = zeros([size, size, size])
-        launch = CompressedLaunch([w], [g], [u], [r], [k], momentum=0.0, stages=SEND)
-        assert launch.run() == 0
+        wire = exchanged(w, g, u, r, k)
         g = flushed(g)
         mask = top(g, k)
         wanted = np.flatnonzero(mask)
-        values_sent, places = unpacked(launch.wire, size, k)
+        values_sent, places = unpacked(wire, size, k)
         np.testing.assert_array_equal(places, wanted)
         np.testing.assert_array_equal(values_sent, g[wanted])
         np.testing.assert_array_equal(r, np.where(mask, 0, g))
         np.testing.assert_array_equal(u, np.where(mask, 0, g))
-        np.testing.assert_array_equal(w, 0)
+        np.testing.assert_array_equal(w, np.where(mask, -np.float32(0.125) * g, 0))
 
 
 @needs_kernel
@@ -101,9 +113,7 @@ def test_what_rounding_takes_from_a_value_stays_behind(values, size):
         travelled = np.where(np.isfinite(g), np.clip(g, -65504, 65504), g).astype(np.float16)
         behind = np.where(np.isfinite(g), g - travelled.astype(np.float32), 0)
     w, u, r = zeros([size, size, size])
-    launch = CompressedLaunch([w], [g], [u], [r], [k], momentum=0.0, stages=SEND, rule_flags=4)
-    assert launch.run() == 0
-    values_sent, places = unpacked(launch.wire, size, k, np.float16)
+    values_sent, places = unpacked(exchanged(w, g, u, r, k, rule_flags=4), size, k, np.float16)
     np.testing.assert_array_equal(places, np.flatnonzero(mask))
     np.testing.assert_array_equal(values_sent, travelled[mask])
     np.testing.assert_array_equal(r, np.where(mask, behind, g))
@@ -234,13 +244,15 @@ def test_wires_of_several_workers_are_merged(workers, compressed, half):
     shapes = [(5000,), (70_000,), (20,), (13, 11)]
     counts = [400, 3000, 0, 30] if compressed else [0] * 4
     start = [np.asarray(rng.standard_normal(s)).astype(np.float32) for s in shapes]
-    wires, masked = [], []
-    for _ in range(workers):
+    wires, masked, drawn = [], [], []
+    options = {"workers": workers, "rule_flags": 4 * half}
+    for rank in range(workers):
         g = [np.asarray(rng.standard_normal(s)).astype(np.float32) for s in shapes]
         u, r = zeros(shapes), zeros(shapes)
-        launch = CompressedLaunch(copies(start), g, u, r, counts, workers=workers, stages=SEND, rule_flags=4 * half)
+        launch = CompressedLaunch(copies(start), g, u, r, counts, stages=SEND, rank=rank, **options)
         assert launch.run() == 0
         wires.append(launch.wire)
+        drawn.append((g, launch.sums))
         travelled = [x.astype(np.float16).astype(np.float32) if half and k else x for x, k in zip(g, counts)]
         masked.append([np.where(top(x, k), y, np.float32(0)) if k else x for x, y, k in zip(g, travelled, counts)])
     total = [masked[0][i].copy() for i in range(4)]
@@ -249,31 +261,55 @@ def test_wires_of_several_workers_are_merged(workers, compressed, half):
     if not compressed:
         # An all-reduce has added them up.
         wires = [sum(wires[1:], wires[0].copy())]
-    w, u, r = copies(start), zeros(shapes), zeros(shapes)
-    tensors = (w, zeros(shapes), u, r, counts)
-    sums = np.zeros((len(shapes), len(_kernels.SUMS)))
-    launch = CompressedLaunch(
-        *tensors, workers=workers, stages=APPLY, wires=np.stack(wires), sums=sums, rule_flags=4 * half
-    )
-    assert launch.run() == 0
     mean = [t / np.float32(workers) for t in total]
-    for i in range(4):
-        np.testing.assert_array_equal(w[i], start[i] - np.float32(0.125) * mean[i])
-        np.testing.assert_array_equal(u[i], 0 if counts[i] else mean[i])
     moved = [0.125 * np.linalg.norm(m.astype(np.float64)) for m in mean]
-    np.testing.assert_allclose(launch.statistics[:, 2], moved, rtol=1e-6)
+    for rank, (g, sums) in enumerate(drawn):
+        w, u, r = copies(start), zeros(shapes), zeros(shapes)
+        tensors = (w, g, u, r, counts)
+        launch = CompressedLaunch(*tensors, stages=APPLY, wires=np.stack(wires), sums=sums, rank=rank, **options)
+        assert launch.run() == 0
+        for i, k in enumerate(counts):
+            mask = top(g[i], k)
+            np.testing.assert_array_equal(w[i], start[i] - np.float32(0.125) * mean[i])
+            np.testing.assert_array_equal(u[i], np.where(mask, 0, g[i]) if k else mean[i])
+            np.testing.assert_array_equal(r[i], np.where(mask, g[i] - masked[rank][i], g[i]) if k else 0)
+        np.testing.assert_allclose(launch.statistics[:, 2], moved, rtol=1e-6)
 
 
 @needs_kernel
 def test_a_worker_told_to_skip_moves_nothing():
     g, w, u, r = (np.ones(100, np.float32) for _ in range(4))
+    wires = None
     for stages in (SEND, APPLY):
-        wires = np.full((2, 4), 7, np.int32) if stages == APPLY else None
         launch = CompressedLaunch([w], [g], [u], [r], [2], workers=2, stages=stages, wires=wires, skipping=1.0)
         assert launch.run() == 0
+        wires = np.stack((launch.wire, launch.wire))
         for x in (w, u, r):
             np.testing.assert_array_equal(x, 1)
         assert (launch.global_step[0], launch.skipped[0]) == (0, int(stages == APPLY))
+
+
+# Of a worker's step and settings the parts that a mistake may leave out: each bit counts.
+STEPS = st.one_of(st.integers(0, 2**31 - 1), st.integers(0, 30).map(lambda bit: 1 << bit), st.integers(0, 9))
+MARKS = st.tuples(STEPS, st.sampled_from([0, 1, 1 << 27, (1 << 28) - 1]))
+
+
+def mark(step, settings):
+    """The 60 bits of a step and a number of settings, in limbs of 6, each with its square."""
+    limbs = [(step + (settings << 32)) >> 6 * k & 63 for k in range(10)]
+    return np.array([x for limb in limbs for x in (limb, limb * limb)], np.float32)
+
+
+def received(own, wires, workers, compressed):
+    """Apply wires at a step and settings; return the status, and whether all is as before."""
+    held = [np.full(3, value, np.float32) for value in (1, 2, 3, 4)]
+    before = copies(held)
+    launch = CompressedLaunch(*([x] for x in held), [2 * compressed], workers=workers, stages=APPLY, wires=wires,
+                              sums=np.full((1, 5), 1.0), settings=own[1])  # fmt: skip
+    launch.global_step[0] = own[0]
+    status = launch.run()
+    counted = launch.global_step[0] != own[0] or launch.skipped[0] or launch.statistics.any()
+    return status, not counted and all((a == b).all() for a, b in zip(held, before))
 
 
 @needs_kernel
@@ -291,26 +327,75 @@ def test_a_skipped_step_accumulates_nothing(tensors, poison):
 
 @needs_kernel
 @pytest.mark.parametrize("compressed", [True, False])
-@pytest.mark.parametrize("behind", [0, 1])
-def test_what_belongs_to_another_step_is_not_applied(compressed, behind, capfd):
-    """As when a worker leaves out a step that the others take, and is a step behind from then on."""
-    wires = []
-    for worker in range(3):
-        made = [np.ones(100, np.float32) for _ in range(4)]
-        send = CompressedLaunch(*([x] for x in made), [2 * compressed], workers=3, stages=SEND)
-        send.global_step[0] = 4095 + 4096 - behind * (worker == 1)
+@settings(deadline=None, max_examples=200)
+@given(marks=st.lists(MARKS, min_size=2, max_size=9), same=st.booleans(), times=st.sampled_from([1, 1, 7, 455]))
+@example(marks=[(5, 0), (6, 0), (7, 0)], same=False, times=1)
+@example(marks=[(4096, 0), (0, 0), (8192, 0)], same=False, times=1)
+@example(marks=[(2**31 - 2, (1 << 28) - 1)] * 8, same=True, times=512)
+def test_no_mixture_of_marks_passes_for_one_step(compressed, marks, same, times):
+    """As of workers that left out steps, resumed from other checkpoints, or were built with other arguments."""
+    marks = marks[:1] * len(marks) if same else marks
+    workers = len(marks) * (1 if compressed else times)
+    wires = np.zeros((len(marks), wire_words([3], [2 * compressed])), np.float32)
+    wires[:, -MARK_WORDS:] = [mark(*one) for one in marks]
+    if not compressed:
+        total = np.zeros_like(wires[:1])
+        for wire in np.repeat(wires, times, 0):
+            total = total + wire
+        wires = total
+    for own in dict.fromkeys(marks):
+        status, unchanged = received(own, wires.view(np.int32) if compressed else wires, workers, compressed)
+        assert (status, unchanged) == ((0, False) if len(set(marks)) == 1 else (7, True))
+
+
+@needs_kernel
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("ours, stray", [((6, 7), (5, 7)), ((6, 7), (4102, 7)), ((6, 7), (6, 8)), ((0, 7), (1, 7))])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_refused_exchange_leaves_all_as_it_was(compressed, ours, stray, dtype, capfd):
+    """Of both launches: what is sent is not taken from the states before all workers are known to be at one step."""
+    rng = np.random.default_rng(2)
+    shapes, sent_of = [(300,), (13, 11)], [30 * compressed, 5 * compressed]
+    held, wires, sums = [], [], []
+    for rank in range(3):
+        weights, gradients, u, r = ([np.asarray(rng.standard_normal(s)).astype(np.float32) for s in shapes]
+                                    for _ in range(4))  # fmt: skip
+        weights, masters = [w.astype(NUMPY[dtype]) for w in weights], zeros(shapes) if dtype != "float32" else []
+        common = {"workers": 3, "rank": rank, "masters": masters, "shared": _kernels.MASTERS * bool(masters),
+                  "clip": 1.0, "columns": [[0, -1, 0], [0, -1, 1]]}  # fmt: skip
+        held.append(((weights, gradients, u, r, sent_of), common))
+    before = [x.tobytes() for tensors, common in held for group in (*tensors[:4], common["masters"]) for x in group]
+    for rank, (tensors, common) in enumerate(held):
+        step, number = stray if rank == 1 else ours
+        send = CompressedLaunch(*tensors, stages=SEND, settings=number, **common)
+        send.global_step[0] = step
         assert send.run() == 0
         wires.append(send.wire)
+        sums.append(send.sums)
     wires = wires if compressed else [wires[0] + wires[1] + wires[2]]
+    for rank, (tensors, common) in enumerate(held):
+        step, number = stray if rank == 1 else ours
+        apply = CompressedLaunch(*tensors, stages=APPLY, wires=np.stack(wires), sums=sums[rank], settings=number,
+                                 **common)  # fmt: skip
+        apply.global_step[0] = step
+        assert apply.run() == 7
+        assert (apply.global_step[0], apply.skipped[0], apply.statistics.any()) == (step, 0, False)
+    after = [x.tobytes() for tensors, common in held for group in (*tensors[:4], common["masters"]) for x in group]
+    assert after == before
+    assert "belongs to another step or to other settings" in capfd.readouterr().err
+
+
+@needs_kernel
+@pytest.mark.parametrize("stages", [_kernels.GRADIENT_STAGE, SEND, APPLY])
+def test_another_workers_states_are_refused(stages, capfd):
     held = [np.ones(100, np.float32) for _ in range(4)]
-    sums = np.zeros((1, len(_kernels.SUMS)))
-    tensors = [[x] for x in held]
-    launch = CompressedLaunch(*tensors, [2 * compressed], workers=3, stages=APPLY, wires=np.stack(wires), sums=sums)
-    launch.global_step[0] = 4095 + 4096
-    assert launch.run() == 7 * behind
-    assert ("received what belongs to another step" in capfd.readouterr().err) == bool(behind)
-    assert (held[0] == 1.0).all() == bool(behind)
-    assert launch.global_step[0] == 4095 + 4096 + 1 - behind
+    wires = np.zeros((3, wire_words([100], [2])), np.int32) if stages == APPLY else None
+    launch = CompressedLaunch(*([x] for x in held), [2], workers=3, stages=stages, wires=wires, rank=1, whose=2)
+    if stages == _kernels.GRADIENT_STAGE:
+        launch.arrays = [*launch.arrays[:11], launch.arrays[12], launch.sums]
+    assert launch.run() == 9
+    assert all((x == 1).all() for x in held)
+    assert "of worker 1 holds the residuals of worker 2" in capfd.readouterr().err
 
 
 @needs_kernel
@@ -321,7 +406,7 @@ def test_what_belongs_to_another_step_is_not_applied(compressed, behind, capfd):
         ("fewer than none", lambda a: a[1].__setitem__((0, 4), -1), 2),
         ("a wire of another size", lambda a: a.__setitem__(-1, np.zeros(9, np.int32)), 3),
         ("a wire of another dtype", lambda a: a.__setitem__(-1, np.zeros(4, np.float32)), 2),
-        ("a velocity of float16", lambda a: a.__setitem__(12, np.zeros(100, np.float16)), 2),
+        ("a velocity of float16", lambda a: a.__setitem__(13, np.zeros(100, np.float16)), 2),
         ("a layout without the column", lambda a: a.__setitem__(1, np.zeros((1, 4), np.int32)), 4),
         ("no wire", lambda a: a.pop(), 1),
     ],
@@ -339,10 +424,12 @@ def test_arguments_that_do_not_fit_change_nothing(what, change, status):
 def test_places_from_elsewhere_are_not_followed():
     """Places beyond the tensor, as no worker of this step sends them, write nothing there."""
     w, g, u, r = (np.zeros(100, np.float32) for _ in range(4))
-    wire = np.zeros(4, np.int32)
+    send = CompressedLaunch([w], [g], [u], [r], [2], stages=SEND)
+    assert send.run() == 0
+    wire = send.wire
     wire[:2] = np.ones(2, np.float32).view(np.int32)
     wire[2:3].view(np.uint8)[:2] = [250, 3]
-    launch = CompressedLaunch([w], [g], [u], [r], [2], workers=1, stages=APPLY, wires=wire.reshape(1, -1))
+    launch = CompressedLaunch([w], [g], [u], [r], [2], stages=APPLY, wires=wire.reshape(1, -1), sums=send.sums)
     assert launch.run() == 0
     np.testing.assert_array_equal(w, 0)
 
@@ -372,7 +459,13 @@ def test_the_wire_is_as_short_as_it_can_be():
     assert [place_bytes(n) for n in (1, 256, 257, 65_536, 65_537, 1 << 24, (1 << 24) + 1, 1 << 31)] == [
         1, 1, 2, 2, 3, 3, 4, 4,
     ]  # fmt: skip
-    assert wire_words([10, 20], [0, 0]) == 30 + 1
-    assert wire_words([10, 70_000], [0, 72]) == 10 + 72 + 54 + 1
-    assert wire_words([10, 70_000], [0, 72], "float16") == 10 + 36 + 54 + 1
-    assert wire_words([65_536, 65_537], [3, 5]) == (3 * 6 + 5 * 7 + 3) // 4 + 1
+    assert wire_words([10, 20], [0, 0]) == 30 + MARK_WORDS
+    assert wire_words([10, 70_000], [0, 72]) == 10 + 72 + 54 + MARK_WORDS
+    assert wire_words([10, 70_000], [0, 72], "float16") == 10 + 36 + 54 + MARK_WORDS
+    assert wire_words([65_536, 65_537], [3, 5]) == (3 * 6 + 5 * 7 + 3) // 4 + MARK_WORDS
+
+
+def test_settings_have_a_number():
+    assert settings_number(1, "a") == settings_number(1, "a") != settings_number(1, "b")
+    assert all(0 <= settings_number(k) < 1 << 28 for k in range(1000))
+    assert len({settings_number(k) for k in range(1000)}) > 990

@@ -1,5 +1,6 @@
 """Two processes compress and exchange: their weights stay the same to the bit, and follow the reference of two."""
 
+import json
 import os
 import subprocess
 import sys
@@ -84,6 +85,24 @@ def check_the_reference_is_followed(name, records):
         assert record[f"{name}/counts"].tolist() == [expected.step_count, expected.skipped]
     assert expected.skipped == bool(arguments.get("skip_nonfinite"))
     assert expected.count(SHAPES[0][0]) == 700
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_workers_at_different_steps_or_with_residuals_of_others_change_nothing(mode, tmp_path):
+    """At steps 5, 6 and 7, whose sum is that of three at 6; before compression and with it, on both paths."""
+    _, said = launched(3, tmp_path, "out_of_step_worker.py", mode, tmp_path)
+    paths = [tmp_path / f"{rank}.json" for rank in range(3)]
+    assert all(path.exists() for path in paths), said
+    records = [json.loads(path.read_text()) for path in paths]
+    assert len(records[0]) == 10
+    for name in records[0]:
+        found = [record[name] for record in records]
+        assert len({one["weights"] for one in found}) == 1, name
+        refuses = not name.endswith("together")
+        assert [bool(one["said"]) for one in found] == [refuses] * 3, (name, found[0]["said"])
+        assert [one["changed"] for one in found] == [not refuses] * 3, name
+        if refuses and name.startswith("composite"):
+            assert all("worker" in one["said"] for one in found), found[0]["said"]
 
 
 def test_a_worker_that_dies_gives_the_others_an_error(tmp_path):

@@ -3,8 +3,8 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from harness import numbers, tensor
-from mindspore import Parameter, Tensor
+from harness import Step, numbers, tensor
+from mindspore import Parameter, Tensor, nn
 from test_arguments import refused
 
 from ms_optim import DGCMomentum, SimulatedWorkers, _kernels, fold_residuals
@@ -70,6 +70,69 @@ def test_states_of_other_workers_are_refused(tmp_path):
     with pytest.raises(RuntimeError, match="dgc_worker"):
         ms.load_param_into_net(three.optimizers[0], read)
     two.optimizers[1].load_state_dict(read)
+
+
+class Holder(nn.Cell):
+    """A Cell of the user's own, which puts its attribute's name before those of the optimizer's parameters."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.opt = optimizer
+
+
+def everything(workers):
+    kept = [(*o.parameters, *o.states, o.global_step, o.skipped_steps, o.statistics) for o in workers.optimizers]
+    return [p.asnumpy().tobytes() for parameters in kept for p in parameters]
+
+
+def test_a_step_with_the_residuals_of_another_worker_is_refused(tmp_path):
+    """MindSpore's own loading takes them: the step that follows does not."""
+    workers = made(2)
+    run(workers, 3)
+    for rank, o in enumerate(workers.optimizers):
+        ms.save_checkpoint(o, str(tmp_path / f"{rank}.ckpt"))
+    first = workers.optimizers[0]
+    ms.load_param_into_net(first, ms.load_checkpoint(str(tmp_path / "1.ckpt")), strict_load=True)
+    before = everything(workers)
+    match = r"must be those of worker 0 of 2, but are those of worker 1 of 2.*load_state_dict.*fold_residuals"
+    refused(RuntimeError, match, lambda: run(workers, 1))
+    gradients = (tensor(np.ones(SHAPE), "float32"),)
+    refused(RuntimeError, match, lambda: first(gradients))
+    assert everything(workers) == before
+    ms.load_param_into_net(first, ms.load_checkpoint(str(tmp_path / "0.ckpt")), strict_load=True)
+    run(workers, 1)
+    assert len({o.parameters[0].asnumpy().tobytes() for o in workers.optimizers}) == 1
+
+
+def test_a_graph_refuses_the_residuals_of_another_worker(capfd):
+    """Of one process that is worker 0 of 1, and holds those of nobody; several are in test_exchange.py."""
+    params = [Parameter(tensor(np.ones(SHAPE), "float32"), name="w")]
+    optimizer = DGCMomentum(params, 0.1, 0.9, 0, sparsity=[0.9], min_compress_numel=1)
+    optimizer.dgc_worker.set_data(ms.Tensor([0], ms.int32))
+    ms.set_context(mode=ms.GRAPH_MODE)
+    kept = (*params, *optimizer.states, optimizer.global_step)
+    before = [p.asnumpy().tobytes() for p in kept]
+    with pytest.raises(RuntimeError):
+        Step(optimizer)(tensor(np.ones(SHAPE), "float32"))
+    assert "of worker 0 holds the residuals of worker" in capfd.readouterr().err
+    assert [p.asnumpy().tobytes() for p in kept] == before
+
+
+def test_an_optimizer_that_another_cell_holds():
+    workers = made(2)
+    run(workers, 3)
+    plain = fold_residuals([o.state_dict() for o in workers.optimizers], 1)[0]
+    holders = [Holder(o) for o in workers.optimizers]
+    first, second = workers.optimizers
+    refused(ValueError, "worker 0 of 2, but got that of worker 1", lambda: first.load_state_dict(second.state_dict()))
+    held_by = [{p.name: ms.Tensor(p.asnumpy()) for p in holder.get_parameters()} for holder in holders]
+    assert all("opt.dgc_worker" in entries for entries in held_by)
+    (folded,) = fold_residuals([{k: v for k, v in e.items() if "dgc_" in k} for e in held_by], 1)
+    assert folded["opt.dgc_worker"].asnumpy().tolist() == [1]
+    for name in ("dgc_r.w", "dgc_u.w"):
+        np.testing.assert_array_equal(folded[f"opt.{name}"].asnumpy(), plain[name].asnumpy())
+    twice = held_by[0] | {"other.dgc_worker": ms.Tensor([1, 0], ms.int32)}
+    refused(ValueError, "of one DGCMomentum each", lambda: fold_residuals([twice, held_by[1]], 1))
 
 
 def test_what_cannot_be_folded_is_refused():

@@ -1,5 +1,8 @@
 // DGCMomentum on the CPU: local accumulation, exact selection of the largest, and what is done with what was sent.
 //
+// A launch that does not apply the step leaves the states as they are, since the exchange may fail: it computes r and
+// does not store it. The launch that applies the step computes it once more, with the same bits, and stores it.
+//
 // The selection needs no samples and no second guess. The pass that accumulates r keeps the largest magnitude of each
 // group of 64 elements. The k-th largest of these maxima is a bound that at least k elements reach, and few besides;
 // only groups whose maximum reaches it are looked at again, once: their candidates are noted down. Among these the
@@ -23,9 +26,10 @@ int64_t GroupsOf(const Chunk &chunk) { return (chunk.end - chunk.begin + kGroup 
 // all, since the maxima take memory.
 constexpr int64_t kSelectedElements = int64_t{1} << 26;
 
-// An element that may be among the k largest, by its place in its chunk.
+// An element that may be among the k largest, by its place in its chunk, and r there.
 struct Candidate {
-  int32_t place, key;
+  int32_t place;
+  float value;
 };
 
 // More candidates of a chunk are not noted down but looked for each time: they would take memory that grows with r.
@@ -71,9 +75,10 @@ class CompressedEngine : StepEngine {
       : StepEngine(step), rule_(step.constants + kRuleConstants, step.rule_flags) {}
 
   Status Run() {
-    const bool moments = Has(kMomentsStage), apply = Has(kApplyStage);
+    const bool moments = Has(kMomentsStage), apply = Has(kApplyStage), skips = step_.skipping[0] != 0.0f;
     if (const Status status = Check(); status != kOk) return status;
-    const bool reads_sums = (apply && !moments) || step_.skipping[0] != 0.0f;
+    if (!OwnsStates()) return kNotItsOwn;
+    const bool reads_sums = (apply && !moments) || skips;
     if (const Status status = Begin(reads_sums); status != kOk) return status;
     if (!Prepare()) return kNoMemory;
     if (Has(kGradientStage) && (!moments || (step_.flags & kSkipNonfinite) != 0)) {
@@ -83,14 +88,13 @@ class CompressedEngine : StepEngine {
     }
     const int64_t words = LayWire(step_, wire_.get());
     if (moments != apply && step_.wire_words != words) return kWrongSize;
-    if (!moments) CopySums();
-    if (step_.skipping[0] != 0.0f) {
-      if (moments) CopySums();
-      if (step_.wire != nullptr) memset(step_.wire, 0, static_cast<size_t>(words) * sizeof(float));
-      return apply ? Skip() : kOk;
-    }
-    if (moments && !apply) PutStepMark(step_, step_.wire);
+    if (!moments && !HasAllWires(step_, rule_)) return kWrongSize;
     if (!moments && !InStep()) return kOutOfStep;
+    if (!moments || skips) CopySums();
+    if (skips && step_.wire != nullptr) memset(step_.wire, 0, static_cast<size_t>(words) * sizeof(float));
+    if (step_.wire != nullptr) PutMark(step_, rule_, step_.wire);
+    if (skips) return apply ? Skip() : kOk;
+    for (int i = 0; i < step_.count && !moments; ++i) clip_[i] = static_cast<float>(SumsOf(i)[kClipFactor]);
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = LastOfRun(first, kSelectedElements);
       for (int i = first; i < last; ++i) DecideRates(step_, i, &plans_[i]);
@@ -100,6 +104,7 @@ class CompressedEngine : StepEngine {
           Sent(chunk.tensor) > 0 ? Accumulate(t, plan, chunk, b) : Dense(t, plan, chunk, b);
         });
         AddSums(first, last);
+        for (int i = first; i < last && !apply; ++i) SumsOf(i)[kClipFactor] = clip_[i];
         Select(first, last);
       } else {
         ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
@@ -163,14 +168,27 @@ class CompressedEngine : StepEngine {
   // What the framework shows of a failure is a number: the words are for the log.
   bool InStep() const {
     for (int64_t worker = 0; worker < step_.wire_count; ++worker) {
-      if (IsOfThisStep(step_, rule_.workers, worker)) continue;
-      fprintf(stderr,
-              "ms_optim: DGCMomentum at step %d received what belongs to another step: some worker has left out a step "
-              "that others took. Nothing was applied.\n",
-              static_cast<int>(*step_.global_step));
+      if (IsOfThisStep(step_, rule_, worker)) continue;
+      fprintf(
+          stderr,
+          "ms_optim: DGCMomentum at step %d received what belongs to another step or to other settings: some worker "
+          "has left out a step that others took, or was built with other arguments. Nothing was changed.\n",
+          static_cast<int>(*step_.global_step));
       return false;
     }
     return true;
+  }
+
+  bool OwnsStates() const {
+    if (HoldsItsOwn(step_, rule_)) return true;
+    int64_t whose = 0;
+    while (whose + 1 < step_.worker_count && step_.worker[whose] == 0) ++whose;
+    fprintf(
+        stderr,
+        "ms_optim: DGCMomentum of worker %d holds the residuals of worker %d, from a checkpoint of that worker. Load "
+        "this worker's own, by load_state_dict(), or what fold_residuals() makes. Nothing was changed.\n",
+        static_cast<int>(rule_.rank), static_cast<int>(whose));
+    return false;
   }
 
   // ---- The local gradient, and what becomes of it -----------------------------------------------------------------
@@ -200,27 +218,38 @@ class CompressedEngine : StepEngine {
     }
   }
 
-  void Accumulate(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+  // The velocity and r with a tile's gradient in them; they may take the place of the old ones.
+  void NewStates(const Tensor &t, const Plan &plan, float clip, int64_t begin, int n, const float *w, const float *g,
+                 float *new_u, float *new_r) const {
     const DgcMomentum rule = rule_;
-    const float factor = plan.factor, lambda = plan.lambda, clip = clip_[chunk.tensor];
+    const float factor = plan.factor, lambda = plan.lambda;
+    const float *u = U(t) + begin, *r = R(t) + begin;
+    MS_OPTIM_IVDEP
+    for (int i = 0; i < n; ++i) {
+      const float gradient = clip * rule.Gradient(w[i], factor * g[i], lambda),
+                  velocity = rule.Velocity(gradient, u[i]);
+      new_u[i] = velocity;
+      new_r[i] = r[i] + rule.Direction(gradient, velocity);
+    }
+  }
+
+  // Elements that are not sent keep their master as it is: all need one to begin with.
+  void BeginMaster(const Tensor &t, int64_t begin, int n, const float *w) const {
+    if (t.master == nullptr || *step_.global_step != 0) return;
+    memcpy(t.master + begin, w, static_cast<size_t>(n) * sizeof(float));
+  }
+
+  void Accumulate(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+    const bool apply = Has(kApplyStage);
     int32_t *group = MaximaOf(chunk);
     double sum[kSums] = {};
     ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *__restrict g) {
-      float *weight = LoadWeight(t, begin, n, b.weight);
-      // Elements that are not sent keep their master as it is: all need one to begin with.
-      if (t.master != nullptr && *step_.global_step == 0) {
-        memcpy(t.master + begin, weight, static_cast<size_t>(n) * sizeof(float));
-      }
-      const float *__restrict w = weight;
-      float *__restrict u = U(t) + begin, *__restrict r = R(t) + begin;
+      const float *w = LoadWeight(t, begin, n, b.weight);
+      if (apply) BeginMaster(t, begin, n, w);
+      float *u = apply ? U(t) + begin : b.state[0], *r = apply ? R(t) + begin : b.state[1];
       sum[kGradientSum] += SumSquares(g, n);
       sum[kWeightSum] += SumSquares(w, n);
-      MS_OPTIM_IVDEP
-      for (int i = 0; i < n; ++i) {
-        const float gradient = clip * rule.Gradient(w[i], factor * g[i], lambda);
-        u[i] = rule.Velocity(gradient, u[i]);
-        r[i] += rule.Direction(gradient, u[i]);
-      }
+      NewStates(t, plan, clip_[chunk.tensor], begin, n, w, g, u, r);
       for (int i = 0; i < n; i += kGroup) *group++ = LargestKey(r + i, Min(kGroup, n - i));
     });
     memcpy(chunk.sum, sum, sizeof(sum));
@@ -315,8 +344,8 @@ class CompressedEngine : StepEngine {
     selection.first = static_cast<int64_t>(notes.size());
     selection.count = 0;
     try {
-      Look(chunk, bound_[chunk.tensor], [&](int64_t i, int32_t key) {
-        if (selection.count++ < kMostNoted) notes.push_back({static_cast<int32_t>(i - chunk.begin), key});
+      Look(chunk, bound_[chunk.tensor], [&](int64_t i, float value) {
+        if (selection.count++ < kMostNoted) notes.push_back({static_cast<int32_t>(i - chunk.begin), value});
       });
     } catch (const std::bad_alloc &) {
       selection.count = kMostNoted + 1;
@@ -335,7 +364,8 @@ class CompressedEngine : StepEngine {
     for (const Digit &digit : kDigits) {
       search.StartDigit(digit);
       for (int k = first; k < last; ++k) {
-        ForCandidates(chunks_[k], Max(bound_[i], search.prefix), [&](int64_t, int32_t key) { search.Add(key); });
+        ForCandidates(chunks_[k], Max(bound_[i], search.prefix),
+                      [&](int64_t, float value) { search.Add(MagnitudeKey(value)); });
       }
       if (bound_[i] == 1 && digit.shift == kDigits[0].shift) {
         zeros = step_.tensors[i].size;
@@ -348,9 +378,9 @@ class CompressedEngine : StepEngine {
     int64_t sent = 0, ties = search.remaining;
     for (int k = first; k < last; ++k) {
       int64_t larger = 0, equal = 0;
-      ForCandidates(chunks_[k], search.prefix, [&](int64_t, int32_t key) {
-        larger += key > search.prefix;
-        equal += key == search.prefix;
+      ForCandidates(chunks_[k], search.prefix, [&](int64_t, float value) {
+        larger += MagnitudeKey(value) > search.prefix;
+        equal += MagnitudeKey(value) == search.prefix;
       });
       Selection &selection = selections_[k];
       selection.sent_before = sent;
@@ -360,37 +390,67 @@ class CompressedEngine : StepEngine {
     }
   }
 
-  // Calls body(index, magnitude) for the elements of a chunk whose magnitude is at least the bound, in order.
+  // Calls body(index, r there) for the elements of a chunk whose magnitude is at least the bound, in order.
   template <class Body>
   MS_OPTIM_FN void ForCandidates(const Chunk &chunk, int32_t bound, Body body) const {
     const Selection &selection = SelectionOf(chunk);
     if (selection.count < 0 || bound < bound_[chunk.tensor]) return Look(chunk, bound, body);
     const Candidate *notes = notes_[static_cast<size_t>(selection.thread)].data() + selection.first;
     for (int64_t k = 0; k < selection.count; ++k) {
-      if (notes[k].key >= bound) body(chunk.begin + notes[k].place, notes[k].key);
+      if (MagnitudeKey(notes[k].value) >= bound) body(chunk.begin + notes[k].place, notes[k].value);
     }
   }
 
   // The same from r itself.
   template <class Body>
   MS_OPTIM_FN void Look(const Chunk &chunk, int32_t bound, Body body) const {
-    const float *r = R(step_.tensors[chunk.tensor]);
+    const Tensor &t = step_.tensors[chunk.tensor];
     const int32_t *maxima = MaximaOf(chunk);
+    const bool stored = Has(kApplyStage);
+    Buffers b;
+    if (!stored && plans_[chunk.tensor].row != 0) RowMeans(t, plans_[chunk.tensor], chunk, b);
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock, maxima += kBlock / kGroup) {
-      int hit[kBlock + 1];
+      int group[kBlock / kGroup + 1], hit[kBlock + 1];
       int32_t key[kBlock];
-      const int hits = HitsOf(r + begin, static_cast<int>(Min(kBlock, chunk.end - begin)), maxima, bound, key, hit);
-      for (int j = 0; j < hits; ++j) body(begin + hit[j], key[hit[j]]);
+      float again[kBlock];
+      const int n = static_cast<int>(Min(kBlock, chunk.end - begin));
+      const int groups = GroupsThatReach(bound, maxima, n, group);
+      if (!stored) AccumulateAgain(chunk, begin, n, group, groups, b, again);
+      const float *r = stored ? R(t) + begin : again;
+      const int hits = HitsOf(r, n, group, groups, bound, key, hit);
+      for (int j = 0; j < hits; ++j) body(begin + hit[j], r[hit[j]]);
     }
   }
 
-  // Finds the places of a block's candidates; returns their number.
-  static int HitsOf(const float *r, int n, const int32_t *maxima, int32_t bound, int32_t *key, int *hit) {
-    int group[kBlock / kGroup + 1], groups = 0, hits = 0;
+  // Finds where a block's groups begin whose maximum reaches the bound; returns their number.
+  static int GroupsThatReach(int32_t bound, const int32_t *maxima, int n, int *group) {
+    int groups = 0;
     for (int begin = 0; begin < n; begin += kGroup) {
       group[groups] = begin;
       groups += *maxima++ >= bound;
     }
+    return groups;
+  }
+
+  // Computes r of some groups of a block; adjacent ones at once.
+  void AccumulateAgain(const Chunk &chunk, int64_t block, int n, const int *group, int groups, Buffers &b,
+                       float *r) const {
+    const Tensor &t = step_.tensors[chunk.tensor];
+    const Plan &plan = plans_[chunk.tensor];
+    for (int k = 0; k < groups;) {
+      const int from = group[k];
+      int to = from;
+      for (; k < groups && group[k] == to && to - from < kTile; ++k) to += kGroup;
+      const int64_t begin = block + from;
+      const int count = Min(to, n) - from;
+      const float *w = LoadWeight(t, begin, count, b.weight), *g = LoadGradient(t, plan, chunk, begin, count, b);
+      NewStates(t, plan, clip_[chunk.tensor], begin, count, w, g, b.state[0], r + from);
+    }
+  }
+
+  // Finds the places of candidates in a block's groups; returns their number.
+  static int HitsOf(const float *r, int n, const int *group, int groups, int32_t bound, int32_t *key, int *hit) {
+    int hits = 0;
     for (int g = 0; g < groups; ++g) {
       for (int line = 0; line < kGroup; line += 16) __builtin_prefetch(r + group[g] + line);
     }
@@ -411,29 +471,27 @@ class CompressedEngine : StepEngine {
 
   // Sends of a chunk what is larger than the k-th magnitude, and the first of what equals it.
   //
-  // These are far apart, each in a page of its own: the few of a chunk are all asked for before they are used.
+  // Where they are applied at once they are far apart, each in a page of its own: the few of a chunk are all asked for
+  // before they are used.
   void Send(const Tensor &t, const Plan &plan, Chunk &chunk) {
     const int32_t magnitude = magnitude_[chunk.tensor];
     const WirePlace &wire = wire_[chunk.tensor];
     auto *bytes = static_cast<uint8_t *>(step_.wire);
     const bool apply = Has(kApplyStage);
-    float *u = U(t), *r = R(t);
     int64_t k = SelectionOf(chunk).sent_before, ties = SelectionOf(chunk).ties;
     double sum = 0.0;
-    if (SelectionOf(chunk).count >= 0) {
-      ForCandidates(chunk, magnitude, [&](int64_t i, int32_t) {
-        __builtin_prefetch(r + i, 1);
-        __builtin_prefetch(u + i, 1);
+    if (apply && SelectionOf(chunk).count >= 0) {
+      ForCandidates(chunk, magnitude, [&](int64_t i, float) {
+        __builtin_prefetch(R(t) + i, 1);
+        __builtin_prefetch(U(t) + i, 1);
         if (t.weight_type == DType::kFloat32) __builtin_prefetch(static_cast<float *>(t.weight) + i, 1);
       });
     }
-    ForCandidates(chunk, magnitude, [&](int64_t i, int32_t key) {
-      if (key == magnitude && ties-- <= 0) return;
-      const float value = rule_.Travelled(r[i]);
-      // Momentum factor masking, section 3.3: what is sent starts anew.
-      u[i] = 0.0f;
-      r[i] = DgcMomentum::Behind(r[i], value);
+    ForCandidates(chunk, magnitude, [&](int64_t i, float accumulated) {
+      if (MagnitudeKey(accumulated) == magnitude && ties-- <= 0) return;
+      const float value = rule_.Travelled(accumulated);
       if (apply) {
+        StartAnew(t, i, value);
         sum += MoveByMean(t, plan, i, value);
         return;
       }
@@ -441,6 +499,12 @@ class CompressedEngine : StepEngine {
       PutPlace(bytes + wire.places, wire.place_bytes, k++, i);
     });
     chunk.sum[kDirectionSum] = sum;
+  }
+
+  // Momentum factor masking, section 3.3, of an element that is sent.
+  static void StartAnew(const Tensor &t, int64_t i, float sent) {
+    U(t)[i] = 0.0f;
+    R(t)[i] = DgcMomentum::Behind(R(t)[i], sent);
   }
 
   // Plain SGD: r holds velocities, a second momentum would count them twice. Returns the square of the mean.
@@ -459,41 +523,54 @@ class CompressedEngine : StepEngine {
     return reinterpret_cast<const float *>(Wire(worker) + wire_[tensor].values);
   }
 
+  // Stores what the launch that sent has computed, and takes out what it sent.
+  void KeepStates(const Tensor &t, const Plan &plan, int tensor, int64_t begin, int n, const float *g, Buffers &b) {
+    const float *w = LoadWeight(t, begin, n, b.weight);
+    BeginMaster(t, begin, n, w);
+    NewStates(t, plan, clip_[tensor], begin, n, w, g, U(t) + begin, R(t) + begin);
+    ForSentBy(rule_.rank, tensor, begin, begin + n, [&t](int64_t i, float value) { StartAnew(t, i, value); });
+  }
+
   // Sums what the workers sent in their order, one stretch of indices after the other.
   void Receive(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
     float *total = b.direction[0];
     double sum = 0.0;
-    for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
-      const int64_t end = Min(begin + kTile, chunk.end);
+    ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
+      KeepStates(t, plan, chunk.tensor, begin, n, g, b);
+      const int64_t end = begin + n;
       bool any = false;
       ForReceived(chunk.tensor, begin, end, [&](int64_t i, float value) {
         if (!any) memset(total, 0, kTile * sizeof(float));
         any = true;
         total[i - begin] += value;
       });
-      if (!any) continue;
+      if (!any) return;
       ForReceived(chunk.tensor, begin, end, [&](int64_t i, float) {
         sum += MoveByMean(t, plan, i, total[i - begin]);
         // Whoever else sent it moves the weight by nothing.
         total[i - begin] = 0.0f;
       });
-    }
+    });
     chunk.sum[kDirectionSum] = sum;
   }
 
   // Calls body(index, value) for what each worker sent of the elements from begin to end.
   template <class Body>
   MS_OPTIM_FN void ForReceived(int tensor, int64_t begin, int64_t end, Body body) const {
+    for (int64_t worker = 0; worker < step_.wire_count; ++worker) ForSentBy(worker, tensor, begin, end, body);
+  }
+
+  // The same for what one worker sent.
+  template <class Body>
+  MS_OPTIM_FN void ForSentBy(int64_t worker, int tensor, int64_t begin, int64_t end, Body body) const {
     const WirePlace &wire = wire_[tensor];
     const int64_t sent = Sent(tensor);
-    for (int64_t worker = 0; worker < step_.wire_count; ++worker) {
-      const uint8_t *values = Wire(worker) + wire.values, *places = Wire(worker) + wire.places;
-      for (int64_t k = FirstPlace(places, wire.place_bytes, sent, begin); k < sent; ++k) {
-        const int64_t i = PlaceAt(places, wire.place_bytes, k);
-        // Places ascend; those that do not came from elsewhere than a worker of this step.
-        if (i < begin || i >= end) break;
-        body(i, ValueAt(rule_, values, k));
-      }
+    const uint8_t *values = Wire(worker) + wire.values, *places = Wire(worker) + wire.places;
+    for (int64_t k = FirstPlace(places, wire.place_bytes, sent, begin); k < sent; ++k) {
+      const int64_t i = PlaceAt(places, wire.place_bytes, k);
+      // Places ascend; those that do not came from elsewhere than a worker of this step.
+      if (i < begin || i >= end) break;
+      body(i, ValueAt(rule_, values, k));
     }
   }
 

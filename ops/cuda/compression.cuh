@@ -1,5 +1,8 @@
 // DGCMomentum on a GPU: local accumulation, exact selection of the largest, and what is done with what was sent; the
 // same elements, bit for bit, that the CPU selects.
+//
+// A launch that does not apply the step leaves the states as they are, since the exchange may fail: each of its passes
+// computes r again. The launch that applies the step computes it once more, with the same bits, and stores it.
 #pragma once
 
 #include "engine.cuh"
@@ -18,18 +21,21 @@ __global__ void __launch_bounds__(kThreads) LookCompressed(const Step step, cons
   const double total = global ? TotalGradientSum(step) : 0.0;
   if (threadIdx.x != 0) return;
   work.survey->applied = AreFinite(step, total) && step.skipping[0] == 0.0f && *step.global_step >= 0;
-  new (work.survey->rule) DgcMomentum(step.constants + kRuleConstants, step.rule_flags);
+  const auto &rule = *new (work.survey->rule) DgcMomentum(step.constants + kRuleConstants, step.rule_flags);
   LayWire(step, work.wire);
-  if ((step.stages & kMomentsStage) != 0 || !work.survey->applied) return;
+  // The host cannot be told otherwise that the states are another worker's, or that some worker has left out a step
+  // that others took.
+  if (!HoldsItsOwn(step, rule)) __trap();
+  if ((step.stages & kMomentsStage) != 0) return;
+  if (!HasAllWires(step, rule)) __trap();
   for (int64_t worker = 0; worker < step.wire_count; ++worker) {
-    // The host cannot be told otherwise that some worker has left out a step that others took.
-    if (!IsOfThisStep(step, RuleOf<DgcMomentum>(work).workers, worker)) __trap();
+    if (!IsOfThisStep(step, rule, worker)) __trap();
   }
 }
 
 // One thread. The wire is zero but for what is sent.
-__global__ void MarkStep(const Step step, const Workspace work) {
-  if (work.survey->applied && threadIdx.x == 0) PutStepMark(step, step.wire);
+__global__ void MarkWire(const Step step, const Workspace work) {
+  if (threadIdx.x == 0) PutMark(step, RuleOf<DgcMomentum>(work), step.wire);
 }
 
 __global__ void __launch_bounds__(kThreads) DecideCompressed(const Step step, const Workspace work) {
@@ -37,7 +43,8 @@ __global__ void __launch_bounds__(kThreads) DecideCompressed(const Step step, co
   if (i >= step.count) return;
   DecideRates(step, i, &work.plans[i]);
   work.searches[i].remaining = SentOf(step, i);
-  work.searches[i].clip = 1.0f;
+  const bool sends = (step.stages & kMomentsStage) != 0;
+  work.searches[i].clip = sends ? 1.0f : static_cast<float>(step.sums[int64_t{i} * kSums + kClipFactor]);
 }
 
 // ---- The local gradient, and what becomes of it -----------------------------------------------------------------
@@ -79,6 +86,50 @@ __global__ void __launch_bounds__(kThreads) ClipLocally(const Step step, const W
   work.searches[i].clip = RuleOf<DgcMomentum>(work).Clip(norm, step.constants[kClipNorm]);
 }
 
+// The velocity and r with a gradient in them.
+struct NewState {
+  float u, r;
+
+  __device__ NewState(const DgcMomentum &rule, float gradient, float old_u, float old_r)
+      : u(rule.Velocity(gradient, old_u)), r(old_r + rule.Direction(gradient, u)) {}
+};
+
+// Stores them for a tile.
+__device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, const Tensor &t, const Plan &plan,
+                                  float clip, const Tile &tile, const Local &local) {
+  // Elements that are not sent keep their master as it is: all need one to begin with.
+  if (t.master != nullptr && *step.global_step == 0) StoreFloats(t.master, tile, local.w);
+  float u[kEach], r[kEach];
+  Load<float>(U(t), tile, u);
+  Load<float>(R(t), tile, r);
+  MS_OPTIM_UNROLL
+  for (int e = 0; e < kEach; ++e) {
+    const NewState state(rule, local.Gradient(rule, plan, clip, e), u[e], r[e]);
+    u[e] = state.u;
+    r[e] = state.r;
+  }
+  StoreFloats(U(t), tile, u);
+  StoreFloats(R(t), tile, r);
+}
+
+// r of an element with the gradient in it, stored or not.
+__device__ inline float NewR(const Step &step, const Workspace &work, int tensor, int64_t i) {
+  const Tensor &t = step.tensors[tensor];
+  if ((step.stages & kApplyStage) != 0) return R(t)[i];
+  const Plan &plan = work.plans[tensor];
+  const DgcMomentum &rule = RuleOf<DgcMomentum>(work);
+  float g = 0.0f;
+  if (t.gradient_type == DType::kFloat32) g = static_cast<const float *>(t.gradient)[i];
+  if (t.gradient_type == DType::kFloat16) g = ToFloat(static_cast<const float16 *>(t.gradient)[i]);
+  if (t.gradient_type == DType::kBFloat16) g = ToFloat(static_cast<const bfloat16 *>(t.gradient)[i]);
+  if (plan.row != 0) {
+    const RowMean &mean = work.means[work.first_row[tensor] + i / plan.row];
+    g = (g - mean.mean) - mean.rest;
+  }
+  const float gradient = work.searches[tensor].clip * rule.Gradient(WeightAt(t, i), plan.factor * g, plan.lambda);
+  return NewState(rule, gradient, U(t)[i], R(t)[i]).r;
+}
+
 // Momentum SGD with the mean gradient; g becomes what the weights move along.
 __device__ inline void Momentum(const DgcMomentum &rule, const Step &step, const Tensor &t, const Plan &plan,
                                 const Tile &tile, float (&w)[kEach], float (&g)[kEach], double *sum) {
@@ -112,22 +163,13 @@ __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Wo
       AddSquare(&sum[kGradientSum], local.g[e]);
       AddSquare(&sum[kWeightSum], local.w[e]);
     }
-    // Elements that are not sent keep their master as it is: all need one to begin with.
-    if (compressed && t.master != nullptr && *step.global_step == 0) StoreFloats(t.master, tile, local.w);
-    MS_OPTIM_UNROLL
-    for (int e = 0; e < kEach; ++e) local.g[e] = local.Gradient(rule, plan, clip, e);
     if (compressed) {
-      float u[kEach], r[kEach];
-      Load<float>(U(t), tile, u);
-      Load<float>(R(t), tile, r);
-      MS_OPTIM_UNROLL
-      for (int e = 0; e < kEach; ++e) {
-        u[e] = rule.Velocity(local.g[e], u[e]);
-        r[e] += rule.Direction(local.g[e], u[e]);
-      }
-      StoreFloats(U(t), tile, u);
-      StoreFloats(R(t), tile, r);
-    } else if (apply) {
+      if (apply) KeepStates(step, rule, t, plan, clip, tile, local);
+      return;
+    }
+    MS_OPTIM_UNROLL
+    for (int e = 0; e < kEach; ++e) local.g[e] = local.Gradient(rule, plan, 1.0f, e);
+    if (apply) {
       Momentum(rule, step, t, plan, tile, local.w, local.g, &sum[kDirectionSum]);
     } else {
       // Within a wire tensors begin anywhere.
@@ -145,13 +187,12 @@ __global__ void __launch_bounds__(kThreads) CountDigit(const Step step, const Wo
   if (!work.survey->applied) return;
   const Chunk chunk(step, work);
   if (SentOf(step, chunk.tensor) == 0) return;
-  const float *r = R(step.tensors[chunk.tensor]);
   Search &search = work.searches[chunk.tensor];
   for (int bin = static_cast<int>(threadIdx.x); bin < digit.bins; bin += kThreads) count[bin] = 0;
   __syncthreads();
   // Zeros are not counted: of an embedding, r may be full of them.
   for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
-    const int32_t key = MagnitudeKey(r[i]);
+    const int32_t key = MagnitudeKey(NewR(step, work, chunk.tensor, i));
     const uint32_t bin = BinOf(digit, key, search.prefix);
     if (key != 0 && bin < static_cast<uint32_t>(digit.bins)) atomicAdd(&count[bin], 1u);
   }
@@ -189,12 +230,12 @@ __global__ void __launch_bounds__(kThreads) CountSent(const Step step, const Wor
   if (!work.survey->applied) return;
   const Chunk chunk(step, work);
   if (SentOf(step, chunk.tensor) == 0) return;
-  const float *r = R(step.tensors[chunk.tensor]);
   const int32_t magnitude = work.searches[chunk.tensor].prefix;
   int larger = 0, equal = 0;
   for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
-    larger += MagnitudeKey(r[i]) > magnitude;
-    equal += MagnitudeKey(r[i]) == magnitude;
+    const int32_t key = MagnitudeKey(NewR(step, work, chunk.tensor, i));
+    larger += key > magnitude;
+    equal += key == magnitude;
   }
   larger = SumOfBlock(larger);
   equal = SumOfBlock(equal);
@@ -204,7 +245,11 @@ __global__ void __launch_bounds__(kThreads) CountSent(const Step step, const Wor
 // A block for each tensor: what its chunks send. Of those that equal the k-th magnitude, the first are sent.
 __global__ void __launch_bounds__(kThreads) PlaceSent(const Step step, const Workspace work) {
   const int i = static_cast<int>(blockIdx.x);
-  if (!work.survey->applied || SentOf(step, i) == 0) return;
+  if (!work.survey->applied) return;
+  if (threadIdx.x == 0 && (step.stages & kApplyStage) == 0) {
+    step.sums[int64_t{i} * kSums + kClipFactor] = work.searches[i].clip;
+  }
+  if (SentOf(step, i) == 0) return;
   int64_t ties = work.searches[i].remaining, before = 0;
   for (int64_t first = work.first_chunk[i]; first < work.first_chunk[i + 1]; first += kThreads) {
     const int64_t k = first + threadIdx.x;
@@ -221,6 +266,12 @@ __global__ void __launch_bounds__(kThreads) PlaceSent(const Step step, const Wor
 }
 
 // ---- What is sent -----------------------------------------------------------------------------------------------
+
+// Momentum factor masking, section 3.3, of an element that is sent.
+__device__ inline void StartAnew(const Tensor &t, int64_t i, float sent) {
+  U(t)[i] = 0.0f;
+  R(t)[i] = DgcMomentum::Behind(R(t)[i], sent);
+}
 
 // Plain SGD: r holds velocities, a second momentum would count them twice.
 __device__ inline void MoveByMean(const DgcMomentum &rule, const Step &step, const Tensor &t, const Plan &plan,
@@ -241,12 +292,12 @@ __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspac
   const WirePlace wire = work.wire[chunk.tensor];
   const int32_t magnitude = work.searches[chunk.tensor].prefix;
   uint8_t *bytes = static_cast<uint8_t *>(step.wire);
-  float *u = U(t), *r = R(t);
   int64_t ties = work.sendings[blockIdx.x].ties, before = work.sendings[blockIdx.x].before;
   double sum = 0.0;
   for (int64_t first = chunk.begin; first < chunk.end; first += kThreads) {
     const int64_t i = first + threadIdx.x;
-    const int32_t key = i < chunk.end ? MagnitudeKey(r[i]) : -1;
+    const float accumulated = i < chunk.end ? NewR(step, work, chunk.tensor, i) : 0.0f;
+    const int32_t key = i < chunk.end ? MagnitudeKey(accumulated) : -1;
     if (__syncthreads_count(key >= magnitude) == 0) continue;
     int equal = 0, sent = 0;
     const int ties_before = SumBefore(static_cast<int>(key == magnitude), &equal);
@@ -255,11 +306,9 @@ __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspac
     ties -= equal;
     before += sent;
     if (!sends) continue;
-    const float value = rule.Travelled(r[i]);
-    // Momentum factor masking, section 3.3: what is sent starts anew.
-    u[i] = 0.0f;
-    r[i] = DgcMomentum::Behind(r[i], value);
+    const float value = rule.Travelled(accumulated);
     if ((step.stages & kApplyStage) != 0) {
+      StartAnew(t, i, value);
       MoveByMean(rule, step, t, plan, i, value, &sum);
     } else {
       PutValue(rule, bytes + wire.values, k, value);
@@ -276,24 +325,37 @@ __device__ inline const uint8_t *WireOf(const Step &step, int64_t worker) {
   return static_cast<const uint8_t *>(step.wires) + 4 * worker * step.wire_words;
 }
 
-// Sums what the workers sent of a chunk, in their order.
+// Calls body(element, value) for what a worker sent of a chunk.
+template <class Body>
+__device__ void ForSentBy(const Step &step, const Workspace &work, int64_t worker, const Chunk &chunk, Body body) {
+  const DgcMomentum rule = RuleOf<DgcMomentum>(work);
+  const WirePlace wire = work.wire[chunk.tensor];
+  const int64_t sent = SentOf(step, chunk.tensor);
+  const uint8_t *values = WireOf(step, worker) + wire.values, *places = WireOf(step, worker) + wire.places;
+  for (int64_t k = FirstPlace(places, wire.place_bytes, sent, chunk.begin) + threadIdx.x; k < sent; k += kThreads) {
+    const int64_t i = PlaceAt(places, wire.place_bytes, k);
+    // Places ascend; those that do not came from elsewhere than a worker of this step.
+    if (i < chunk.begin || i >= chunk.end) break;
+    body(i, ValueAt(rule, values, k));
+  }
+}
+
+// Stores the states that the launch which sent has computed, takes out what it sent, and sums what the workers sent of
+// a chunk, in their order.
 __device__ inline void ReceiveCompressed(const Step &step, const Workspace &work, const Chunk &chunk, float *total,
                                          double *sum) {
   const Tensor &t = step.tensors[chunk.tensor];
   const Plan plan = work.plans[chunk.tensor];
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
-  const WirePlace wire = work.wire[chunk.tensor];
-  const int64_t sent = SentOf(step, chunk.tensor);
+  const float clip = work.searches[chunk.tensor].clip;
+  ForTiles(chunk, t,
+           [&](const Tile &tile) { KeepStates(step, rule, t, plan, clip, tile, Local(step, work, chunk, tile)); });
   for (int i = static_cast<int>(threadIdx.x); i < kChunk; i += kThreads) total[i] = 0.0f;
+  __syncthreads();
+  ForSentBy(step, work, rule.rank, chunk, [&](int64_t i, float value) { StartAnew(t, i, value); });
   for (int64_t worker = 0; worker < step.wire_count; ++worker) {
     __syncthreads();
-    const uint8_t *values = WireOf(step, worker) + wire.values, *places = WireOf(step, worker) + wire.places;
-    for (int64_t k = FirstPlace(places, wire.place_bytes, sent, chunk.begin) + threadIdx.x; k < sent; k += kThreads) {
-      const int64_t i = PlaceAt(places, wire.place_bytes, k);
-      // Places ascend; those that do not came from elsewhere than a worker of this step.
-      if (i < chunk.begin || i >= chunk.end) break;
-      total[i - chunk.begin] += ValueAt(rule, values, k);
-    }
+    ForSentBy(step, work, worker, chunk, [&](int64_t i, float value) { total[i - chunk.begin] += value; });
   }
   __syncthreads();
   for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
@@ -346,7 +408,7 @@ inline Status RunDgcMomentum(const Step &step, const WorkspaceLayout &layout, co
   launch(LookCompressed, 1, step, work, global);
   if (step.wire != nullptr) {
     launch.Zero(step.wire, 4 * step.wire_words);
-    launch(MarkStep, 1, step, work);
+    launch(MarkWire, 1, step, work);
   }
   launch.Zero(work.searches, n * int64_t{sizeof(Search)});
   launch(DecideCompressed, Blocks(n), step, work);

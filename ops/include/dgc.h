@@ -12,12 +12,16 @@ struct DgcMomentum {
 
   float momentum;
   double workers;
+  int64_t rank, settings;
   bool nesterov, l1, half_values;
 
-  // constants: momentum, number of workers.
+  // constants: momentum, number of workers, this worker's rank among them, a number of 28 bits that is the same on
+  // workers of the same settings.
   MS_OPTIM_FN DgcMomentum(const double *constants, unsigned flags)
       : momentum(static_cast<float>(constants[0])),
         workers(constants[1]),
+        rank(static_cast<int64_t>(constants[2])),
+        settings(static_cast<int64_t>(constants[3])),
         nesterov((flags & kNesterov) != 0),
         l1((flags & kL1) != 0),
         half_values((flags & kHalfValues) != 0) {}
@@ -59,6 +63,10 @@ struct DgcMomentum {
   }
 };
 
+// Among a tensor's sums, where the launch that sends tells the one that applies what it clipped the gradient by. A rule
+// of two directions has another use for it.
+constexpr int kClipFactor = kDirection2Sum;
+
 // Orders numbers by magnitude, NaN last: where there is one, it is sent, and not kept from sight in r.
 constexpr int32_t kNanKey = 0x7f800001;
 
@@ -80,14 +88,19 @@ MS_OPTIM_FN uint32_t BinOf(const Digit &digit, int32_t key, int32_t prefix) {
 
 // What a worker sends, byte after byte and in this order: the float32 gradients of uncompressed tensors, tensor after
 // tensor; the values of compressed tensors, float32 or float16; their places, each in the fewest bytes that hold the
-// last place of its tensor, the lowest byte first. Places ascend within a tensor. The last 4 bytes hold the step that
-// the worker is at, for whoever reads what belongs to another step.
+// last place of its tensor, the lowest byte first. Places ascend within a tensor. The last words are the worker's mark.
 struct WirePlace {
   int64_t values, places;  // byte of the first of them
   int place_bytes;
 };
 
 constexpr int64_t kMostElements = int64_t{1} << 31;
+
+// A mark says which step a worker is at, and with which settings: 60 bits in limbs of 6, each as two float32 numbers,
+// the limb x and its square. Where nothing is compressed, an AllReduce adds up the marks of all N processes; for up to
+// 4,096 of them the sums are exact, since 4096 * 63^2 < 2^24. A process whose limb is y expects the sums N y and N y^2.
+// Where these come, the sum of (x - y)^2 is N y^2 - 2 y N y + N y^2 = 0, so every x is y: no mixture passes.
+constexpr int kLimbBits = 6, kLimbs = 10, kMarkWords = 2 * kLimbs;
 
 MS_OPTIM_FN int PlaceBytes(int64_t size) {
   int bytes = 1;
@@ -149,20 +162,43 @@ MS_OPTIM_FN int64_t LayWire(const Step &step, WirePlace *wire) {
     wire[i].places = bytes;
     bytes += wire[i].place_bytes * sent(i);
   }
-  return (bytes + 3) / 4 + 1;
+  return (bytes + 3) / 4 + kMarkWords;
 }
 
-// A step as it travels: small enough for a float32 that holds the sum over all workers, too.
-MS_OPTIM_FN float StepMark(const Step &step) { return static_cast<float>(*step.global_step % 4096); }
-
-MS_OPTIM_FN void PutStepMark(const Step &step, void *wire) {
-  static_cast<float *>(wire)[step.wire_words - 1] = StepMark(step);
+MS_OPTIM_FN float MarkOf(const Step &step, const DgcMomentum &rule, int word) {
+  const uint64_t mark = static_cast<uint64_t>(rule.settings) << 32 | static_cast<uint32_t>(*step.global_step);
+  const auto limb = static_cast<float>(mark >> kLimbBits * (word / 2) & ((1u << kLimbBits) - 1u));
+  return word % 2 == 0 ? limb : limb * limb;
 }
 
-// Whether what a worker sent, or the sum of what all sent, is of this step.
-MS_OPTIM_FN bool IsOfThisStep(const Step &step, double workers, int64_t wire) {
-  const float mark = static_cast<const float *>(step.wires)[(wire + 1) * step.wire_words - 1];
-  return mark == StepMark(step) * static_cast<float>(step.wire_count == 1 ? workers : 1.0);
+MS_OPTIM_FN void PutMark(const Step &step, const DgcMomentum &rule, void *wire) {
+  float *mark = static_cast<float *>(wire) + step.wire_words - kMarkWords;
+  for (int word = 0; word < kMarkWords; ++word) mark[word] = MarkOf(step, rule, word);
+}
+
+// Whether there is a wire of each worker, or where nothing is compressed one sum of all.
+MS_OPTIM_FN bool HasAllWires(const Step &step, const DgcMomentum &rule) {
+  bool compressed = false;
+  for (int i = 0; i < step.count; ++i) compressed |= step.layout[int64_t{i} * step.layout_columns + kSent] > 0;
+  return static_cast<double>(step.wire_count) == (compressed ? rule.workers : 1.0);
+}
+
+// Whether what a worker sent, or the sum of what all sent, is of this step and these settings.
+MS_OPTIM_FN bool IsOfThisStep(const Step &step, const DgcMomentum &rule, int64_t wire) {
+  const float *mark = static_cast<const float *>(step.wires) + (wire + 1) * step.wire_words - kMarkWords;
+  const float marks = step.wire_count == 1 ? static_cast<float>(rule.workers) : 1.0f;
+  for (int word = 0; word < kMarkWords; ++word) {
+    if (mark[word] != marks * MarkOf(step, rule, word)) return false;
+  }
+  return true;
+}
+
+// Whether the velocity and r are this worker's own: a checkpoint of another worker holds other ones.
+MS_OPTIM_FN bool HoldsItsOwn(const Step &step, const DgcMomentum &rule) {
+  for (int64_t k = 0; k < step.worker_count; ++k) {
+    if (step.worker[k] != (k == rule.rank)) return false;
+  }
+  return true;
 }
 
 }  // namespace ms_optim

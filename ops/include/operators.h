@@ -16,4 +16,4 @@
   RULE(lamb, 2, 7, false)          \
   RULE(lans, 2, 6, false)          \
   RULE(adam_offload, 2, 3, false)  \
-  RULE(dgc_momentum, 2, 2, true)
+  RULE(dgc_momentum, 2, 4, true)

@@ -12,6 +12,7 @@
 //   sums          float64 [N, kSums]: the sums of all N tensors when stages run in launches of their own, else unread
 //   skipping      float32 [1], only if the rule exchanges: not 0 where some worker's gradient makes all skip the step
 //   wires         [wires, words], only if the rule exchanges: what workers sent, read by an apply stage of its own
+//   worker        int32 [workers], only if the rule exchanges: 1 where it is the worker whose states these are
 //   ranges        int64 [n, 2], only if kShares: the elements, from and to, of each tensor that are this process's
 //   global_step   int32 [1], written
 //   skipped_steps int32 [1], written
@@ -108,6 +109,7 @@ enum Status {
   kNoLaunch = 6,   // the device took a kernel not
   kOutOfStep = 7,  // another worker sent what belongs to another step
   kNegativeStep = 8,
+  kNotItsOwn = 9,  // the states are another worker's
 };
 
 struct Tensor {
@@ -142,7 +144,9 @@ struct Step {
   const float *skipping;
   const void *wires;
   int64_t wire_count, wire_words;  // of wires
-  void *wire;                      // what this worker sends
+  const int32_t *worker;
+  int64_t worker_count;
+  void *wire;  // what this worker sends
 };
 
 // What the operators of different rules take.
@@ -358,6 +362,9 @@ inline void TakeWires(ArgumentReader *in, int64_t n, bool on_host, Step *step) {
   if (!in->ok()) return;
   step->wire_count = in->Dimension(wires, 0);
   step->wire_words = in->Dimension(wires, 1);
+  const int worker = in->next();
+  step->worker = in->Take<int32_t>("int32", -1);
+  if (in->ok()) step->worker_count = in->Size(worker);
 }
 
 inline void TakeOwnWire(ArgumentReader *in, int64_t n, bool on_host, Step *step) {

@@ -14,11 +14,23 @@ MS_OPTIM_FN float MasterOf(T weight, float master) {
   return rounded.bits == weight.bits ? master : ToFloat(weight);
 }
 
+template <class T>
+MS_OPTIM_FN float WeightAs(const Tensor &t, int64_t i) {
+  const T weight = static_cast<const T *>(t.weight)[i];
+  return t.master != nullptr ? MasterOf(weight, t.master[i]) : ToFloat(weight);
+}
+
+MS_OPTIM_FN float WeightAt(const Tensor &t, int64_t i) {
+  if (t.weight_type == DType::kFloat16) return WeightAs<float16>(t, i);
+  if (t.weight_type == DType::kBFloat16) return WeightAs<bfloat16>(t, i);
+  return static_cast<const float *>(t.weight)[i];
+}
+
 // Where there is no master, noise rounds stochastically.
 template <class T>
 MS_OPTIM_FN void MoveAs(const Tensor &t, const Noise *noise, int64_t i, float by) {
   T *stored = static_cast<T *>(t.weight) + i;
-  const float weight = (t.master != nullptr ? MasterOf(*stored, t.master[i]) : ToFloat(*stored)) - by;
+  const float weight = WeightAs<T>(t, i) - by;
   if (t.master != nullptr) t.master[i] = weight;
   if (noise != nullptr && t.master == nullptr) {
     StoreWithNoise(weight, NoiseFor(kWeight, noise->At(i)), stored);

@@ -22,7 +22,7 @@ def workspace_bytes(library, function, arrays):
     """Ask how large the workspace of a launch is."""
     stages, shared, _ = (extent - 1 for extent in arrays[0].shape)
     exchanges = function.endswith("dgc_momentum")
-    first = (10 if exchanges else 8) + 2 * bool(shared & _kernels.BETA_POWERS)
+    first = (11 if exchanges else 8) + 2 * bool(shared & _kernels.BETA_POWERS)
     n = arrays[1].shape[0]
     shapes = [t.shape for t in arrays[first : first + n]] if stages != _kernels.COMMIT_STAGE else [(0,)] * n
     return _kernels.workspace_bytes(library, shapes, bool(shared & _kernels.CENTRALIZES), exchanges)

@@ -15,7 +15,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from . import _kernels
 from ._arguments import WEIGHT_DTYPES
-from ._composite import norm, write
+from ._composite import norm, weight_of, write
 
 TILE, LANES = 2048, 8  # see ops/ascendc/op_kernel/tiling.h
 MAXIMIZE, BIAS_CORRECTION = 2, 4  # AdamW's flags: see ops/include/adamw.h
@@ -99,7 +99,8 @@ class AscendStep:
         beyond = {
             "there is one for AdamW on Ascend alone": device != "Ascend" or rule.name != "adamw",
             "it always corrects the bias": not rule.flags & BIAS_CORRECTION,
-            "it takes learning rates and weight decays that are numbers": self.dynamic_lr or any(self._rate_is_cell),
+            "it takes learning rates and weight decays that are numbers": self.dynamic_lr
+            or len(self._rates.schedules) > 0,
             "it keeps no weights of lower precision than the states": len(self._low_without_masters()) > 0,
             "it cannot skip a step": options.skip_nonfinite,
         }
@@ -113,7 +114,7 @@ class AscendStep:
         """Make the operators, and what they always take."""
         self._sign = -1.0 if rule.name.startswith("adamw") and rule.flags & MAXIMIZE else 1.0
         if self._native:
-            numbers = [float(rate.asnumpy()) for rate in self._rates]
+            numbers = [float(rate.asnumpy()) for rate in self._rates.fixed]
             self._native_rates = tuple(numbers[k] for k in self._rate_index)
             self._native_decays = tuple(numbers[k] if k >= 0 else 0.0 for k in self._decay_index)
             self._native_constants = tuple(float(c) for c in rule.constants[:3])
@@ -122,104 +123,126 @@ class AscendStep:
             return
         self._ascend_constants = Tensor(np.array(_constants(rule), np.float32))
         absent = {dtype: Tensor(np.zeros(1, np.float32)).astype(dtype) for dtype in WEIGHT_DTYPES}
-        launches, total, made = LAUNCHES[rule.name], total_of_tiles(), {}
-
-        def cells(launch):
-            for i, p in enumerate(self._parameters):
-                key = launch, p.dtype == mstype.float32, self._master_index[i] >= 0
-                if key not in made:
-                    written = _written(*key, self._state_count)
-                    kernel = _kernels.ascend_operator(launch.function, written, tile_sums(launch.kinds, place=2))
-                    made[key] = OperatorCell(kernel, total)
-                yield made[key]
-
+        launches, total = LAUNCHES[rule.name], total_of_tiles()
         # A weight is updated from itself in float32, from its master, or from itself in lower precision: of weight
         # and master, a tensor of one element stands for the one that there is not.
-        self._absent_weights = tuple(absent[mstype.float32] for _ in self._parameters)
-        self._absent_masters = tuple(absent[p.dtype] for p in self._parameters)
+        kinds = [(p.dtype, place >= 0) for p, place in zip(self._parameters, self._master_index)]
+        known = list(dict.fromkeys(kinds))
+        self._kind_of_each = tuple(known.index(kind) for kind in kinds)
+        self._absent = tuple(absent[dtype] for dtype, _ in known)
+        self._is_float32 = tuple(dtype == mstype.float32 for dtype, _ in known)
+
+        def cells(launch):
+            for dtype, has_master in known:
+                written = _written(launch, dtype == mstype.float32, has_master, self._state_count)
+                kernel = _kernels.ascend_operator(launch.function, written, tile_sums(launch.kinds, place=2))
+                yield OperatorCell(kernel, total)
+
         self._first_cells = nn.CellList(list(cells(launches[0])))
         self._last_cells = nn.CellList(list(cells(launches[-1])))
         self._last_takes_gradient = launches[-1].takes_gradient
 
     def _ascend_step(self, rates, gradients):
         prepared, norms, finite, applied, clip = self._surveyed(gradients)
-        scalars = self.scalars(F.cast(self.global_step, self._step_dtype).reshape(()) + 1.0)
+        scalars = self._scalars_now()
         one = ops.ones_like(self._zero)
         shared = (one / scalars[0], one / scalars[1], F.cast(applied, mstype.float32))
-        reports = ()
-        for i in range(self.param_length):
-            if self.optim_filter[i]:
-                gradient, scale = self._scaled(i, gradients[i], prepared[i], norms[i], clip)
-                if self._native:
-                    weight_norm, update_norm, ratio = self._move_natively(i, gradient, scale)
-                else:
-                    weight_norm, update_norm, ratio = self._move_on_ascend(i, shared, rates, gradient, scale)
-                moved = (ops.where(applied, update_norm, self._zero), ops.where(applied, ratio, self._zero))
-                reports += (ops.stack((norms[i], weight_norm, *moved, F.cast(finite[i], mstype.float32))),)
-            else:
-                reports += (self.statistics[i],)
+        rate, decay = self._rates_of_each(rates)
+        if self._native:
+            update, chosen = self._move_natively, (self._native_rates, self._native_decays)
+        else:
+            update, chosen = F.partial(self._move_on_ascend, shared), (self._kind_of_each, rate)
+        reports = self.each(
+            F.partial(self._updated_on_ascend, update, clip, applied),
+            self._is_mine,
+            ops.unstack(self.statistics, 0),
+            *chosen,
+            gradients,
+            prepared,
+            self._centralized,
+            norms,
+            finite,
+            decay,
+            self.parameters,
+            *self._master_columns,
+            *self._state_columns(),
+        )
         self._count(applied, ops.stack(reports))
         return applied
 
-    def _scaled(self, i, gradient, prepared, size, clip):
+    def _updated_on_ascend(
+        self,
+        update,
+        clip,
+        applied,
+        is_mine,
+        reported,
+        chosen,
+        rate,
+        gradient,
+        prepared,
+        is_centralized,
+        size,
+        finite,
+        *own,
+    ):
+        """Update one tensor, unless another process does; return its row of statistics."""
+        if not is_mine:
+            return reported
+        gradient, scale = self._scaled(own[1], gradient, prepared, is_centralized, size, clip)
+        weight_norm, update_norm, ratio = update(chosen, rate, gradient, scale, *own)
+        moved = (ops.where(applied, update_norm, self._zero), ops.where(applied, ratio, self._zero))
+        return ops.stack((size, weight_norm, *moved, F.cast(finite, mstype.float32)))
+
+    def _scaled(self, parameter, gradient, prepared, is_centralized, size, clip):
         """Return a gradient that an operator takes, and what it is to multiply it by."""
         scale = self._sign * clip * ops.ones_like(size)
         if self.normalizes_gradient:
             # Which undoes clipping.
             scale = 1.0 / ops.where(size == 0, ops.ones_like(size), size)
-        if self._centralized[i]:
+        if is_centralized:
             return prepared, scale
-        if F.dtype(gradient) not in (mstype.float32, self.parameters[i].dtype):
+        if F.dtype(gradient) not in (mstype.float32, parameter.dtype):
             gradient = F.cast(gradient, mstype.float32)
         return gradient, scale * self._unscale
 
-    def _move_on_ascend(self, i, shared, rates, gradient, scale):
+    def _move_on_ascend(self, shared, kind, rate, gradient, scale, decay, parameter, master, has_master, *states):
         """Update a tensor; return the norms of the weight from before and of the update, and the trust ratio."""
-        learning_rate, weight_decay = rates[self._rate_index[i]], self._weight_decay(i, rates)
-        before = (shared[0], shared[1], scale, weight_decay)
-        tensors = self._touched(i)
+        before = (shared[0], shared[1], scale, decay)
+        if self._is_float32[kind]:
+            tensors = (self._absent[kind], parameter, *states)
+        elif has_master:
+            tensors = (parameter, master, *states)
+        else:
+            tensors = (parameter, self._absent[kind], *states)
         norms = (self._zero, self._zero, self._zero)
         if self._layerwise:
             numbers = ops.stack((*before, self._zero, self._zero, shared[2]))
-            norms = self._first_cells[i](*tensors, gradient, self._ascend_constants, numbers)
-        coefficients, ratio = self.coefficients(learning_rate, weight_decay, norms[0], norms[1:])
+            norms = self._first_cells[kind](*tensors, gradient, self._ascend_constants, numbers)
+        coefficients, ratio = self.coefficients(rate, decay, norms[0], norms[1:])
         second = coefficients[1] if len(coefficients) > 1 else self._zero
         numbers = ops.stack((*before, coefficients[0], second, shared[2]))
         if self._last_takes_gradient:
-            moved = self._last_cells[i](*tensors, gradient, self._ascend_constants, numbers)
+            moved = self._last_cells[kind](*tensors, gradient, self._ascend_constants, numbers)
         else:
-            moved = self._last_cells[i](*tensors, self._ascend_constants, numbers)
+            moved = self._last_cells[kind](*tensors, self._ascend_constants, numbers)
         return (norms[0], moved[0], ratio) if self._layerwise else (moved[0], moved[1], ratio)
 
-    def _move_natively(self, i, gradient, scale):
+    def _move_natively(self, rate, decay, gradient, scale, _, parameter, master, has_master, *states):
         """Update a tensor by the platform's AdamW, which does not tell by how much."""
-        weight = self._weight(i)
-        parameter = self.masters[self._master_index[i]] if self._master_index[i] >= 0 else self.parameters[i]
-        m, v = self.states[i], self.states[self.param_length + i]
+        weight = weight_of(parameter, master, has_master)
+        held = master if has_master else parameter
         before = norm(weight)
-        if self._master_index[i] >= 0:
-            write(parameter, weight)
+        if has_master:
+            write(held, weight)
         step = F.depend(F.cast(self.global_step, mstype.float32), before)  # the operator adds 1
         beta1, beta2, eps = self._native_constants
-        rate, decay = self._native_rates[i], self._native_decays[i]
+        m, v = states
         g = F.cast(gradient, mstype.float32) * scale
-        moved = self._native_adamw(parameter, m, v, v, g, step, rate, beta1, beta2, decay, eps, False, False)
-        if self._master_index[i] >= 0:
-            write(self.parameters[i], F.depend(parameter, moved))
+        moved = self._native_adamw(held, m, v, v, g, step, rate, beta1, beta2, decay, eps, False, False)
+        if has_master:
+            write(parameter, F.depend(held, moved))
         return before, F.depend(self._unknown, moved), ops.ones_like(before)
-
-    def _touched(self, i):
-        """Return what an operator takes of a tensor besides its gradient: weight, master, states."""
-        parameter = self.parameters[i]
-        if parameter.dtype == mstype.float32:
-            tensors = (self._absent_weights[i], parameter)
-        elif self._master_index[i] >= 0:
-            tensors = (parameter, self.masters[self._master_index[i]])
-        else:
-            tensors = (parameter, self._absent_masters[i])
-        for k in range(self._state_count):
-            tensors += (self.states[k * self.param_length + i],)
-        return tensors
 
 
 def _constants(rule):

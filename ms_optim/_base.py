@@ -14,6 +14,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
+from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
@@ -36,6 +37,7 @@ from ._ascend import AscendStep
 from ._composite import CompositeStep, dense
 from ._docs import documented
 from ._fused import FusedStep
+from ._rates import Rates
 from ._sharding import ShardedStep, take_shard_groups
 from ._shares import SplitStep
 from ._state import StateDict
@@ -216,6 +218,9 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         self._create_states(rule, options)
         self._prepare_sharding(shard_groups)
         self._prepare_step(rule, options)
+        counters = (self.global_step, self.skipped_steps, self.statistics, *self.beta_powers)
+        written = (*self._parameters, *self.states, *self.masters, *self.scales, *counters)
+        self._held = _kernels.Held(name, written)
 
     @classmethod
     def keywords(cls) -> list[str]:
@@ -310,15 +315,17 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
                 rates.append(rate)
             return index[key]
 
-        self._rate_index = tuple(place(rate) for rate in learning_rates)
+        rate_places = [place(rate) for rate in learning_rates]
         decayed = [
             flag and (isinstance(decay, nn.Cell) or float(decay.asnumpy()) > 0.0)
             for flag, decay in zip(self.decay_flags, weight_decays)
         ]
-        self._decay_index = tuple(place(decay) if used else -1 for used, decay in zip(decayed, weight_decays))
-        # Past Cell's own bookkeeping, which takes the same learning rate under its two attributes for a clash of names.
-        object.__setattr__(self, "_rates", tuple(rates))
-        self._rate_is_cell = tuple(isinstance(rate, nn.Cell) for rate in rates)
+        decay_places = [place(decay) if used else -1 for used, decay in zip(decayed, weight_decays)]
+        fixed_first = sorted(range(len(rates)), key=lambda k: isinstance(rates[k], nn.Cell))
+        moved = {old: new for new, old in enumerate(fixed_first)} | {-1: -1}
+        self._rate_index = tuple(moved[k] for k in rate_places)
+        self._decay_index = tuple(moved[k] for k in decay_places)
+        self._rates = Rates([rates[k] for k in fixed_first])
         # The fewest steps that an Iterable has learning rates for, where there is one.
         listed = (rate.learning_rate.size for rate in rates if type(rate).__name__ == "_IteratorLearningRate")
         self._rate_steps = min(listed, default=None)
@@ -363,6 +370,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         """Choose the path and lay out what it needs."""
         n = self.param_length
         self._succeeded = (True,) * n
+        self.each = C.Map()
 
         self._unscale = rule.rescale / options.loss_scale
         if not LEAST <= self._unscale <= MOST:
@@ -393,6 +401,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
                 f"For '{type(self).__name__}', 'shard_states' needs the device target 'CPU', but it is '{device}'."
             )
         self._layerwise = rule.is_layerwise
+        self._prepare_columns()
         if self._splits:
             self._prepare_split(rule, options, device)
         elif self._on_ascend:
@@ -437,13 +446,33 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
         self._check_count()
+        self._held.check()
         if self._addresses is None:
             return super().__call__(gradients)
+        if not self._has_hooks():
+            return self._run_by_address(gradients)
+        # Cell calls the hooks, and what it takes for `construct` between them.
+        object.__setattr__(self, "construct", self._run_by_address)
+        try:
+            return nn.Cell._run_construct(self, gradients)
+        finally:
+            object.__delattr__(self, "construct")
+
+    def _has_hooks(self):
+        """Tell whether Cell has hooks to call, which it does in PyNative mode alone."""
+        hooks = (self._forward_pre_hook, self._forward_hook)
+        return ms.get_context("mode") == ms.PYNATIVE_MODE and any(hooks)
+
+    def _run_by_address(self, gradients):
+        """Run one step on the memory that parameters and gradients are in."""
         gradients = check_gradients(self.cls_name, self._names, self._shapes, gradients)
         done = self._step_by_address(self.global_step, self._addresses.fill(gradients))
         # The operator may run later, unless waited for, and the gradients may be gone by then.
         done.data_ptr()
         return self._succeeded
+
+    def _step_by_address(self, step, addresses):
+        return self._by_address.run(step, addresses)
 
     def _check_count(self):
         """Check that there can be a step from the count as it is; on CPU alone, as elsewhere reading it would wait."""
@@ -462,35 +491,19 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     def construct(self, gradients: Tensors) -> tuple[bool, ...] | Tensor:
         """Update the parameters."""
-        shapes = ()
-        dtypes = ()
-        kept = ()
-        for g in gradients:
-            g = dense(g)
-            kept += (g,)
-            shapes += (F.shape(g),)
-            dtypes += (F.dtype(g),)
-        gradients = kept
+        # A loop over all gradients would be unrolled by recursion when a graph is compiled, which MindSpore limits.
+        gradients = self.each(dense, gradients)
+        shapes, dtypes = self.each(F.shape, gradients), self.each(F.dtype, gradients)
         _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
-        rates = self._current_rates(self.global_step)
+        rates = self._rates(self.global_step)
         if self._splits:
             done = self._split_step(rates, gradients)
         elif self._on_ascend:
             done = self._ascend_step(rates, gradients)
         elif self.fused:
             done = self._fused_step(rates, gradients)
-        elif self._sharded:
-            done = self._sharded_composite_step(rates, gradients)
         else:
             done = self._composite_step(rates, gradients)
         if self.use_parallel:
             done = F.depend(done, self.broadcast_params(done))
         return F.depend(self._succeeded, done)
-
-    def _current_rates(self, step):
-        """Return this step's learning rates and weight decays, float32 of no dimensions."""
-        rates = ()
-        for rate, is_cell in zip(self._rates, self._rate_is_cell):
-            value = rate(step) if is_cell else rate
-            rates += (F.cast(value, mstype.float32).reshape(()),)
-        return rates

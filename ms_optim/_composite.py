@@ -8,8 +8,9 @@ It is a second statement of what the kernels do, made independently of them.
 
 from __future__ import annotations
 
+import numpy as np
+from mindspore import ParameterTuple, Tensor, ops
 from mindspore import dtype as mstype
-from mindspore import ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 LARGEST_COUNT = 2**31 - 1
@@ -105,23 +106,94 @@ def counted(count, more):
     return count + more * F.cast(count < LARGEST_COUNT, mstype.int32)
 
 
+def usable(gradient):
+    """Tell whether all of a gradient is finite."""
+    return ops.all(ops.isfinite(gradient))
+
+
+def weight_of(parameter, master, has_master):
+    """Return a weight in float32: its master, unless the weight was loaded or set since then."""
+    weight = F.cast(parameter, mstype.float32)
+    if not has_master:
+        return normal(weight)
+    return normal(ops.where(rounded(master, parameter.dtype) == weight, master, weight))
+
+
+def write_weight(parameter, master, has_master, weight):
+    """Write a new weight, and its master if it has one."""
+    write(parameter, weight)
+    if has_master:
+        write(master, weight)
+
+
 class CompositeStep:
-    """The composite form of ``FusedOptimizer._step``; a mixin that reads the optimizer's attributes."""
+    """The composite form of ``FusedOptimizer._step``; a mixin that reads the optimizer's attributes.
+
+    What is done for each tensor is a function that ``Map`` applies to all: a loop would be unrolled by recursion when a
+    graph is compiled, which MindSpore limits to some hundred tensors.
+    """
+
+    def _prepare_columns(self):
+        """Lay out what differs from tensor to tensor, for Map."""
+        has_master = tuple(place >= 0 for place in self._master_index)
+        masters = [self.masters[k] if k >= 0 else p for k, p in zip(self._master_index, self._parameters)]
+        # Cell would list the masters twice.
+        object.__setattr__(self, "_master_columns", (ParameterTuple(masters), has_master))
+        places = [self._rate_index, [k if k >= 0 else self._rates.count for k in self._decay_index]]
+        self._rate_places = Tensor(np.array(places, np.int32))
+        self._is_mine = tuple(bool(mine) for mine in self.optim_filter)
+
+    def _state_columns(self):
+        """Return for each state of the rule those of all tensors."""
+        columns = ()
+        for k in range(self._state_count):
+            columns += (self.states[k * self.param_length : (k + 1) * self.param_length],)
+        return columns
+
+    def _rates_of_each(self, rates):
+        """Return each tensor's learning rate and weight decay, 0 where it has none."""
+        known = ops.concat((rates, self._zero.reshape((1,))))
+        table = ops.gather(known, self._rate_places, 0)
+        return ops.unstack(table[0], 0), ops.unstack(table[1], 0)
+
+    def _scalars_now(self):
+        return self.scalars(F.cast(self.global_step, self._step_dtype).reshape(()) + 1.0)
 
     def _composite_step(self, rates, gradients):
         gradients, norms, finite, applied, clip = self._surveyed(gradients)
-        scalars = self.scalars(F.cast(self.global_step, self._step_dtype).reshape(()) + 1.0)
-        reports = ()
-        for i in range(self.param_length):
-            if self.optim_filter[i]:
-                directed = self._directed(i, scalars, rates, gradients[i], norms[i], clip)
-                found = self._norms_of(directed)
-                moved = self._moved(i, rates, directed, found, applied)
-                reports += (ops.stack((norms[i], found[0], *moved, F.cast(finite[i], mstype.float32))),)
-            else:
-                reports += (self.statistics[i],)
-        self._count(applied, ops.stack(reports))
+        direct = F.partial(self._directed, self._scalars_now(), clip)
+        move = F.partial(self._moved, applied)
+        rate, decay = self._rates_of_each(rates)
+        read = (decay, self.parameters, *self._master_columns, gradients, norms, *self._state_columns())
+        written = (rate, decay, self.parameters, *self._master_columns)
+        if not self._sharded:
+            reports = self.each(
+                F.partial(self._updated, direct, move),
+                self._is_mine,
+                ops.unstack(self.statistics, 0),
+                rate,
+                finite,
+                *read,
+            )
+            self._count(applied, ops.stack(reports))
+            return applied
+        directed = self.each(direct, *read)
+        found = self._whole_norms(ops.stack(self.each(self._norms_of, directed)))
+        moved = self.each(move, *written, directed, ops.unstack(found, 0), *self._state_columns())
+        moved = ops.stack(moved)
+        update_norms = self._whole_norms(moved[:, :1])[:, 0]
+        all_finite = F.cast(ops.stack(finite), mstype.float32)
+        self._count(applied, ops.stack((ops.stack(norms), found[:, 0], update_norms, moved[:, 1], all_finite), 1))
         return applied
+
+    def _updated(self, direct, move, is_mine, reported, rate, finite, decay, parameter, master, has_master, *read):
+        """Update one tensor, unless another process does; return its row of statistics."""
+        if not is_mine:
+            return reported
+        directed = direct(decay, parameter, master, has_master, *read)
+        found = self._norms_of(directed)
+        moved = move(rate, decay, parameter, master, has_master, directed, found, *read[2:])
+        return ops.concat((ops.stack((read[1], found[0])), moved, F.cast(finite, mstype.float32).reshape((1,))))
 
     def _surveyed(self, gradients):
         """Return what is to be known of all gradients before anything moves.
@@ -130,12 +202,8 @@ class CompositeStep:
             The gradients in float32, unscaled and centralized; the norm of each; whether each is finite; whether the
             step is applied; and the factor that clipping scales all by.
         """
-        gradients = self._prepared(gradients)
-        norms = ()
-        finite = ()
-        for g in gradients:
-            norms += (norm(g),)
-            finite += (ops.all(ops.isfinite(g)),)
+        gradients = self.each(self._prepared, gradients, self._centralized)
+        norms, finite = self.each(norm, gradients), self.each(usable, gradients)
         if self._sharded:
             norms, finite = self._whole_survey(norms, finite)
         return gradients, norms, finite, self._applies(ops.all(ops.stack(finite))), self._clip_factor(ops.stack(norms))
@@ -154,15 +222,10 @@ class CompositeStep:
             t = F.cast(self.global_step, self._step_dtype)
             F.assign(self.beta_powers[k], normal(F.cast(ops.exp(t * self.log_betas[k]), mstype.float32)))
 
-    def _prepared(self, gradients):
-        """Return the gradients in float32, unscaled and centralized."""
-        prepared = ()
-        for i in range(self.param_length):
-            g = normal(normal(F.cast(gradients[i], mstype.float32)) * self._unscale)
-            if self._centralized[i]:
-                g = centralized(g)
-            prepared += (g,)
-        return prepared
+    def _prepared(self, gradient, is_centralized):
+        """Return a gradient in float32, unscaled and centralized."""
+        gradient = normal(normal(F.cast(gradient, mstype.float32)) * self._unscale)
+        return centralized(gradient) if is_centralized else gradient
 
     def _clip_factor(self, norms):
         if self._clip_norm is None:
@@ -170,20 +233,16 @@ class CompositeStep:
         total = norm(norms)
         return ops.where(total > self._clip_norm, self._clip_norm / total, ops.ones_like(total))
 
-    def _directed(self, i, scalars, rates, gradient, gradient_norm, clip):
+    def _directed(self, scalars, clip, decay, parameter, master, has_master, gradient, gradient_norm, *states):
         """Return a tensor's weight, the directions it moves along, and its new states."""
-        weight = self._weight(i)
+        weight = weight_of(parameter, master, has_master)
         if self.normalizes_gradient:
             # Which undoes clipping.
             gradient = gradient / ops.where(gradient_norm == 0, ops.ones_like(gradient_norm), gradient_norm)
         else:
             gradient = gradient * clip
-        gradient = normal(gradient)
-        states = ()
-        for k in range(self._state_count):
-            states += (self.states[k * self.param_length + i],)
-        gradient = self.entering(gradient)
-        directions, new_states = self._stated(scalars, weight, gradient, self._weight_decay(i, rates), states)
+        gradient = self.entering(normal(gradient))
+        directions, new_states = self._stated(scalars, weight, gradient, decay, states)
         return weight, directions, new_states
 
     def _stated(self, *taken):
@@ -195,19 +254,19 @@ class CompositeStep:
         norms = (norm(directed[0]),)
         for d in directed[1]:
             norms += (norm(d),)
-        return norms
+        return ops.stack(norms)
 
-    def _moved(self, i, rates, directed, norms, applied):
+    def _moved(self, applied, rate, decay, parameter, master, has_master, directed, norms, *states):
         """Write a tensor's new weight and states; return the norm of its update, and its trust ratio."""
         weight, directions, new_states = directed
-        learning_rate, weight_decay = rates[self._rate_index[i]], self._weight_decay(i, rates)
-        coefficients, ratio = self.coefficients(learning_rate, weight_decay, norms[0], norms[1:])
+        norms = ops.unstack(norms, 0)
+        coefficients, ratio = self.coefficients(rate, decay, norms[0], norms[1:])
         update, new_weight = self._along(coefficients, weight, directions)
-        self._write_weight(i, ops.where(applied, new_weight, weight))
-        for k in range(self._state_count):
-            state = self.states[k * self.param_length + i]
-            write(state, ops.where(applied, normal(new_states[k]), state))
-        return ops.where(applied, norm(update), self._zero), ops.where(applied, ratio, self._zero)
+        write_weight(parameter, master, has_master, ops.where(applied, new_weight, weight))
+        for k in range(len(states)):
+            write(states[k], ops.where(applied, normal(new_states[k]), states[k]))
+        moved = ops.stack((norm(update), ratio))
+        return ops.where(applied, moved, ops.zeros_like(moved))
 
     def _along(self, coefficients, weight, directions):
         """Return the update along some directions, and the weight that it leads to."""
@@ -219,20 +278,3 @@ class CompositeStep:
             terms += (coefficients[k] * directions[k],)
         update = summed(*terms)
         return update, normal(weight - update)
-
-    def _weight(self, i):
-        """Return a weight in float32: its master, unless the weight was loaded or set since then."""
-        parameter = self.parameters[i]
-        weight = F.cast(parameter, mstype.float32)
-        if self._master_index[i] < 0:
-            return normal(weight)
-        kept = self.masters[self._master_index[i]]
-        return normal(ops.where(rounded(kept, parameter.dtype) == weight, kept, weight))
-
-    def _write_weight(self, i, weight):
-        write(self.parameters[i], weight)
-        if self._master_index[i] >= 0:
-            write(self.masters[self._master_index[i]], weight)
-
-    def _weight_decay(self, i, rates):
-        return rates[self._decay_index[i]] if self._decay_index[i] >= 0 else self._zero

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -67,24 +68,95 @@ def _committed(phases: list[list[Launch]]) -> list[list[Launch]]:
     return phases
 
 
-def picked(tensors, places):
-    """Return the tensors at some places; usable in graphs."""
-    found = ()
+# A graph unrolls loops by recursion, which MindSpore limits: no loop of a step has many more turns than this.
+MOST_TURNS = 64
+
+
+def in_parts(items: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    """Return items in parts: as many loops over a part and one over the parts replace a loop with too many turns."""
+    size = max(MOST_TURNS, -(-len(items) // MOST_TURNS))
+    return tuple(tuple(items[k : k + size]) for k in range(0, len(items), size))
+
+
+def runs(places: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return what :func:`picked` takes for places: ranges of consecutive places, in parts."""
+    ranges: list[tuple[int, int]] = []
     for i in places:
-        found += (tensors[i],)
+        if ranges and ranges[-1][1] == i:
+            ranges[-1] = (ranges[-1][0], i + 1)
+        else:
+            ranges.append((i, i + 1))
+    return in_parts(ranges)
+
+
+def picked(tensors, places):
+    """Return the tensors at some places, as :func:`runs` states these; usable in graphs."""
+    found = ()
+    for ranges in places:
+        found += _picked_ranges(tensors, ranges)
+    return found
+
+
+def _picked_ranges(tensors, ranges):
+    found = ()
+    for begin, end in ranges:
+        found += tensors[begin:end]
     return found
 
 
 class LaunchCell(nn.Cell):
-    """One launch: its operator and what that always takes."""
+    """One launch: its operator and what that takes besides gradients.
 
-    def __init__(self, kernel, flags, layout):
+    Args:
+        kernel: The operator.
+        flags: What it is to do.
+        layout: The layout of its tensors.
+        before: What it takes before the tensors: the counters, and ranges if it is one of a share.
+        weights: The weights that it moves.
+        held: Their states, masters and scales.
+        places: Places of its gradients among all, as :func:`runs` states these; None: it takes all that it is given.
+    """
+
+    def __init__(self, kernel, flags, layout, before=(), weights=(), held=(), places=None):
         super().__init__(auto_prefix=False)
         self.kernel, self.flags, self.layout = kernel, flags, layout
+        self.takes_all, self.places = places is None, places or ()
+        # The optimizer holds these already, and Cell would list them twice.
+        for name, tensors in (("before", before), ("weights", weights), ("held", held)):
+            object.__setattr__(self, name, tuple(tensors))
 
-    def construct(self, constants, rates, sums, tensors):
-        """Run the kernel and return its sums."""
-        return self.kernel(self.flags, self.layout, constants, rates, sums, *tensors)
+    def construct(self, constants, rates, sums, gradients):
+        """Run the kernel on its part of all gradients, and return its sums."""
+        if not self.takes_all:
+            gradients = picked(gradients, self.places)
+        return self.kernel(
+            self.flags,
+            self.layout,
+            constants,
+            rates,
+            sums,
+            *self.before,
+            *self.weights,
+            *gradients,
+            *self.held,
+        )
+
+
+class ByAddress(nn.Cell):
+    """The step that is called from Python, compiled by itself.
+
+    MindSpore notes on a Cell which of its methods it compiled last, and takes that for the Cell's ``construct`` when it
+    compiles a graph with the Cell in it: so this is no method of the optimizer.
+    """
+
+    def __init__(self, launch_all):
+        super().__init__(auto_prefix=False)
+        object.__setattr__(self, "launch_all", launch_all)
+
+    @ms.jit(backend="ms_backend")
+    def run(self, step, addresses):
+        """Run the step on what a table of addresses names."""
+        return self.launch_all(step, addresses)
 
 
 class FusedStep:
@@ -110,37 +182,39 @@ class FusedStep:
                 return sharded_plan(self.param_length, at_most, rule.is_layerwise, looks_first)
             return plan(self.param_length, own, at_most, looks_at_all)
 
-        phases = planned(rule.at_most or self.param_length)
-        launches = [launch for phase in phases for launch in phase]
-        places = iter(range(len(launches)))
-        self._phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
-        self._launch_tensors = tuple(launch.tensors for launch in launches)
-        self._takes_all = tuple(len(launch.tensors) == self.param_length for launch in launches)
-        self._takes_gradients = tuple(launch.stages != COMMIT_STAGE for launch in launches)
-        self._takes_weights = tuple(launch.stages not in (GRADIENT_STAGE, COMMIT_STAGE) for launch in launches)
-        self._launch_held = tuple(self._held_by(launch.tensors) for launch in launches)
+        at_most = rule.at_most or self.param_length
+        phases = planned(max(at_most, -(-self.param_length // MOST_TURNS)))
         shared = self._shared_flags(rule, options)
         layout = self._lay_out(rule, options)
+        held_parts = self.states + self.masters + self.scales
 
-        cells = []
-        for k, ((stages, tensors), held) in enumerate(zip(launches, self._launch_held)):
-            n, reads, moves = len(tensors), self._takes_gradients[k], self._takes_weights[k]
+        def made(launch):
+            stages, tensors = launch
+            n = len(tensors)
+            reads, moves = stages != COMMIT_STAGE, stages not in (GRADIENT_STAGE, COMMIT_STAGE)
+            weights = [self._parameters[i] for i in tensors] if moves else []
+            held = [held_parts[i] for i in self._held_by(tensors)] if moves else []
             written = (False,) * 5 + (True,) * len(self._counters)
-            written += (True,) * n * moves + (False,) * n * reads + (True,) * len(held) * moves
-            shapes = [self._shapes[i] if stages != COMMIT_STAGE else (0,) for i in tensors]
+            written += (True,) * len(weights) + (False,) * n * reads + (True,) * len(held)
+            shapes = [self._shapes[i] if reads else (0,) for i in tensors]
             sums = ((n, len(_kernels.SUMS)), ms.float64)
             kernel = _kernels.operator(rule.name, device, written, [sums], shapes, shared)
             own_layout = Tensor(np.ascontiguousarray(layout.asnumpy()[list(tensors)]))
-            cells.append(LaunchCell(kernel, _kernels.flags(stages, shared, rule.flags), own_layout))
-        self._launches = nn.CellList(cells)
+            flags = _kernels.flags(stages, shared, rule.flags)
+            places = None if n == self.param_length and reads else runs(tensors if reads else ())
+            return LaunchCell(kernel, flags, own_layout, self._counters, weights, held, places)
+
+        self._phase_count = len(phases)
+        self._launches = nn.CellList([nn.CellList([made(launch) for launch in phase]) for phase in phases])
         if device == "CPU" and not self.use_parallel:
             sums = [((self.param_length, len(_kernels.SUMS)), ms.float64)]
             kernel = _kernels.operator(rule.name, device, (False,) * 6, sums)
             cells = []
             for ((stages, _),) in planned(self.param_length):
                 flags = _kernels.flags(stages, shared + _kernels.BY_ADDRESS, rule.flags)
-                cells.append(LaunchCell(kernel, flags, layout))
+                cells.append(nn.CellList([LaunchCell(kernel, flags, layout)]))
             self._launches_by_address = nn.CellList(cells)
+            self._by_address = ByAddress(self._launch_by_address)
             self._addresses = _kernels.AddressTable(
                 self._parameters,
                 self.states,
@@ -173,38 +247,18 @@ class FusedStep:
 
     def _fused_step(self, rates, gradients):
         """Run the step in a graph."""
-        return self._launch_all(rates, gradients)
+        return self._launch_all(self._launches, rates, gradients)
 
-    def _launch_all(self, rates, gradients):
-        rates = ops.stack(rates)
-        sums = self._no_sums
-        for place, phase in enumerate(self._phases):
-            found = ()
-            for k in phase:
-                found += (self._launches[k](self._constants, rates, sums, self._taken_by(k, gradients)),)
-            made = found[0] if len(phase) == 1 else ops.concat(found)
-            sums = self._whole_sums(place, made, sums) if self._sharded else made
-        return sums
-
-    def _taken_by(self, k, gradients):
-        """Return the tensors that a launch takes."""
-        weights, held = self.parameters, self.states + self.masters + self.scales
-        if not self._takes_all[k]:
-            weights = picked(weights, self._launch_tensors[k])
-            gradients = picked(gradients, self._launch_tensors[k])
-            held = picked(held, self._launch_held[k])
-        if not self._takes_gradients[k]:
-            return self._counters
-        if not self._takes_weights[k]:
-            return self._counters + gradients
-        return self._counters + weights + gradients + held
-
-    @ms.jit(backend="ms_backend")
-    def _step_by_address(self, step, addresses):
+    def _launch_by_address(self, step, addresses):
         """Run the step, one launch a phase whatever the number of tensors, on what a table of addresses names."""
-        rates = ops.stack(self._current_rates(step))
+        return self._launch_all(self._launches_by_address, self._rates(step), (addresses,))
+
+    def _launch_all(self, launches, rates, gradients):
         sums = self._no_sums
-        for place, launch in enumerate(self._launches_by_address):
-            made = launch(self._constants, rates, sums, (addresses,))
+        for place in range(self._phase_count):
+            found = ()
+            for launch in launches[place]:
+                found += (launch(self._constants, rates, sums, gradients),)
+            made = found[0] if len(found) == 1 else ops.concat(found)
             sums = self._whole_sums(place, made, sums) if self._sharded else made
         return sums

@@ -310,6 +310,26 @@ def _address(tensor) -> int:
     return address
 
 
+class Held:
+    """What a step writes, as construction saw it: users can change a parameter's dtype and size, and make it a view."""
+
+    def __init__(self, optimizer: str, tensors: Sequence[Parameter]):
+        self._optimizer = optimizer
+        self._seen = [(p, p.dtype, p.size) for p in tensors]
+
+    def check(self) -> None:
+        """Raise an error that names what has changed; a view gets memory of its own."""
+        for p, dtype, size in self._seen:
+            if p.dtype != dtype or p.size != size:
+                raise ValueError(
+                    f"For '{self._optimizer}', the parameter '{p.name}' must stay as it was when the optimizer was "
+                    f"made, {dtype} of {size} elements, but is {p.dtype} of shape {p.shape}. Change parameters before "
+                    "the optimizer is made."
+                )
+            if not p.is_contiguous():
+                p.set_data(p.contiguous())
+
+
 class AddressTable:
     """Where everything that a step writes is in memory, as a CPU kernel takes it when a step is called from Python.
 
@@ -336,7 +356,7 @@ class AddressTable:
         self._table[n, 3] = n
 
     def fill(self, gradients) -> Tensor:
-        """Return the table for a step with these gradients."""
+        """Return the table for a step with these gradients; what it names was checked by :class:`Held`."""
         table, n = self._table, len(self._parameters)
         table[:n, 0] = [_address(p) for p in self._parameters]
         table[:n, 1] = [_address(g) for g in gradients]

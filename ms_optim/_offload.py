@@ -14,7 +14,7 @@ import dataclasses
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from rich.console import Console
@@ -23,7 +23,7 @@ from rich.table import Table
 from . import _kernels, _memory
 from ._ascend import OperatorCell, tile_sums, total_of_tiles
 from ._composite import norm, rounded, summed, write
-from ._fused import FusedStep, LaunchCell, picked
+from ._fused import FusedStep, LaunchCell, picked, runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +93,11 @@ class OffloadedStep(FusedStep):
         with_master = [master >= 0 for master in self._master_index]
         groups = [[i for i in range(self.param_length) if with_master[i] == low] for low in (False, True)]
         self._groups = tuple(tuple(group) for group in groups if group)
+        self._group_places = tuple(runs(group) for group in self._groups)
+        # Cell would list the weights once more for each group.
+        group_weights = tuple(ParameterTuple([self._parameters[i] for i in group]) for group in self._groups)
+        object.__setattr__(self, "_group_weights", group_weights)
+        self._is_decayed = tuple(tuple(self._decay_index[i] >= 0 for i in group) for group in self._groups)
         self._order = Tensor(np.argsort([i for group in self._groups for i in group]).astype(np.int32))
         self._launch_held = tuple(self._held_by(group) for group in self._groups)
         self._with_masters = tuple(with_master[group[0]] for group in self._groups)
@@ -113,7 +118,9 @@ class OffloadedStep(FusedStep):
             written = (False,) * (7 + n) + (True,) * len(held)
             kernel = _kernels.operator(rule.name, "CPU", written, outputs)
             flags = _kernels.flags(_kernels.ALL_STAGES - _kernels.COMMIT_STAGE, shared, rule.flags)
-            cells.append(LaunchCell(kernel, flags, Tensor(np.ascontiguousarray(layout))))
+            counters, tensors = (self.global_step, self.skipped_steps), self.states + self.masters + self.scales
+            held = [tensors[i] for i in held]
+            cells.append(LaunchCell(kernel, flags, Tensor(np.ascontiguousarray(layout)), counters, held=held))
         self._launches = nn.CellList(cells)
         self._adds_at_once = device == "Ascend" and _kernels.why_not("delta", device) is None
         if self._adds_at_once:
@@ -121,41 +128,38 @@ class OffloadedStep(FusedStep):
             self._add_delta = OperatorCell(kernel, total_of_tiles())
 
     def _fused_step(self, rates, gradients):
-        return self._crossing_step(rates, gradients) if self._crosses else self._launch_all(rates, gradients)
+        if self._crosses:
+            return self._crossing_step(rates, gradients)
+        return self._launch_all(self._launches, rates, gradients)
 
     def _crossing_step(self, rates, gradients):
         prepared, norms, finite, applied, clip = self._surveyed(gradients)
         if self.masters_taken[0] == 0:
             self._take_masters()
-        all_rates = ops.stack(rates)
+        _, decay = self._rates_of_each(rates)
         weight_norms = ()
         update_norms = ()
         for k in range(len(self._groups)):
-            group = self._groups[k]
-            here = ()
-            if self._with_masters[k]:
-                sent = picked(gradients, group)
+            places, weights, low = self._group_places[k], self._group_weights[k], self._with_masters[k]
+            here = self._zero
+            if low:
+                sent = picked(gradients, places)
                 scale = F.cast(clip * self._unscale, mstype.float64)
             else:
-                sent = ()
-                for i in group:
-                    weight = F.cast(self.parameters[i], mstype.float32)
-                    if not self._adds_at_once:
-                        here += (norm(weight),)
-                    sent += (self._decayed(i, prepared[i] * clip, weight, rates),)
+                if not self._adds_at_once:
+                    here = ops.stack(self.each(_norm_of_weight, weights))
+                decays, own = picked(decay, places), picked(prepared, places)
+                sent = self.each(F.partial(self._decayed, clip), self._is_decayed[k], decays, weights, own)
                 scale = F.cast(1.0, mstype.float64)
             # What is not applied here is skipped there.
             scale = ops.where(applied, scale, F.cast(float("nan"), mstype.float64)).reshape((1,))
-            held = picked(self.states + self.masters + self.scales, self._launch_held[k])
-            tensors = (self.global_step, self.skipped_steps, *sent, *held)
-            returned = self._launches[k](ops.concat((scale, self._constants)), all_rates, self._no_sums, tensors)
+            returned = self._launches[k](ops.concat((scale, self._constants)), rates, self._no_sums, sent)
             update_norms += (returned[1][:, 2],)
-            for j in range(len(group)):
-                if self._adds_at_once and not self._with_masters[k]:
-                    here += (self._add_delta(self.parameters[group[j]], returned[2 + j])[0],)
-                else:
-                    self._receive(group[j], returned[2 + j])
-            weight_norms += (returned[1][:, 1] if self._with_masters[k] else ops.stack(here),)
+            if self._adds_at_once and not low:
+                here = ops.stack(self.each(self._add_delta_to, weights, returned[2:]))
+            else:
+                self.each(_receive_weight if low else _receive_update, weights, returned[2:])
+            weight_norms += (returned[1][:, 1] if low else here,)
         weight_norms = ops.gather(ops.concat(weight_norms), self._order, 0)
         update_norms = ops.gather(ops.concat(update_norms), self._order, 0)
         ratios = F.cast(applied, mstype.float32) * ops.ones_like(update_norms)
@@ -169,24 +173,40 @@ class OffloadedStep(FusedStep):
 
         A master that was loaded with its weight is kept: it rounds to it.
         """
-        for i in range(self.param_length):
-            if self._master_index[i] >= 0:
-                master = self.masters[self._master_index[i]]
-                weight = F.cast(self.parameters[i], mstype.float32)
-                fits = rounded(master, self.parameters[i].dtype) == weight
-                self._take_master(master, ops.where(fits, master, weight))
+        self.each(self._take_master_of, self.parameters, *self._master_columns)
         F.assign(self.masters_taken, ops.ones_like(self.masters_taken))
 
-    def _decayed(self, i, gradient, weight, rates):
-        if self._decay_index[i] < 0:
-            return gradient
-        return self.decayed(gradient, weight, rates[self._decay_index[i]])
+    def _take_master_of(self, parameter, master, has_master):
+        if has_master:
+            weight = F.cast(parameter, mstype.float32)
+            fits = rounded(master, parameter.dtype) == weight
+            self._take_master(master, ops.where(fits, master, weight))
+        return 0
 
-    def _receive(self, i, update):
-        if len(self._shapes[i]) == 0:
-            update = F.cast(update, mstype.float32).reshape(())
-        if self._master_index[i] >= 0:
-            write(self.parameters[i], update)
-        else:
-            weight = F.cast(self.parameters[i], mstype.float32)
-            write(self.parameters[i], summed(weight, update))
+    def _decayed(self, clip, is_decayed, decay, parameter, gradient):
+        gradient = gradient * clip
+        if not is_decayed:
+            return gradient
+        return self.decayed(gradient, F.cast(parameter, mstype.float32), decay)
+
+    def _add_delta_to(self, parameter, update):
+        return self._add_delta(parameter, update)[0]
+
+
+def _norm_of_weight(parameter):
+    return norm(F.cast(parameter, mstype.float32))
+
+
+def _shaped(parameter, update):
+    """Return what comes from the host in the shape of its weight."""
+    return F.cast(update, mstype.float32).reshape(()) if len(F.shape(parameter)) == 0 else update
+
+
+def _receive_weight(parameter, weight):
+    write(parameter, _shaped(parameter, weight))
+    return 0
+
+
+def _receive_update(parameter, update):
+    write(parameter, summed(F.cast(parameter, mstype.float32), _shaped(parameter, update)))
+    return 0

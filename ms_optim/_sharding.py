@@ -143,6 +143,10 @@ class SumOverProcesses(nn.Cell):
         return table
 
 
+def _is_zero(x):
+    return x == 0.0
+
+
 class ShardedStep:
     """What split tensors add to a step, fused or composite; a mixin that reads the optimizer's attributes."""
 
@@ -161,46 +165,19 @@ class ShardedStep:
             sums: What the launches returned, float64 of shape (tensors, kinds of sums); gradients' sums are in front.
             known: What this returned after the phase before.
         """
-        if phase + 1 == len(self._phases):
+        if phase + 1 == self._phase_count:
             return sums
         whole = self._sum_over_processes(sums)
         return whole if phase == 0 else ops.concat((known[:, :1], whole[:, 1:]), 1)
 
     def _whole_norms(self, norms):
         """Return the norms of whole tensors from a table of those of slices, of shape (tensors, kinds of norms)."""
-        return ops.sqrt(self._sum_over_processes(ops.square(norms)))
+        # In float32 the squares of small norms would vanish.
+        squares = ops.square(F.cast(norms, self._step_dtype))
+        return F.cast(ops.sqrt(self._sum_over_processes(squares)), mstype.float32)
 
     def _whole_survey(self, norms, finite):
         """Return what is known of whole gradients: for each its norm, and whether it is finite."""
         infinite = 1.0 - F.cast(ops.stack(finite), mstype.float32)
         whole = self._whole_norms(ops.stack((ops.stack(norms), infinite), 1))
-        norms, finite = (), ()
-        for i in range(self.param_length):
-            norms += (whole[i, 0],)
-            finite += (whole[i, 1] == 0.0,)
-        return norms, finite
-
-    def _sharded_composite_step(self, rates, gradients):
-        """Run the step in MindSpore's operators, all tensors a phase at a time."""
-        gradients, norms, finite, applied, clip = self._surveyed(gradients)
-        scalars = self.scalars(F.cast(self.global_step, self._step_dtype).reshape(()) + 1.0)
-        directed, found = (), ()
-        for i in range(self.param_length):
-            directed += (self._directed(i, scalars, rates, gradients[i], norms[i], clip),)
-            found += (ops.stack(self._norms_of(directed[i])),)
-        found = self._whole_norms(ops.stack(found))
-        update_norms, ratios = (), ()
-        for i in range(self.param_length):
-            update_norm, ratio = self._moved(i, rates, directed[i], found[i], applied)
-            update_norms += (update_norm.reshape((1,)),)
-            ratios += (ratio,)
-        update_norms = self._whole_norms(ops.stack(update_norms))[:, 0]
-        columns = (
-            ops.stack(norms),
-            found[:, 0],
-            update_norms,
-            ops.stack(ratios),
-            F.cast(ops.stack(finite), mstype.float32),
-        )
-        self._count(applied, ops.stack(columns, 1))
-        return applied
+        return ops.unstack(whole[:, 0], 0), self.each(_is_zero, ops.unstack(whole[:, 1], 0))

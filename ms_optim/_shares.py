@@ -384,43 +384,42 @@ class SplitStep:
         if device != "CPU":
             raise RuntimeError(f"For '{self.cls_name}', 'shard_states' needs weights in host memory, not on {device}.")
         n, shares, layout = self.param_length, self.shares, self._lay_out(rule, options)
-        self._ranges = Tensor(shares.own)
         self._worker_count = shares.workers.count
         self._gather = shares.workers.all_gather()
         self._surveys = self.normalizes_gradient or options.grad_clip_norm is not None or options.skip_nonfinite
         flags = self._shared_flags(rule, options)
 
-        def launch(stages, written, split):
+        def launch(stages, ranges, weights, held):
+            """Make a launch that takes all gradients; ranges, weights and states make it one of this worker's share."""
+            written = (*(False,) * (5 + len(ranges)), *(True,) * (len(self._counters) + len(weights)))
+            written += (*(False,) * n, *(True,) * len(held))
             kernel = _kernels.operator(rule.name, device, written, [((n, len(_kernels.SUMS)), ms.float64)])
-            return LaunchCell(kernel, _kernels.flags(stages, flags + _kernels.SHARES * split, rule.flags), layout)
+            asked = _kernels.flags(stages, flags + _kernels.SHARES * len(ranges), rule.flags)
+            return LaunchCell(kernel, asked, layout, (*ranges, *self._counters), weights, held)
 
-        before, counters = (False,) * 5, (True,) * len(self._counters)
-        held = len(self.states) + len(self.masters) + len(self.scales)
-        split = (*before, False, *counters)
-        whole = (True,) * n + (False,) * n
-        self._survey = launch(GRADIENT_STAGE, (*before, *counters, *(False,) * n), False)
+        ranges, weights = Tensor(shares.own), self._parameters
+        held = (*self.states, *self.masters, *self.scales)
+        self._survey = launch(GRADIENT_STAGE, (), (), ())
         # In one launch with the moments, the gradient stage does nothing more; without, sums would be asked for.
         moments = MOMENTS_STAGE + (0 if self._surveys else GRADIENT_STAGE)
         moments += 0 if self._layerwise else APPLY_STAGE
-        self._move = launch(moments, (*split, *whole, *(True,) * held), True)
-        self._finish_ranges = Tensor(shares.own * self._layerwise)
-        self._finish = launch(APPLY_STAGE + COMMIT_STAGE, (*split, *whole, *(True,) * held * self._layerwise), True)
+        self._move = launch(moments, (ranges,), weights, held)
+        # Where the weights have moved already, it reports and counts.
+        ranges, held = (ranges, held) if self._layerwise else (Tensor(shares.own * 0), ())
+        self._finish = launch(APPLY_STAGE + COMMIT_STAGE, (ranges,), weights, held)
         self._windows = windows(shares, [p.itemsize for p in self._parameters])
 
     def _split_step(self, rates, gradients):
-        rates = ops.stack(rates)
         sums = self._no_sums
         if self._surveys:
-            sums = self._survey(self._constants, rates, sums, self._counters + gradients)
+            sums = self._survey(self._constants, rates, sums, gradients)
         # All gradients, in this order on all workers: in a graph, what reduced them would else not be.
-        whole, held = self._counters + self.parameters + gradients, self.states + self.masters + self.scales
-        parts = self._move(self._constants, rates, sums, (self._ranges, *whole, *held))
+        parts = self._move(self._constants, rates, sums, gradients)
         total = self._added_up(parts)
         if self._surveys:
             # All workers have these sums already, to the bit as without shares.
             total = ops.concat((sums[:, :1], total[:, 1:]), 1)
-        held = held if self._layerwise else ()
-        done = self._finish(self._constants, rates, total, (self._finish_ranges, *whole, *held))
+        done = self._finish(self._constants, rates, total, gradients)
         for window in self._windows:
             done = window(self.parameters)
         return done

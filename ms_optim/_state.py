@@ -36,7 +36,7 @@ class StateDict:
 
     def _rates_at(self, step: Tensor) -> list[float]:
         """Return the distinct learning rates and weight decays of a step, counted from 0."""
-        return [float(rate.asnumpy()) for rate in self._current_rates(step)]
+        return self._rates.construct(step).asnumpy().tolist()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Return a copy of what the optimizer keeps from step to step, by name; the weights are not among it.
@@ -118,7 +118,7 @@ class StateDict:
     def _amounts(self) -> set[str]:
         """Return the names of counts, learning rates and scales: no other entries must be 0 or greater."""
         scales = {f"{prefix}_scale.{p.name}" for prefix in self.rule.states for p in self._parameters}
-        rates = (getattr(rate, "learning_rate", rate) for rate in self._rates)
+        rates = (getattr(rate, "learning_rate", rate) for rate in (*self._rates.fixed, *self._rates.schedules))
         numbers = (self.global_step, self.skipped_steps, *rates)
         return scales | {p.name for p in numbers if isinstance(p, Parameter)}
 

@@ -25,7 +25,8 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from . import _kernels
 from ._arguments import check_gradients, fail, worker_of
 from ._base import FusedOptimizer, Rule
-from ._composite import norm, normal, summed, write
+from ._composite import norm, normal, summed, usable, weight_of, write, write_weight
+from ._fused import in_parts
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 
 if TYPE_CHECKING:
@@ -249,61 +250,142 @@ def _norm_in_place(x: np.ndarray) -> float:
 
 
 class StageCell(nn.Cell):
-    """One launch: its operator and what that is to do."""
+    """One launch: its operator, what that is to do, and what it takes besides gradients.
+
+    Args:
+        kernel: The operator.
+        flags: What it is to do.
+        before: What it takes before the tensors: whose states they are, and the counters.
+        weights: The weights.
+        held: Their states and masters.
+    """
 
     kernel: Callable[..., Any]
     flags: Tensor
     no_wires: Tensor
+    before: Tensors
+    weights: Tensors
+    held: Tensors
 
-    def __init__(self, kernel: Callable[..., Any], flags: Tensor):
+    def __init__(
+        self,
+        kernel: Callable[..., Any],
+        flags: Tensor,
+        before: Sequence[Tensor],
+        weights: Sequence[Tensor] = (),
+        held: Sequence[Tensor] = (),
+    ):
         super().__init__(auto_prefix=False)
         self.kernel, self.flags = kernel, flags
         self.no_wires = Tensor(np.zeros((1, 1), np.float32))
+        # The optimizer holds these already, and Cell would list them twice.
+        for name, tensors in (("before", before), ("weights", weights), ("held", held)):
+            object.__setattr__(self, name, tuple(tensors))
 
     def construct(
-        self, layout: Tensor, numbers: Tensors, sums: Tensor, skipping: Tensor, tensors: Tensors
+        self, layout: Tensor, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, gradients: Tensors
     ) -> Tensor | Tensors:
-        """Run a launch that reads no wires."""
-        return self.kernel(self.flags, layout, *numbers, sums, skipping, self.no_wires, *tensors)
+        """Run the launch."""
+        return self.kernel(
+            self.flags,
+            layout,
+            *numbers,
+            sums,
+            skipping,
+            wires,
+            *self.before,
+            *self.weights,
+            *gradients,
+            *self.held,
+        )
 
 
 class ExchangeCell(nn.Cell):
     """The step of a phase of training among several workers: send, exchange, apply."""
 
     sender: StageCell
-    kernel: Callable[..., Any]
-    flags: Tensor
+    receiver: StageCell
     layout: Tensor
     compressed: bool
     words: int
     exchange: Callable[[Tensor], Tensor]
 
-    def __init__(
-        self,
-        send: StageCell,
-        kernel: Callable[..., Any],
-        flags: Tensor,
-        layout: NDArray[np.int32],
-        words: int,
-        workers: Workers,
-    ):
+    def __init__(self, sender: StageCell, receiver: StageCell, layout: NDArray[np.int32], words: int, workers: Workers):
         super().__init__(auto_prefix=False)
-        self.sender, self.kernel, self.flags, self.layout = send, kernel, flags, Tensor(layout)
+        self.sender, self.receiver, self.layout = sender, receiver, Tensor(layout)
         self.compressed, self.words = bool(layout[:, -1].any()), words
         self.exchange = workers.exchange(self.compressed, words)
 
-    def construct(self, numbers: Tensors, sums: Tensor, skipping: Tensor, tensors: Tensors) -> Tensor:
+    def construct(self, numbers: Tensors, sums: Tensor, skipping: Tensor, gradients: Tensors) -> Tensor:
         """Run the phase's launches and what is between them."""
-        sums, wire = self.send(numbers, sums, skipping, tensors)
-        return self.apply(numbers, sums, skipping, self.exchange(wire), tensors)
+        sums, wire = self.send(numbers, sums, skipping, gradients)
+        return self.apply(numbers, sums, skipping, self.exchange(wire), gradients)
 
-    def send(self, numbers: Tensors, sums: Tensor, skipping: Tensor, tensors: Tensors) -> Tensors:
-        """Accumulate, and return the sums and this worker's wire."""
-        return self.sender(self.layout, numbers, sums, skipping, tensors)
+    def send(self, numbers: Tensors, sums: Tensor, skipping: Tensor, gradients: Tensors) -> Tensor | Tensors:
+        """Return the sums and this worker's wire."""
+        return self.sender(self.layout, numbers, sums, skipping, self.sender.no_wires, gradients)
 
-    def apply(self, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, tensors: Tensors) -> Tensor:
-        """Move the weights by what the workers sent."""
-        return self.kernel(self.flags, self.layout, *numbers, sums, skipping, wires, *tensors)
+    def apply(
+        self, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, gradients: Tensors
+    ) -> Tensor | Tensors:
+        """Accumulate, and move the weights by what the workers sent."""
+        return self.receiver(self.layout, numbers, sums, skipping, wires, gradients)
+
+
+class CompressedByAddress(nn.Cell):
+    """The parts of a step that is called from Python, compiled by themselves; see :class:`ms_optim._fused.ByAddress`.
+
+    Those of several simulated workers are called one by one: see simulated_workers.py.
+    """
+
+    step: CompressedStep
+
+    def __init__(self, step: CompressedStep):
+        super().__init__(auto_prefix=False)
+        object.__setattr__(self, "step", step)
+
+    @ms.jit(backend="ms_backend")
+    def mean(self, gradients: Tensors) -> Tensors:
+        """Return the mean gradients of this host's processes."""
+        return self.step._local_mean(gradients)
+
+    @ms.jit(backend="ms_backend")
+    def run(self, step: Tensor, addresses: Tensor, known: int) -> Tensor:
+        """Run the step on what a table of addresses names, in a known phase of training."""
+        return self.step._phase_by_address(step, addresses, known)
+
+    @ms.jit(backend="ms_backend")
+    def look(self, step: Tensor, addresses: Tensor) -> Tensors:
+        """Return sums of the gradients, and whether they are not finite, if that matters."""
+        return self.step._look_by_address(step, addresses)
+
+    @ms.jit(backend="ms_backend")
+    def send(self, step: Tensor, addresses: Tensor, sums: Tensor, skipping: Tensor, known: int) -> Tensor | Tensors:
+        """Return the sums and this worker's wire."""
+        return self.step._send_by_address(step, addresses, sums, skipping, known)
+
+    @ms.jit(backend="ms_backend")
+    def apply(
+        self, step: Tensor, addresses: Tensor, sums: Tensor, skipping: Tensor, wires: Tensor, known: int
+    ) -> Tensor | Tensors:
+        """Accumulate, and move the weights by what the workers sent."""
+        return self.step._apply_by_address(step, addresses, sums, skipping, wires, known)
+
+
+def _flattened(gradient):
+    return normal(F.cast(gradient, mstype.float32)).reshape(-1)
+
+
+def _flat(value):
+    return value.reshape(-1)
+
+
+def _like(tensor, parameter):
+    return tensor.reshape(F.shape(parameter))
+
+
+def _value_of(accumulated):
+    return accumulated[1]
 
 
 class Compression(NamedTuple):
@@ -361,6 +443,8 @@ class CompressedStep(FusedOptimizer):
         self._at_most = tuple(int(k) for k in self._counts.max(axis=0))
         self._no_worker = Tensor(np.zeros(1, np.float32))
         self._sizes = sizes
+        ends = tuple(np.cumsum(sizes).tolist())
+        self._ranges_in_parts = in_parts(tuple(zip((0, *ends), ends)))
         self._half_values = wire_dtype == "float16"
         workers = self._worker_count = self.workers.count
         self._per_host = self.workers.local
@@ -415,29 +499,28 @@ class CompressedStep(FusedOptimizer):
         if _kernels.device_target() == "CPU":
             self.check_states()
         if self._addresses is not None and self._local_sum is not None:
-            gradients = self._mean_on_host(check_gradients(self.cls_name, self._names, self._shapes, gradients))
+            gradients = check_gradients(self.cls_name, self._names, self._shapes, gradients)
+            gradients = self._by_address.mean(tuple(gradients))
         return super().__call__(gradients)
-
-    @ms.jit(backend="ms_backend")
-    def _mean_on_host(self, gradients):
-        return self._local_mean(gradients)
 
     def _local_mean(self, gradients):
         """Return the mean gradients of this host's processes: of these, one collective."""
         if self._local_sum is None:
             return gradients
-        flat = ()
-        for g in gradients:
-            flat += (normal(F.cast(g, mstype.float32)).reshape(-1),)
-        return self._cut(self._local_sum(ops.concat(flat)) / self._per_host)
+        flat = ops.concat(self.each(_flattened, gradients))
+        return self._cut(self._local_sum(flat) / self._per_host)
 
     def _cut(self, flat):
         """Return the tensors that lie end to end."""
-        tensors, begin = (), 0
-        for i in range(self.param_length):
-            size = self._sizes[i]
-            tensors += (flat[begin : begin + size].reshape(self._shapes[i]),)
-            begin += size
+        tensors = ()
+        for ranges in self._ranges_in_parts:
+            tensors += self._cut_part(flat, ranges)
+        return self.each(_like, tensors, self.parameters)
+
+    def _cut_part(self, flat, ranges):
+        tensors = ()
+        for begin, end in ranges:
+            tensors += (flat[begin:end],)
         return tensors
 
     def _place_in_ramp(self, step):
@@ -467,11 +550,12 @@ class CompressedStep(FusedOptimizer):
         self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
         self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics))
         shared = self._shared_flags(rule, options)
-        held = n + len(self.states) + len(self.masters)
-        direct = [False] * 8 + [True] * 3
-        forms = [(direct + [True] * n + [False] * n + [True] * (held - n), direct + [False] * n, 0)]
+        # For each form what comes before the tensors, weights, what is held for them, and the form's flag.
+        held = (*self.states, *self.masters)
+        forms = [((self.dgc_worker, *self._counters), tuple(self._parameters), held, 0)]
         if device == "CPU":
-            forms.append(([False] * 9, [False] * 9, _kernels.BY_ADDRESS))
+            forms.append(((self._own_worker,), (), (), _kernels.BY_ADDRESS))
+            self._by_address = CompressedByAddress(self)
             self._addresses = _kernels.AddressTable(
                 self._parameters,
                 self.states,
@@ -483,46 +567,48 @@ class CompressedStep(FusedOptimizer):
             )
         sums = ((n, len(_kernels.SUMS)), ms.float64)
         local, look, exchanges = [], [], []
-        for written, written_by_look, flag in forms:
+        for before, weights, held, flag in forms:
 
-            def stage(stages, written, outputs, flag=flag):
-                kernel = _kernels.operator(rule.name, device, tuple(written), outputs, self._shapes, shared)
-                return kernel, _kernels.flags(stages, shared + flag, rule.flags)
+            def stage(stages, outputs, before=before, weights=weights, held=held, flag=flag):
+                if stages == GRADIENT_STAGE:
+                    weights, held = (), ()
+                given = n if flag == 0 else 1
+                written = (False,) * 8 + (True,) * (len(before) - 1 + len(weights)) + (False,) * given
+                written += (True,) * len(held)
+                kernel = _kernels.operator(rule.name, device, written, outputs, self._shapes, shared)
+                return StageCell(kernel, _kernels.flags(stages, shared + flag, rule.flags), before, weights, held)
 
             if workers.count == 1:
-                local.append(StageCell(*stage(_kernels.ALL_STAGES, written, [sums])))
+                local.append(stage(_kernels.ALL_STAGES, [sums]))
                 continue
-            look.append(StageCell(*stage(GRADIENT_STAGE, written_by_look, [sums])))
+            look.append(stage(GRADIENT_STAGE, [sums]))
             cells = []
             for layout, counts in zip(layouts, self._counts.tolist()):
                 words = wire_words(self._sizes, counts, self.compression.wire_dtype)
                 wire = ((words,), ms.int32 if any(counts) else ms.float32)
-                send = StageCell(*stage(MOMENTS_STAGE, written, [sums, wire]))
-                apply = stage(APPLY_STAGE + COMMIT_STAGE, written, [sums])
-                cells.append(ExchangeCell(send, *apply, layout, words, workers))
+                send, apply = stage(MOMENTS_STAGE, [sums, wire]), stage(APPLY_STAGE + COMMIT_STAGE, [sums])
+                cells.append(ExchangeCell(send, apply, layout, words, workers))
             exchanges.append(nn.CellList(cells))
         self._local, self._look, self._exchanges = nn.CellList(local), nn.CellList(look), nn.CellList(exchanges)
 
     def _fused_step(self, rates, gradients):
         """Run the step in a graph."""
         gradients = self._local_mean(gradients)
-        numbers = (self._constants, ops.stack(rates))
+        numbers = (self._constants, rates)
         phase = self._place_in_ramp(self.global_step)
-        shared = (self.dgc_worker, *self._counters)
-        tensors = shared + self.parameters + gradients + self.states + self.masters
         if self._worker_count == 1:
-            return self._run_locally(0, phase, numbers, tensors)
-        sums, skipping = self._looked_at(0, numbers, shared + gradients)
+            return self._run_locally(0, phase, numbers, gradients)
+        sums, skipping = self._looked_at(0, numbers, gradients)
         done = self._no_sums
         for k in range(len(self._ends) + 1):
             if phase == k:
-                done = self._exchanges[0][k](numbers, sums, skipping, tensors)
+                done = self._exchanges[0][k](numbers, sums, skipping, gradients)
         return done
 
     def _step_by_address(self, step, addresses):
         """Run the step on what a table of addresses names; Python knows the phase."""
         known = self._known_place(step) if self._worker_count > 1 else 0
-        return self._phase_by_address(step, addresses, known)
+        return self._by_address.run(step, addresses, known)
 
     def _known_place(self, step):
         at = int(step.asnumpy()[0])
@@ -537,110 +623,100 @@ class CompressedStep(FusedOptimizer):
         """Return the L2 norm of what of each tensor this worker has not sent yet."""
         return np.array([_norm_in_place(r.asnumpy()) for r in self.states[self.param_length :]])
 
-    @ms.jit(backend="ms_backend")
+    def _numbers_at(self, step):
+        return self._constants, self._rates(step)
+
     def _phase_by_address(self, step, addresses, known):
-        numbers = (self._constants, ops.stack(self._current_rates(step)))
+        numbers = self._numbers_at(step)
         if self._worker_count == 1:
-            return self._run_locally(1, self._place_in_ramp(step), numbers, (self._own_worker, addresses))
-        sums, skipping = self._looked_at(1, numbers, (self._own_worker, addresses))
-        return self._exchanges[1][known](numbers, sums, skipping, (self._own_worker, addresses))
+            return self._run_locally(1, self._place_in_ramp(step), numbers, (addresses,))
+        sums, skipping = self._looked_at(1, numbers, (addresses,))
+        return self._exchanges[1][known](numbers, sums, skipping, (addresses,))
 
     # What a step of one of several simulated workers is made of; see simulated_workers.py.
 
-    @ms.jit(backend="ms_backend")
     def _look_by_address(self, step, addresses):
         if not self._skips:
             return self._no_sums, self._no_worker
-        numbers = (self._constants, ops.stack(self._current_rates(step)))
-        return self._looked_here(1, numbers, (self._own_worker, addresses))
+        return self._looked_here(1, self._numbers_at(step), (addresses,))
 
-    @ms.jit(backend="ms_backend")
     def _send_by_address(self, step, addresses, sums, skipping, known):
-        numbers = (self._constants, ops.stack(self._current_rates(step)))
-        return self._exchanges[1][known].send(numbers, sums, skipping, (self._own_worker, addresses))
+        return self._exchanges[1][known].send(self._numbers_at(step), sums, skipping, (addresses,))
 
-    @ms.jit(backend="ms_backend")
     def _apply_by_address(self, step, addresses, sums, skipping, wires, known):
-        numbers = (self._constants, ops.stack(self._current_rates(step)))
-        return self._exchanges[1][known].apply(numbers, sums, skipping, wires, (self._own_worker, addresses))
+        return self._exchanges[1][known].apply(self._numbers_at(step), sums, skipping, wires, (addresses,))
 
-    def _run_locally(self, form, phase, numbers, tensors):
-        layout = ops.gather(self._layouts, phase, 0)
-        return self._local[form](layout, numbers, self._no_sums, self._no_worker, tensors)
+    def _run_locally(self, form, phase, numbers, gradients):
+        layout, stage = ops.gather(self._layouts, phase, 0), self._local[form]
+        return stage(layout, numbers, self._no_sums, self._no_worker, stage.no_wires, gradients)
 
-    def _looked_at(self, form, numbers, tensors):
+    def _looked_at(self, form, numbers, gradients):
         """Return sums of the gradients, and of how many workers they are not finite, if that matters."""
         if not self._skips:
             return self._no_sums, self._no_worker
-        sums, skipping = self._looked_here(form, numbers, tensors)
+        sums, skipping = self._looked_here(form, numbers, gradients)
         return sums, self._all_reduce(skipping)
 
-    def _looked_here(self, form, numbers, tensors):
+    def _looked_here(self, form, numbers, gradients):
         """Return sums of the gradients, and whether they are not finite, float32 of shape (1,)."""
-        sums = self._look[form](self._layouts[0], numbers, self._no_sums, self._no_worker, tensors)
+        stage = self._look[form]
+        sums = stage(self._layouts[0], numbers, self._no_sums, self._no_worker, stage.no_wires, gradients)
         norm = F.cast(ops.sqrt(sums[:, 0].sum()) * self._unscale, mstype.float32)
         return sums, 1.0 - F.cast(ops.isfinite(norm), mstype.float32).reshape((1,))
 
     # ---- In MindSpore's operators ----
 
     def _composite_step(self, rates, gradients):
-        gradients = self._prepared(self._local_mean(gradients))
-        phase = self._place_in_ramp(self.global_step)
-        finite = ()
-        for g in gradients:
-            finite += (ops.all(ops.isfinite(g)),)
+        gradients = self.each(self._prepared, self._local_mean(gradients), self._centralized)
+        finite = self.each(usable, gradients)
         applied = self._applies(self._everywhere(ops.all(ops.stack(finite))))
-        weights, weight_norms, values, masks, velocities, residuals = (), (), (), (), (), ()
-        for i in range(self.param_length):
-            weight = self._weight(i)
-            g = self.decayed(weight, gradients[i], self._weight_decay(i, rates))
-            value, mask, u, r = self._accumulated(i, phase, g)
-            weights += (weight,)
-            weight_norms += (norm(weight),)
-            values += (value,)
-            masks += (mask,)
-            velocities += (u,)
-            residuals += (r,)
-        means = self._mean(values)
+        counts = ops.unstack(ops.gather(self._sent, self._place_in_ramp(self.global_step), 0), 0)
+        rate, decay = self._rates_of_each(rates)
+        columns = (self.parameters, *self._master_columns, gradients, self._at_most, counts, *self._state_columns())
+        accumulated = self.each(self._accumulated, decay, *columns)
+        means = self._mean(self.each(_value_of, accumulated))
         # Nothing is written before what all sent is known to be of this step.
         applied = F.depend(applied, means)
-        reports = ()
-        for i in range(self.param_length):
-            u, r = self.states[i], self.states[self.param_length + i]
-            new_u, direction = self.moved(means[i], u)
-            if self._at_most[i] > 0:
-                compressed = self._sent[phase, i] > 0
-                kept = ops.where(masks[i], self._behind(residuals[i], values[i]), residuals[i])
-                masked = ops.where(masks[i], ops.zeros_like(u), velocities[i])
-                new_u = ops.where(compressed, masked, new_u)
-                direction = ops.where(compressed, means[i], direction)
-                write(r, ops.where(applied, ops.where(compressed, kept, r), r))
-            write(u, ops.where(applied, new_u, u))
-            update = normal(rates[self._rate_index[i]] * direction)
-            self._write_weight(i, ops.where(applied, normal(weights[i] - update), weights[i]))
-            none, one = self._zero, self._zero + 1.0
-            moved = (ops.where(applied, norm(update), none), ops.where(applied, one, none))
-            report = (norm(gradients[i]), weight_norms[i], *moved, F.cast(finite[i], mstype.float32))
-            reports += (ops.stack(report),)
+        reports = self.each(F.partial(self._received, applied), finite, rate, accumulated, means, *columns)
         self._count(applied, ops.stack(reports))
         return applied
 
-    def _accumulated(self, i, phase, g):
-        """Return what is sent of a gradient, the mask of it, and u and r before what was sent is taken out."""
-        u, r = self.states[i], self.states[self.param_length + i]
-        if self._at_most[i] == 0:
-            return g, u, u, r
-        count = self._sent[phase, i]
+    def _accumulated(self, decay, parameter, master, has_master, gradient, at_most, count, u, r):
+        """Return a weight, what is sent of its gradient, the mask of it, and u and r with what is sent in them."""
+        weight = weight_of(parameter, master, has_master)
+        g = self.decayed(weight, gradient, decay)
+        if at_most == 0:
+            return weight, g, u, u, r
+        clipped = g
         if self._clip_norm is not None:
             total, bound = norm(g), self._clip_norm * self._share
             clipped = normal(g * ops.where(total > bound, bound / total, ops.ones_like(total)))
-        else:
-            clipped = g
         new_u, direction = self.moved(clipped, u)
         new_r = summed(r, direction)
-        mask = largest(new_r, ops.maximum(count, ops.ones_like(count)), self._at_most[i])
+        mask = largest(new_r, ops.maximum(count, ops.ones_like(count)), at_most)
         value = ops.where(count > 0, ops.where(mask, self._travelled(new_r), ops.zeros_like(new_r)), g)
-        return value, mask, new_u, new_r
+        return weight, value, mask, new_u, new_r
+
+    def _received(
+        self, applied, finite, rate, accumulated, mean, parameter, master, has_master, gradient, at_most, count, u, r
+    ):
+        """Write a tensor's new weight and states; return its row of statistics."""
+        weight, value, mask, velocity, residual = accumulated
+        new_u, direction = self.moved(mean, u)
+        if at_most > 0:
+            compressed = count > 0
+            kept = ops.where(mask, self._behind(residual, value), residual)
+            new_u = ops.where(compressed, ops.where(mask, ops.zeros_like(u), velocity), new_u)
+            direction = ops.where(compressed, mean, direction)
+            write(r, ops.where(applied, ops.where(compressed, kept, r), r))
+        write(u, ops.where(applied, new_u, u))
+        update = normal(rate * direction)
+        weight_norm = norm(weight)
+        write_weight(parameter, master, has_master, ops.where(applied, normal(weight - update), weight))
+        moved = ops.stack((norm(update), self._zero + 1.0))
+        moved = ops.where(applied, moved, ops.zeros_like(moved))
+        found = ops.stack((norm(gradient), weight_norm))
+        return ops.concat((found, moved, F.cast(finite, mstype.float32).reshape((1,))))
 
     def _travelled(self, value):
         """Return a value as it arrives."""
@@ -658,11 +734,9 @@ class CompressedStep(FusedOptimizer):
     def _mean(self, values):
         if self._worker_count == 1:
             return values
-        flat = ()
-        for value in values:
-            flat += (value.reshape(-1),)
         mark = self._mark()
-        total = self._checked_total(self._all_reduce(ops.concat((*flat, mark))), mark)
+        flat = ops.concat(self.each(_flat, values))
+        total = self._checked_total(self._all_reduce(ops.concat((flat, mark))), mark)
         return self._cut(normal(total / self._processes))
 
     def _mark(self):

@@ -119,15 +119,15 @@ class SimulatedWorkers:
             return first(kept[0])
         step = self.optimizers[0].global_step
         known = self.optimizers[0]._known_place(step)
-        looks = [o._look_by_address(step, table) for o, table in zip(self.optimizers, tables)]
+        looks = [o._by_address.look(step, table) for o, table in zip(self.optimizers, tables)]
         skipping = Tensor(sum(np.asarray(found.asnumpy()) for _, found in looks))
         sent = [
-            o._send_by_address(step, table, sums, skipping, known)
+            o._by_address.send(step, table, sums, skipping, known)
             for o, table, (sums, _) in zip(self.optimizers, tables, looks)
         ]
         wires = self._exchanged([wire for _, wire in sent], known)
         for o, table, (sums, _) in zip(self.optimizers, tables, sent):
-            o._apply_by_address(step, table, sums, skipping, wires, known).data_ptr()
+            o._by_address.apply(step, table, sums, skipping, wires, known).data_ptr()
         return self.optimizers[0]._succeeded
 
     def _exchanged(self, wires: list[Any], known: int) -> Tensor:

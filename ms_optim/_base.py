@@ -370,7 +370,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         """Choose the path and lay out what it needs."""
         n = self.param_length
         self._succeeded = (True,) * n
-        self.each = C.Map()
+        self.each, self.map_ = C.Map(), C.HyperMap()
 
         self._unscale = rule.rescale / options.loss_scale
         if not LEAST <= self._unscale <= MOST:
@@ -492,8 +492,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
     def construct(self, gradients: Tensors) -> tuple[bool, ...] | Tensor:
         """Update the parameters."""
         # A loop over all gradients would be unrolled by recursion when a graph is compiled, which MindSpore limits.
-        gradients = self.each(dense, gradients)
-        shapes, dtypes = self.each(F.shape, gradients), self.each(F.dtype, gradients)
+        gradients = self.map_(dense, gradients)
+        shapes, dtypes = self.map_(F.shape, gradients), self.map_(F.dtype, gradients)
         _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
         rates = self._rates(self.global_step)
         if self._splits:
@@ -506,4 +506,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
             done = self._composite_step(rates, gradients)
         if self.use_parallel:
             done = F.depend(done, self.broadcast_params(done))
-        return F.depend(self._succeeded, done)
+        return self._outcome(done)
+
+    def _outcome(self, done):
+        """Return what a step returns, once it is done; with each element waiting for it, graphs compile for long."""
+        return (F.depend(True, done), *self._succeeded[1:])

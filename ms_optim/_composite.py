@@ -167,7 +167,7 @@ class CompositeStep:
         read = (decay, self.parameters, *self._master_columns, gradients, norms, *self._state_columns())
         written = (rate, decay, self.parameters, *self._master_columns)
         if not self._sharded:
-            reports = self.each(
+            reports = self.map_(
                 F.partial(self._updated, direct, move),
                 self._is_mine,
                 ops.unstack(self.statistics, 0),
@@ -235,7 +235,13 @@ class CompositeStep:
 
     def _directed(self, scalars, clip, decay, parameter, master, has_master, gradient, gradient_norm, *states):
         """Return a tensor's weight, the directions it moves along, and its new states."""
-        weight = weight_of(parameter, master, has_master)
+        weight = F.stop_gradient(weight_of(parameter, master, has_master))
+        values = ()
+        for state in states:
+            values += (F.stop_gradient(state),)
+        return self._directed_by_values(scalars, clip, decay, weight, gradient, gradient_norm, values)
+
+    def _directed_by_values(self, scalars, clip, decay, weight, gradient, gradient_norm, states):
         if self.normalizes_gradient:
             # Which undoes clipping.
             gradient = gradient / ops.where(gradient_norm == 0, ops.ones_like(gradient_norm), gradient_norm)

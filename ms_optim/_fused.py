@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from . import _kernels
 from ._kernels import ALL_STAGES, APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
@@ -104,6 +104,13 @@ def _picked_ranges(tensors, ranges):
     return found
 
 
+def as_tuple(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return a tuple that graphs take as it is: of a plain tuple they compile each Parameter by itself."""
+    if len(tensors) > 0 and all(isinstance(tensor, Parameter) for tensor in tensors):
+        return ParameterTuple(tensors)
+    return tuple(tensors)
+
+
 class LaunchCell(nn.Cell):
     """One launch: its operator and what that takes besides gradients.
 
@@ -123,7 +130,7 @@ class LaunchCell(nn.Cell):
         self.takes_all, self.places = places is None, places or ()
         # The optimizer holds these already, and Cell would list them twice.
         for name, tensors in (("before", before), ("weights", weights), ("held", held)):
-            object.__setattr__(self, name, tuple(tensors))
+            object.__setattr__(self, name, as_tuple(tensors))
 
     def construct(self, constants, rates, sums, gradients):
         """Run the kernel on its part of all gradients, and return its sums."""

@@ -26,7 +26,7 @@ from . import _kernels
 from ._arguments import check_gradients, fail, worker_of
 from ._base import FusedOptimizer, Rule
 from ._composite import norm, normal, summed, usable, weight_of, write, write_weight
-from ._fused import in_parts
+from ._fused import as_tuple, in_parts
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class StageCell(nn.Cell):
         self.no_wires = Tensor(np.zeros((1, 1), np.float32))
         # The optimizer holds these already, and Cell would list them twice.
         for name, tensors in (("before", before), ("weights", weights), ("held", held)):
-            object.__setattr__(self, name, tuple(tensors))
+            object.__setattr__(self, name, as_tuple(tensors))
 
     def construct(
         self, layout: Tensor, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, gradients: Tensors

@@ -179,7 +179,8 @@ def denormal(rng):
         array[...] = x.astype(np.float32).astype(array.dtype)
 
     for rule, (count, *_) in RULES.items():
-        for weights, states in ((WEIGHTS[0], "float32"), (WEIGHTS[2], "bfloat16")):
+        # Not bfloat16: its few bits make products that lie within half a rounding of 2^-126, where processors differ.
+        for weights, states in ((WEIGHTS[0], "float32"), (WEIGHTS[1], "bfloat16")):
             made = launch(rule, rng, weights, states)
             n, tensors = len(SHAPES), made.arrays[8:-1]
             for i, array in enumerate(tensors):

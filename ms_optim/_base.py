@@ -210,6 +210,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         self._create_states(rule, options)
         self._prepare_sharding(shard_groups)
         self._prepare_step(rule, options)
+        self._note_names()
 
     @classmethod
     def keywords(cls) -> list[str]:

@@ -211,7 +211,9 @@ def test_a_cell_around_an_optimizer_changes_no_entry(case, wrapped, tmp_path):
     pair, other = (Pair(case, MIXED["bfloat16"]) for _ in range(2))
     names = pair.optimizer.state_dict().keys()
     pair.run("pynative", 2)
-    cells = [Around(Around(o.optimizer)) for o, kind in ((pair, "saved"), (other, "loaded")) if wrapped in (kind, "both")]
+    cells = [
+        Around(Around(o.optimizer)) for o, kind in ((pair, "saved"), (other, "loaded")) if wrapped in (kind, "both")
+    ]
     assert all(p.name.startswith("opt.opt.") for cell in cells for p in cell.get_parameters())
     saved = pair.optimizer.state_dict()
     assert saved.keys() == names

@@ -16,6 +16,8 @@ import pathlib
 import random
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 
@@ -37,71 +39,91 @@ def model(shapes, dtype=ms.float32):
 
 
 def held(net, optimizer):
-    """Return the numbers of weights and states, which share their memory, but for the step count."""
+    """Return the bytes of weights and states, which share their memory, but for the step count."""
     named = {p.name: p for p in (*net.get_parameters(), *optimizer.get_parameters())}
-    return {n: p.asnumpy() for n, p in named.items() if n not in ("global_step", "statistics")}
+    kept = sorted(named.keys() - {"global_step", "statistics"})
+    return {name: named[name].asnumpy().reshape(-1).view(np.uint8) for name in kept}
 
 
 def fill(net, optimizer, step):
-    """Set all numbers to what they are at a step."""
-    for k, (_, value) in enumerate(sorted(held(net, optimizer).items())):
-        flat = np.arange(value.size, dtype=np.int64) * 31 + 101 * step + k
-        value[...] = (flat % 113).reshape(value.shape).astype(value.dtype)
+    """Set all bytes to what they are at a step."""
+    for k, data in enumerate(held(net, optimizer).values()):
+        data[:] = (7 * step + k) % 113
     optimizer.global_step.asnumpy()[...] = step
 
 
 def digest(net, optimizer):
-    """Return the bytes of all numbers."""
-    return {name: value.tobytes() for name, value in held(net, optimizer).items()}
+    """Return a copy of all bytes."""
+    return {name: data.tobytes() for name, data in held(net, optimizer).items()}
 
 
 # ---- Kills --------------------------------------------------------------------------------------------------------
 
 
-def saves_until_killed(path, first, pipe, net, optimizer):
+def save_until_killed(path, first, pipe):
     """Save one step after another, and tell of each save that is done."""
+    net, optimizer = model(SHAPES, ms.bfloat16)
     for step in range(first, first + 10**6):
         fill(net, optimizer, step)
+        # The first byte says that saving begins.
+        os.write(pipe, b"\n" if step == first else b"")
         ms_optim.save(path, net, optimizer, step_again=step)
         os.write(pipe, b"%d\n" % step)
 
 
-def kill(path, count, rng, longest=0.06):
-    """Kill processes that save; return how often the old checkpoint was left, and how often a newer one.
+def serve(path):
+    """For each line, a first step and a delay, fork a process that saves, kill it, and say which saves it finished.
 
-    A process is told of no save that another has not finished: what is left is the last one told of, or the next.
+    A process of its own that has MindSpore imported, but has run nothing: what is forked later waits for threads that
+    are not there.
+    """
+    for line in sys.stdin:
+        first, delay = line.split()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                save_until_killed(path, int(first), writing)
+            finally:
+                os._exit(1)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            pipe.readline()
+            time.sleep(float(delay))
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            print("told", int(os.WIFSIGNALED(status)), *pipe.read().decode().split(), flush=True)
+
+
+def kill(path, count, rng, longest=0.1):
+    """Kill processes that save; return how often the checkpoint left is the last finished one, the next, and how often
+    a file was left unfinished beside it.
     """
     net, optimizer = model(SHAPES, ms.bfloat16)
     fill(net, optimizer, 0)
     ms_optim.save(path, net, optimizer, step_again=0)
     last, old, unfinished = 0, 0, 0
     beside = path.with_name(f".{path.name}.tmp")
-    for _ in range(count):
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            try:
-                saves_until_killed(path, last + 1, writing, net, optimizer)
-            finally:
-                os._exit(1)
-        os.close(writing)
-        time.sleep(rng.uniform(0, longest))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status), f"the process that saves ended by itself: {status}"
-        with os.fdopen(reading, "rb") as pipe:
-            told = [int(line) for line in pipe.read().split()]
-        finished = told[-1] if told else last
-        unfinished += beside.exists()
-        loaded = ms_optim.load(path, net, optimizer)
-        assert loaded.step in (finished, finished + 1), f"step {loaded.step} is left, {finished} was finished"
-        assert loaded.more == {"step_again": loaded.step}
-        found = digest(net, optimizer)
-        fill(net, optimizer, loaded.step)
-        assert found == digest(net, optimizer), f"what is left of step {loaded.step} is not what was saved"
-        old += loaded.step == finished
-        last = loaded.step
+    command = [sys.executable, __file__, "serve", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for _ in range(count):
+            print(last + 1, rng.uniform(0, longest), file=server.stdin, flush=True)
+            answer = next(line for line in server.stdout if line.startswith("told")).split()[1:]
+            killed, *told = (int(word) for word in answer)
+            assert killed, "the process that saves ended by itself"
+            finished = told[-1] if told else last
+            unfinished += beside.exists()
+            loaded = ms_optim.load(path, net, optimizer)
+            assert loaded.step in (finished, finished + 1), f"step {loaded.step} is left, {finished} was finished"
+            assert loaded.more == {"step_again": loaded.step}
+            found = digest(net, optimizer)
+            fill(net, optimizer, loaded.step)
+            assert found == digest(net, optimizer), f"what is left of step {loaded.step} is not what was saved"
+            old += loaded.step == finished
+            last = loaded.step
+        server.stdin.close()
     return old, count - old, unfinished
 
 
@@ -174,7 +196,7 @@ def cut(folder, count, rng):
 # ---- Times --------------------------------------------------------------------------------------------------------
 
 
-def times(folder, megabytes, turns=9):
+def times(folder, megabytes, turns=7):
     """Return the median times of a save by each, taken in turns, in s."""
     per = megabytes * 10**6 // 4 // 40
     net = nn.Cell()
@@ -202,6 +224,9 @@ def times(folder, megabytes, turns=9):
 
 
 def main():
+    if sys.argv[1:2] == ["serve"]:
+        serve(sys.argv[2])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("what", choices=["kills", "flips", "cuts", "times"])
@@ -212,7 +237,9 @@ def main():
         folder, count = pathlib.Path(name), arguments.count[0]
         if arguments.what == "kills":
             old, new, unfinished = kill(folder / "run.safetensors", count, rng)
-            print(f"{count} kills: the old one {old} times, the new one {new}; {unfinished} in the middle of a file")
+            print(
+                f"{count} kills: the last one finished was left {old} times, the next {new}; {unfinished} files unfinished beside"
+            )
         elif arguments.what == "flips":
             named, header = flip(folder, count, rng)
             print(f"{count} flipped bits: {named} in tensors, all named; {header} in the header, all refused")

@@ -1,4 +1,4 @@
-"""Checkpoints that survive: a process killed at any moment leaves the old one or the new one, and a flipped bit is named.
+"""Checkpoints: a process that is killed leaves the old one or the new one, and a flipped bit is named.
 
 A checkpoint is a file in the format safetensors, with checksums in its metadata. Weights, states and Tensors of one's
 own are its tensors; numbers, strings and dicts are JSON in the metadata.
@@ -10,23 +10,20 @@ own are its tensors; numbers, strings and dicts are JSON in the metadata.
 from __future__ import annotations
 
 import collections
-import json
 import math
 import os
 import pathlib
 import re
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from mindspore import Parameter, Tensor, nn
-from mindspore import dtype as mstype
 from mindspore.train import Callback
 
 from ._arguments import check_count, check_type, fail
 from ._base import FusedOptimizer
+from ._checkpoint_file import DTYPES, NAMES, File, SpoiledError, write_file
 from ._shares import ENTRY, merge_states, workers
 from ._state import write
 from .callbacks import optimizer_of
@@ -34,38 +31,11 @@ from .residuals import fold_residuals
 
 if TYPE_CHECKING:
     from mindspore.train import RunContext
-    from numpy.typing import NDArray
 
     from ._arguments import FilePath
 
-DTYPES = {
-    "BOOL": mstype.bool_,
-    "U8": mstype.uint8,
-    "I8": mstype.int8,
-    "U16": mstype.uint16,
-    "I16": mstype.int16,
-    "F16": mstype.float16,
-    "BF16": mstype.bfloat16,
-    "U32": mstype.uint32,
-    "I32": mstype.int32,
-    "F32": mstype.float32,
-    "U64": mstype.uint64,
-    "I64": mstype.int64,
-    "F64": mstype.float64,
-}
-NUMPY = {name: np.dtype(mstype.dtype_to_nptype(dtype)) for name, dtype in DTYPES.items()}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# What a tensor of the file is.
+# What a tensor of a checkpoint is.
 WEIGHT, STATE, MORE = "weight", "state", "more"
-HEADER_CHECKSUM = '"header_crc32": "'
-NO_CHECKSUM = "0" * 8
-VERSION = 1  # of what the metadata hold
-PAGE = 4096  # bytes that are added up for a checksum
-CHUNK = 256 * PAGE  # bytes that are looked at and written at once: while they are in a cache
-
-
-class SpoiledError(ValueError):
-    """A checkpoint is cut off, or bits of it are not those that were written."""
 
 
 class Loaded(NamedTuple):
@@ -78,171 +48,6 @@ class Loaded(NamedTuple):
 
     step: int | None
     more: dict[str, Any]
-
-
-# ---- One file -----------------------------------------------------------------------------------------------------
-
-
-class Entry(NamedTuple):
-    """A tensor of a file: what it is, the format's name of its dtype, its shape, its bytes from and to, its checksum."""
-
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-    checksum: str
-
-
-class File:
-    """A file that was read: its entries by name, the numbers of each, and what else it says.
-
-    Args:
-        path: The file.
-
-    Raises:
-        SpoiledError: If the header is not the one that was written, or the file is shorter or longer than it says.
-    """
-
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            size = os.fstat(file.fileno()).st_size
-            raw = file.read(min(length, size))
-            header = _checked_header(path, length, raw)
-            told = json.loads(header["__metadata__"]["ms_optim"])
-            if told["version"] > VERSION:
-                raise ValueError(f"ms_optim: the checkpoint {path} is of a later version of ms_optim.")
-            sums = header.pop("__metadata__")["checksums"]
-            self.step: int | None = told["step"]
-            self.more: Any = told["more"]
-            self.entries: dict[str, Entry] = {}
-            begin = 8 + length
-            for k, (name, tensor) in enumerate(header.items()):
-                low, high = tensor["data_offsets"]
-                place = (begin + low, begin + high, sums[8 * k : 8 * k + 8])
-                self.entries[name] = Entry(told["kinds"][k], tensor["dtype"], tuple(tensor["shape"]), *place)
-            end = max((entry.end for entry in self.entries.values()), default=begin)
-            if size != end:
-                what = "cut off" if size < end else "longer than it was"
-                raise SpoiledError(f"ms_optim: the checkpoint {path} is {what}: it has {size} bytes, not {end}.")
-            # Pages of the file, not a copy of it; what is written to them stays in this process.
-            self._data = np.memmap(file, np.uint8, "c")
-
-    def array(self, name: str) -> NDArray[Any]:
-        """Return the numbers of an entry."""
-        _, dtype, shape, begin, end, _ = self.entries[name]
-        data = np.asarray(self._data[begin:end])
-        if begin % NUMPY[dtype].itemsize:
-            data = data.copy()
-        return data.view(NUMPY[dtype]).reshape(shape)
-
-    def tensors(self, kind: str) -> dict[str, Tensor]:
-        """Return the entries of a kind as Tensors, which share the file's pages."""
-        return {n: Tensor.from_numpy(self.array(n)) for n, entry in self.entries.items() if entry.kind == kind}
-
-    def check(self) -> None:
-        """Compare the checksums of all entries.
-
-        Raises:
-            SpoiledError: If one differs.
-        """
-        spoiled = [n for n, e in self.entries.items() if _checksum(self._data[e.begin : e.end]) != e.checksum]
-        if spoiled:
-            others = f", and those of {len(spoiled) - 1} others" if spoiled[1:] else ""
-            raise SpoiledError(
-                f"ms_optim: the checkpoint {self.path} is spoiled: the bytes of {spoiled[0]!r}{others} are not those "
-                "that were written."
-            )
-
-
-def _checksum(data: NDArray[np.uint8], then: Callable[[NDArray[np.uint8]], object] | None = None) -> str:
-    """Return the checksum of bytes: the CRC-32 of the sums of their pages, as 64-bit words, and of what is left over.
-
-    Adding up is ten times as fast as CRC-32. A flipped bit changes the sum of its page by a power of 2, which CRC-32
-    never misses: it turns over a run of at most 64 bits.
-
-    Args:
-        data: The bytes.
-        then: Called with each chunk once it was looked at.
-    """
-    checksum = 0
-    for begin in range(0, data.size, CHUNK):
-        chunk = data[begin : begin + CHUNK]
-        whole = chunk.size - chunk.size % PAGE
-        pages = chunk[:whole].view("<u8").reshape(-1, PAGE // 8)
-        checksum = zlib.crc32(chunk[whole:].data, zlib.crc32(pages.sum(axis=1, dtype="<u8").data, checksum))
-        if then is not None:
-            then(chunk)
-    return f"{checksum:08x}"
-
-
-def _header_text(tensors: dict[str, dict[str, Any]], told: str, sums: str, checksum: str) -> bytes:
-    """Return the length and the header; equally long whatever the checksums are."""
-    metadata = {"format": "ms", "ms_optim": told, "checksums": sums, "header_crc32": checksum}
-    text = json.dumps({"__metadata__": metadata, **tensors}).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _header_checksum(header: bytes) -> bytes:
-    return f"{zlib.crc32(header):08x}".encode()
-
-
-def _checked_header(path: pathlib.Path, length: int, raw: bytes) -> dict[str, Any]:
-    before, key, after = raw.partition(HEADER_CHECKSUM.encode())
-    blank = length.to_bytes(8, "little") + before + key + NO_CHECKSUM.encode() + after[8:]
-    if len(raw) < length or not key or after[:8] != _header_checksum(blank):
-        raise SpoiledError(
-            f"ms_optim: {path} is no checkpoint that ms_optim.save wrote, or its header is cut off or spoiled."
-        )
-    return json.loads(raw)
-
-
-def _write_file(path: pathlib.Path, step: int | None, more: Any, entries: dict[str, tuple[str, Tensor]]) -> None:
-    """Write a file beside the old one, and put it in that one's place once all of it is on the disk."""
-    tensors, kinds, end = {}, [], 0
-    # Large dtypes first, so that all begin at multiples of their size.
-    for name, (kind, tensor) in sorted(entries.items(), key=lambda entry: -entry[1][1].itemsize):
-        begin, end = end, end + tensor.nbytes
-        tensors[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        kinds.append(kind)
-    told = json.dumps({"version": VERSION, "step": step, "more": more, "kinds": kinds})
-    # A link stays a link, to the new file.
-    path = pathlib.Path(os.path.realpath(path))
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        with beside.open("wb", buffering=0) as file:
-            file.seek(len(_header_text(tensors, told, NO_CHECKSUM * len(tensors), NO_CHECKSUM)))
-            sums = ""
-            for name in tensors:
-                # In host memory this is no copy.
-                data = np.ascontiguousarray(entries[name][1].asnumpy()).reshape(-1).view(np.uint8)
-                sums += _checksum(data, lambda chunk: _write_all(file, chunk))
-            checksum = _header_checksum(_header_text(tensors, told, sums, NO_CHECKSUM)).decode()
-            file.seek(0)
-            _write_all(file, _header_text(tensors, told, sums, checksum))
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _write_all(file, data: Any) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---- What is handed over besides -----------------------------------------------------------------------------------
@@ -369,20 +174,22 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer |
             construction, with those of its weights that are not in `net`. Default: ``None`` .
         more: What else to save, by name: numbers, strings, bools, None, Tensors, and lists, tuples and dicts of these.
 
+    Returns:
+        None.
+
     Raises:
-        TypeError: If an argument has the wrong type, or a tensor a dtype that the format lacks.
+        TypeError: If an argument has the wrong type, or a tensor has a dtype that the format lacks.
         ValueError: If two tensors have the same name.
         OSError: If the file cannot be written; the old one is left then.
 
     Examples:
         >>> import tempfile
-        >>> import ms_optim
         >>> from mindspore import nn
-        >>> net = nn.Dense(4, 3)
-        >>> optimizer = ms_optim.AdamW(net.trainable_params())
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> ms_optim.save(folder.name + "/run.safetensors", net, optimizer, epoch=3, best={"accuracy": 0.5})
-        >>> step, more = ms_optim.load(folder.name + "/run.safetensors", net, optimizer)
+        >>> from ms_optim import AdamW, load, save
+        >>> net, folder = nn.Dense(4, 3), tempfile.TemporaryDirectory()
+        >>> optimizer = AdamW(net.trainable_params())
+        >>> save(folder.name + "/run.safetensors", net, optimizer, epoch=3, best={"accuracy": 0.5})
+        >>> step, more = load(folder.name + "/run.safetensors", net, optimizer)
         >>> print(step, more)
         0 {'epoch': 3, 'best': {'accuracy': 0.5}}
     """
@@ -404,7 +211,7 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer |
         entries[name] = kind, tensor
     place = _place(optimizer)
     if place.saves:
-        _write_file(_part(pathlib.Path(path), place.rank, place.count), _step_of(optimizer), packed, entries)
+        write_file(_part(pathlib.Path(path), place.rank, place.count), _step_of(optimizer), packed, entries)
 
 
 def load(
@@ -413,14 +220,15 @@ def load(
     """Go on from what :func:`save` wrote.
 
     Everything is checked before anything is changed: the header, the checksum of every tensor, names, shapes and
-    dtypes. Numbers are written into the memory that weights and states have, so that graphs that are compiled see them.
+    dtypes. Where an error is raised, nothing is changed. Numbers are written into the memory that weights and states
+    have, so that graphs that are compiled see them.
 
     Where the number of workers is another one, states that are split and DGCMomentum's residuals are put together and
     divided anew; where `state_dtype` is another one, states are converted.
 
     Args:
-        path (Union[str, PathLike]): The file; or the folder of a :class:`CheckpointSaver`, of whose checkpoints it takes
-            the last one that is neither spoiled nor incomplete, with a warning for each one that is.
+        path (Union[str, PathLike]): The file; or the folder of a :class:`CheckpointSaver`, of whose checkpoints the
+            last one is taken that is neither spoiled nor incomplete, with a warning for each one that is.
         net (Union[Cell, None]): The network. Default: ``None`` .
         optimizer (Union[FusedOptimizer, None]): The optimizer; those of its weights that are not in `net` are loaded,
             too. Default: ``None`` .
@@ -437,7 +245,16 @@ def load(
         ValueError: If a tensor has another shape.
         KeyError: If `strict` and a name is missing or not known.
 
-    Nothing is changed where an error is raised.
+    Examples:
+        >>> import tempfile
+        >>> from mindspore import nn
+        >>> from ms_optim import Lamb, load, save
+        >>> net, folder = nn.Dense(4, 3), tempfile.TemporaryDirectory()
+        >>> optimizer = Lamb(net.trainable_params())
+        >>> save(folder.name + "/run.safetensors", net, optimizer, seed=1)
+        >>> step, more = load(folder.name + "/run.safetensors", net, optimizer)
+        >>> print(step, more)
+        0 {'seed': 1}
     """
     _check_arguments("load", path, net, optimizer)
     check_type("load", "strict", strict, bool)
@@ -550,7 +367,8 @@ class CheckpointSaver(Callback):
     A checkpoint is what :func:`save` writes of the training network and its optimizer: `step-0000001000.safetensors` in
     the folder, by the optimizer's `global_step`. Older ones are removed once a new one is on the disk. The run begins
     where the last checkpoint in the folder left off; one that is spoiled, or that not all workers finished, is passed
-    over with a warning. The data begins where ``Model.train`` is told to begin.
+    over with a warning. What :func:`load` returned is the attribute `loaded`, None where there was no checkpoint. The
+    data begins where ``Model.train`` is told to begin.
 
     Args:
         folder (Union[str, PathLike]): The folder of this run, which is made if need be.
@@ -559,9 +377,6 @@ class CheckpointSaver(Callback):
         keep (int): How many checkpoints are kept. Default: ``2`` .
         resume (bool): Whether to load the last checkpoint when training begins. Default: ``True`` .
         more (Union[Callable[[], dict[str, Any]], None]): Returns what else to save, by name. Default: ``None`` .
-
-    Attributes:
-        loaded: Loaded, what :func:`load` returned when training began; None if there was no checkpoint.
 
     Raises:
         TypeError: If an argument has the wrong type, or the model is not trained by an optimizer of this package.
@@ -638,7 +453,7 @@ class CheckpointSaver(Callback):
         self._remove_older(path, _place(optimizer))
 
     def _remove_older(self, path, place):
-        """Remove what is not kept, of which each worker removes some parts, and what a process that was killed left unfinished."""
+        """Remove what is not kept, each worker some parts of it, and what a process that was killed left unfinished."""
         if not place.saves:
             return
         found = _sets(self.folder, STEP)

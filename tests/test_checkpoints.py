@@ -1,4 +1,4 @@
-"""Checkpoints: all of them is there again, nothing spoiled is taken, and a process that is killed leaves a whole one."""
+"""Checkpoints: everything comes back, nothing spoiled is taken, a process that is killed leaves a whole one."""
 
 import os
 import random

@@ -23,6 +23,7 @@ import time
 
 import mindspore as ms
 import numpy as np
+import pytest
 from mindspore import Parameter, Tensor, nn
 
 import ms_optim
@@ -96,8 +97,10 @@ def serve(path):
 
 
 def kill(path, count, rng, longest=0.1):
-    """Kill processes that save; return how often the checkpoint left is the last finished one, the next, and how often
-    a file was left unfinished beside it.
+    """Kill processes that save.
+
+    Returns:
+        How often the checkpoint left is the last finished one, and the next, and how often a file was left unfinished.
     """
     net, optimizer = model(SHAPES, ms.bfloat16)
     fill(net, optimizer, 0)
@@ -150,13 +153,11 @@ def tensor_at(raw, begin, place):
 def refusal(path, net, optimizer):
     """Return the error with which a spoiled checkpoint is refused, once nothing is known to have changed."""
     before = digest(net, optimizer)
-    try:
+    with pytest.raises(ms_optim.SpoiledError) as caught:
         ms_optim.load(path, net, optimizer)
-    except ms_optim.SpoiledError as error:
-        assert digest(net, optimizer) == before, "a checkpoint that was refused changed something"
-        assert str(path) in str(error)
-        return str(error)
-    raise AssertionError("a spoiled checkpoint was taken")
+    assert digest(net, optimizer) == before, "a checkpoint that was refused changed something"
+    assert str(path) in str(caught.value)
+    return str(caught.value)
 
 
 def flip(folder, count, rng):
@@ -238,7 +239,7 @@ def main():
         if arguments.what == "kills":
             old, new, unfinished = kill(folder / "run.safetensors", count, rng)
             print(
-                f"{count} kills: the last one finished was left {old} times, the next {new}; {unfinished} files unfinished beside"
+                f"{count} kills: left was the last finished {old} times, the next {new}; {unfinished} files unfinished"
             )
         elif arguments.what == "flips":
             named, header = flip(folder, count, rng)

@@ -248,9 +248,9 @@ def load(
     Examples:
         >>> import tempfile
         >>> from mindspore import nn
-        >>> from ms_optim import Lamb, load, save
+        >>> from ms_optim import LANS, load, save
         >>> net, folder = nn.Dense(4, 3), tempfile.TemporaryDirectory()
-        >>> optimizer = Lamb(net.trainable_params())
+        >>> optimizer = LANS(net.trainable_params(), 0.1)
         >>> save(folder.name + "/run.safetensors", net, optimizer, seed=1)
         >>> step, more = load(folder.name + "/run.safetensors", net, optimizer)
         >>> print(step, more)

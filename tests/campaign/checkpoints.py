@@ -143,11 +143,11 @@ def spoiled_file(folder):
     return path, raw, 8 + int.from_bytes(raw[:8], "little"), net, optimizer
 
 
-def tensor_at(raw, begin, place):
-    """Return the name of the tensor that a byte belongs to."""
+def spans(raw, begin):
+    """Return where each tensor begins and ends in a file."""
     header = json.loads(raw[8:begin])
-    spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    return next(name for name, (low, high) in spans.items() if low <= place - begin < high)
+    found = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+    return {name: (begin + low, begin + high) for name, (low, high) in found.items()}
 
 
 def refusal(path, net, optimizer):
@@ -161,17 +161,22 @@ def refusal(path, net, optimizer):
 
 
 def flip(folder, count, rng):
-    """Flip bits, one at a time, every fourth in the header; return how many were in tensors and in the header."""
+    """Flip bits, one at a time, every fourth in the header; return how many were in tensors and in the header.
+
+    The others are in each tensor as often: small ones are no page, of large ones the end is none.
+    """
     path, raw, begin, net, optimizer = spoiled_file(folder)
+    places = spans(raw, begin)
     named = 0
     for k in range(count):
-        place = rng.randrange(begin) if k % 4 == 0 else rng.randrange(begin, len(raw))
+        name = sorted(places)[k % len(places)]
+        low, high = (0, begin) if k % 4 == 0 else places[name]
+        place = rng.randrange(low, high)
         data = bytearray(raw)
         data[place] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         text = refusal(path, net, optimizer)
         if place >= begin:
-            name = tensor_at(raw, begin, place)
             assert f"the bytes of {name!r} are not" in text, f"{name} is spoiled: {text}"
             named += 1
         else:

@@ -371,10 +371,10 @@ class CheckpointSaver(Callback):
     data begins where ``Model.train`` is told to begin.
 
     Args:
-        folder (Union[str, PathLike]): The folder of this run, which is made if need be.
+        folder (Union[str, PathLike]): The folder of this run, which all workers see. It is made if need be.
         every (int): The number of steps from one checkpoint to the next; the end of training has one, too.
             Default: ``1000`` .
-        keep (int): How many checkpoints are kept. Default: ``2`` .
+        keep (int): How many checkpoints are kept; 2 at least where several workers save parts. Default: ``2`` .
         resume (bool): Whether to load the last checkpoint when training begins. Default: ``True`` .
         more (Union[Callable[[], dict[str, Any]], None]): Returns what else to save, by name. Default: ``None`` .
 
@@ -457,7 +457,9 @@ class CheckpointSaver(Callback):
         if not place.saves:
             return
         found = _sets(self.folder, STEP)
-        older = sorted({name for name, _ in found if name <= path.name})[: -self.keep]
+        # The others may not have finished theirs: with parts, the checkpoint before is the last one that is whole.
+        keep = max(self.keep, 2 if place.count > 1 else 1)
+        older = sorted({name for name, _ in found if name <= path.name})[:-keep]
         for (name, _), files in found.items():
             for rank, file in files.items():
                 if name in older and rank % place.count == place.rank:

@@ -390,6 +390,30 @@ def test_split_states_go_on_on_any_number_of_workers(tmp_path, monkeypatch):
     refused(SpoiledError, r"lacks the parts of workers \[1\]", lambda: ms_optim.load(file(tmp_path), *two[0]))
 
 
+class Arguments(dict):
+    """What a callback is told of a training."""
+
+    __getattr__ = dict.__getitem__
+
+    def original_args(self):
+        return self
+
+
+@needs_kernel
+def test_a_whole_checkpoint_is_there_while_workers_save(tmp_path, monkeypatch):
+    """One worker has saved a step that another has not."""
+    two = split(monkeypatch, 2)
+    savers = [CheckpointSaver(tmp_path, every=1, keep=1) for _ in two]
+    for step in (1, 2, 3):
+        for rank, (saver, (net, optimizer)) in enumerate(zip(savers, two)):
+            optimizer.global_step.asnumpy()[...] = step
+            saver.on_train_step_end(Arguments(cur_step_num=step, train_network=net, optimizer=optimizer))
+            if step == 3 and rank == 0:
+                with pytest.warns(UserWarning, match=r"lacks the parts of workers \[1\]"):
+                    assert ms_optim.load(tmp_path, *two[1]).step == 2
+    assert sorted({path.name[:15] for path in tmp_path.iterdir()}) == ["step-0000000002", "step-0000000003"]
+
+
 def simulated(count):
     def make(params, group):
         return DGCMomentum(params, 0.1, 0.9, 0, sparsity=[0.9], min_compress_numel=1, group=group)

@@ -8,6 +8,7 @@ from ._shares import merge_states
 from .adam_offload import AdamOffload
 from .adamw import AdamW
 from .callbacks import OptimizerMonitor
+from .checkpoints import CheckpointSaver, Loaded, SpoiledError, load, save
 from .dgc_momentum import DGCMomentum
 from .groups import ParamGroups, layerwise_groups, no_decay_groups, pattern_groups
 from .lamb import Lamb
@@ -30,6 +31,7 @@ __all__ = [
     "LANS",
     "AdamOffload",
     "AdamW",
+    "CheckpointSaver",
     "ConstantWeightDecay",
     "CosineWeightDecay",
     "DGCMomentum",
@@ -37,20 +39,24 @@ __all__ = [
     "FusedOptimizer",
     "Lamb",
     "LinearWeightDecay",
+    "Loaded",
     "OptimizerMonitor",
     "ParamGroups",
     "PiecewiseConstantWeightDecay",
     "PolynomialWeightDecay",
     "Rule",
     "SimulatedWorkers",
+    "SpoiledError",
     "WarmUpHoldDecayLR",
     "WarmUpWeightDecay",
     "WeightDecaySchedule",
     "fold_residuals",
     "layerwise_groups",
+    "load",
     "merge_states",
     "no_decay_groups",
     "pattern_groups",
     "plot",
+    "save",
 ]
 __version__ = version("ms_optim")

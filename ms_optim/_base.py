@@ -218,6 +218,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         self._create_states(rule, options)
         self._prepare_sharding(shard_groups)
         self._prepare_step(rule, options)
+        self._note_names()
         counters = (self.global_step, self.skipped_steps, self.statistics, *self.beta_powers)
         written = (*self._parameters, *self.states, *self.masters, *self.scales, *counters)
         self._held = _kernels.Held(name, written)

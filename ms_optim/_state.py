@@ -20,6 +20,33 @@ from ._shares import ENTRY, refuse_share
 FLOATS = (mstype.float32, mstype.bfloat16)
 
 
+def write(parameter: Parameter, value: np.ndarray) -> None:
+    """Write numbers of a Parameter's own dtype and shape into the memory that it has.
+
+    ``Parameter.set_data`` would give it other memory, and a graph that is compiled already goes on in the old one.
+    """
+    if parameter.has_init:
+        parameter.init_data()
+    held = parameter.asnumpy()
+    if held.ctypes.data == parameter.data_ptr():
+        np.copyto(held, value, casting="no")
+    else:
+        # On a device, or no block of memory of its own: what was read is a copy.
+        ops.assign(parameter, Tensor(value, parameter.dtype))
+
+
+def unwrapped(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return entries without the prefix that a Cell around the optimizer gave to their names, as for `opt.global_step`.
+
+    Names without the prefix, those of other parts of a network, stay as they are.
+    """
+    steps = [name for name in entries if name.rpartition(".")[2] == "global_step"]
+    if len(steps) != 1:
+        return entries
+    prefix = steps[0].removesuffix("global_step")
+    return {name.removeprefix(prefix): value for name, value in entries.items()}
+
+
 class StateDict:
     """Saving and loading of an optimizer's own parameters; a mixin that reads the optimizer's attributes."""
 
@@ -39,11 +66,13 @@ class StateDict:
         return self._rates.construct(step).asnumpy().tolist()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return a copy of what the optimizer keeps from step to step, by name; the weights are not among it.
+        """Return a copy of the weights and of all that the optimizer keeps from step to step, by name.
 
-        Where states are split over workers it is this one's share: see :func:`ms_optim.merge_states`.
+        A Cell that holds the optimizer renames its parameters; here they have the names from construction. Where states
+        are split over workers it is this one's share: see :func:`ms_optim.merge_states`.
 
-        MindSpore's ``save_checkpoint(optimizer, path)`` writes the same names without a copy, and the weights too.
+        MindSpore's ``save_checkpoint(optimizer, path)`` writes the same without a copy; :func:`ms_optim.save` too,
+        with checksums, and so that a process killed meanwhile leaves the file that was there.
 
         Args:
             args: With these, which a Cell passes when it collects its own, it is what ``nn.Cell.state_dict`` returns.
@@ -51,17 +80,20 @@ class StateDict:
         """
         if args or kwargs:
             return super().state_dict(*args, **kwargs)
-        return {name: Tensor(p.asnumpy(), p.dtype) for name, p in self._own_parameters().items()}
+        return {name: Tensor(p.asnumpy(), p.dtype) for name, p in self._named_parameters().items()}
 
     def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True) -> None:
         """Go on from where another optimizer stood.
 
+        The numbers are written into the memory that the states have, so that graphs that are compiled see them, too.
+
         Args:
             state_dict: Tensors or Parameters by name, as :meth:`state_dict` returns them or ``load_checkpoint`` reads
-                them. Weights and statistics among them are passed over. States are converted where they are held in
-                another `state_dtype` here: to fewer bits by rounding to nearest.
-            strict: Whether names that are missing or not known are an error; if not, they are passed over.
-                Default: ``True`` .
+                them, with or without the prefix of a Cell that held the optimizer. Weights and statistics among them
+                are passed over. States are converted where they are held in another `state_dtype` here: to fewer bits
+                by rounding to nearest.
+            strict: Whether names that are missing or not known are an error; if not, they are passed over. Codes of 8
+                bits and their scales are then taken together or not at all. Default: ``True`` .
 
         Raises:
             TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
@@ -72,6 +104,11 @@ class StateDict:
 
         Nothing is changed where an error is raised.
         """
+        for parameter, value in self._fitting(state_dict, strict):
+            write(parameter, value)
+
+    def _fitting(self, state_dict: dict[str, Tensor], strict: bool) -> list[tuple[Parameter, np.ndarray]]:
+        """Return what is to be written of a state dict and where to, once all of it is known to fit."""
         name = type(self).__name__
         check_type(name, "strict", strict, bool)
         own = self._own_parameters()
@@ -80,7 +117,7 @@ class StateDict:
             given = self.shares.taken(name, self.state_shares, given)
         elif ENTRY in given:
             refuse_share(name, given, "an optimizer that keeps all states")
-        given = self._converted(given)
+        given = self._converted(own, given)
         if strict:
             missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
             if missing:
@@ -99,8 +136,7 @@ class StateDict:
                 )
             if value.dtype != p.dtype:
                 raise TypeError(f"For '{name}', the entry {key!r} must be of dtype {p.dtype}, but got {value.dtype}.")
-        for key in own.keys() & given.keys():
-            own[key].set_data(Tensor(given[key].asnumpy(), own[key].dtype))
+        return [(own[key], given[key].asnumpy()) for key in own.keys() & given.keys()]
 
     def _checked_entries(self, name: str, state_dict: Any) -> dict[str, Tensor]:
         if not isinstance(state_dict, dict):
@@ -110,26 +146,34 @@ class StateDict:
         for key, value in state_dict.items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"For '{name}', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
-        for key in self._amounts() & state_dict.keys():
-            check_amounts(name, key, state_dict[key])
-        passed_over = {p.name for p in (*self._parameters, self.statistics)}
-        return {key: value for key, value in state_dict.items() if key not in passed_over}
+        passed_over = {*self._names, "statistics"}
+        # What a Cell around another optimizer called the parameters of schedules.
+        first = {place: name for place, name in self._first_names.items() if place != name}
+        entries = {first.get(key, key): value for key, value in unwrapped(state_dict).items()}
+        for key in self._amounts() & entries.keys():
+            check_amounts(name, key, entries[key])
+        return {key: value for key, value in entries.items() if key not in passed_over}
 
     def _amounts(self) -> set[str]:
         """Return the names of counts, learning rates and scales: no other entries must be 0 or greater."""
-        scales = {f"{prefix}_scale.{p.name}" for prefix in self.rule.states for p in self._parameters}
+        scales = {f"{prefix}_scale.{name}" for prefix in self.rule.states for name in self._names}
         rates = (getattr(rate, "learning_rate", rate) for rate in (*self._rates.fixed, *self._rates.schedules))
-        numbers = (self.global_step, self.skipped_steps, *rates)
-        return scales | {p.name for p in numbers if isinstance(p, Parameter)}
+        numbers = {id(p) for p in (self.global_step, self.skipped_steps, *rates)}
+        return scales | {name for name, p in self._own_parameters().items() if id(p) in numbers}
 
-    def _converted(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries with states in the dtypes in which they are held here."""
-        given = dict(given)
-        for state in self.states:
-            prefix, _, parameter = state.name.partition(".")
+    def _converted(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the entries with states in the dtypes in which they are held here, codes only with their scales."""
+        given, held = dict(given), {id(state) for state in self.states}
+        for name, state in own.items():
+            if id(state) not in held:
+                continue
+            prefix, _, parameter = name.partition(".")
             scale = f"{prefix}_scale.{parameter}"
-            value = given.get(state.name)
+            value = given.get(name)
             if value is None or value.dtype == state.dtype or value.shape != state.shape:
+                if state.dtype in CODES and (name in given) != (scale in given):
+                    given.pop(name, None)
+                    given.pop(scale, None)
                 continue
             if value.dtype in CODES and scale in given:
                 blocks = (-(-value.size // CODE_BLOCK),)
@@ -146,11 +190,23 @@ class StateDict:
             if state.dtype in CODES:
                 kind = np.int8 if state.dtype == mstype.int8 else np.uint8
                 codes, scales = _codes.encode(numbers, kind)
-                given[state.name], given[scale] = Tensor(codes), Tensor(scales)
+                given[name], given[scale] = Tensor(codes), Tensor(scales)
             else:
-                given[state.name] = Tensor(numbers, state.dtype)
+                given[name] = Tensor(numbers, state.dtype)
         return given
+
+    def _note_names(self) -> None:
+        """Note the names from construction by places in the optimizer: a Cell that holds it changes the names."""
+        self._first_names = {place: p.name for place, p in self.parameters_and_names()}
+
+    def _named_parameters(self) -> dict[str, Parameter]:
+        """Return the weights and the optimizer's own parameters by their names from construction, without statistics.
+
+        What is made later, by the constructor of a subclass, is an attribute of its own name.
+        """
+        placed = self.parameters_and_names()
+        return {self._first_names.get(place, place): p for place, p in placed if p is not self.statistics}
 
     def _own_parameters(self) -> dict[str, Parameter]:
         weights = {id(p) for p in self._parameters}
-        return {p.name: p for _, p in self.parameters_and_names() if id(p) not in weights and p is not self.statistics}
+        return {name: p for name, p in self._named_parameters().items() if id(p) not in weights}

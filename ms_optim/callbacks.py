@@ -128,7 +128,7 @@ class OptimizerMonitor(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Find the optimizer and look at the CSV file before anything is trained."""
         arguments = run_context.original_args()
-        self._begin(_optimizer_of(arguments.get("optimizer"), arguments.get("train_network")))
+        self._begin(optimizer_of(NAME, arguments.get("optimizer"), arguments.get("train_network")))
         self._cur_step_num = arguments.cur_step_num
 
     def on_train_step_end(self, run_context: RunContext) -> None:
@@ -177,19 +177,19 @@ class OptimizerMonitor(Callback):
                 self._writer.add_scalar(tag, value, reading.step)
 
 
-def _optimizer_of(optimizer, network) -> FusedOptimizer:
+def optimizer_of(callback, optimizer, network) -> FusedOptimizer:
     """Find the optimizer that a Model trains with, itself or within what wraps it."""
     cells = [c for outer in (optimizer, network) if isinstance(outer, nn.Cell) for _, c in outer.cells_and_names()]
     found = {id(cell): cell for cell in cells if isinstance(cell, FusedOptimizer)}
     if not found:
         others = {type(cell).__name__: cell for cell in cells if isinstance(cell, nn.Optimizer)}
         came = f"nn.{next(iter(others))}" if others else "one without an optimizer"
-        raise TypeError(f"For '{NAME}', the model must be trained by an optimizer of ms_optim, but got {came}.")
+        raise TypeError(f"For '{callback}', the model must be trained by an optimizer of ms_optim, but got {came}.")
     if len(found) > 1:
         names = ", ".join(type(cell).__name__ for cell in found.values())
         raise ValueError(
-            f"For '{NAME}', the model must have one optimizer of ms_optim, but has {names}: give each a monitor of its "
-            "own in a loop of your own, and call monitor.step(optimizer)."
+            f"For '{callback}', the model must have one optimizer of ms_optim, but has {names}: write a loop of your "
+            "own, and call monitor.step(optimizer) of a monitor for each, or ms_optim.save."
         )
     return next(iter(found.values()))
 

@@ -26,7 +26,7 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
         workers (int): The new number of workers, 1 or greater.
 
     Returns:
-        list[dict[str, Tensor]], what each new worker gives to ``load_state_dict``, or to ``load_param_into_net``.
+        list[dict[str, Tensor]], what each new worker gives to ``load_state_dict``.
 
     Raises:
         TypeError: If `state_dicts` is not a list of dicts of Tensors, or `workers` not an int.

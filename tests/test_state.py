@@ -16,6 +16,7 @@ from test_arguments import refused
 from tolerances import TOLERANCE
 
 from ms_optim import AdamOffload, AdamW, Lamb
+from ms_optim._state import write
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 MIXED = {
@@ -59,8 +60,8 @@ def test_a_state_dict_holds_what_is_needed_by_name(case):
     names = set(pair.optimizer.state_dict())
     expected = {f"{prefix}.{p.name}" for prefix in (*pair.reference.states, "master") for p in pair.params}
     expected |= {"global_step", "skipped_steps", "learning_rate"}
+    expected |= {p.name for p in pair.params}
     assert expected <= names
-    assert not names & {p.name for p in pair.params}
 
 
 @every_case
@@ -172,6 +173,121 @@ def test_a_cell_around_the_optimizer_collects_its_parameters(case):
     around.optimizer = pair.optimizer
     collected = around.state_dict()
     assert any(name.endswith(f"{pair.reference.states[0]}.seven.w") for name in collected)
+
+
+# ---- What loading must not do --------------------------------------------------------------------------------------
+
+
+class Around(nn.Cell):
+    """A training cell of one's own, which renames the parameters of what it holds."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.opt = optimizer
+
+
+def written(optimizer):
+    """Return the bytes of all that outlives a step, but for the statistics, and of the weights."""
+    return {name: value.asnumpy().tobytes() for name, value in optimizer.state_dict().items()}
+
+
+@every_case
+def test_mindspore_loads_a_state_dict_without_guessing_at_weights(case, tmp_path):
+    """Given names that end with those of weights but none of these, it would load moments into them."""
+    pair, other = (Pair(case, MIXED["float32"]) for _ in range(2))
+    pair.run("pynative", 2)
+    saved = pair.optimizer.state_dict()
+    ms.save_checkpoint([{"name": k, "data": v} for k, v in saved.items()], str(tmp_path / "state.ckpt"))
+    read = ms.load_checkpoint(str(tmp_path / "state.ckpt"))
+    weights = [numbers(p) for p in pair.params]
+    for each in (pair, other):
+        missing, unknown = ms.load_param_into_net(each.optimizer, read)
+        for p, w in zip(each.params, weights):
+            np.testing.assert_array_equal(numbers(p), w, p.name)
+        assert (missing, unknown) == (["statistics"], [])
+        assert written(each.optimizer) == {name: value.asnumpy().tobytes() for name, value in saved.items()}
+
+
+@every_case
+def test_a_compiled_graph_goes_on_from_what_is_loaded(case, backend):
+    pair = Pair(case, MIXED["bfloat16"], backend=backend)
+
+    @ms.jit
+    def step(*gradients):
+        pair.optimizer(gradients)
+        return gradients[0] + 1
+
+    drawn = [pair.gradients() for _ in range(3)]
+    gradients = [tuple(tensor(g, dtype) for g in each) for each, dtype in drawn]
+    step(*gradients[0])
+    saved, weights = pair.optimizer.state_dict(), [numbers(p) for p in pair.params]
+    step(*gradients[1])
+    expected, moved = written(pair.optimizer), [numbers(p) for p in pair.params]
+    for from_python in (False, True, False):
+        step(*gradients[2])
+        pair.optimizer.load_state_dict(saved)
+        for p, w in zip(pair.params, weights):
+            write(p, tensor(w, "bfloat16").asnumpy())
+        if from_python:
+            pair.optimizer(gradients[1])
+        else:
+            step(*gradients[1])
+        assert written(pair.optimizer) == expected
+    assert int(pair.optimizer.global_step.asnumpy()[0]) == 2
+    assert any((w != m).any() for w, m in zip(weights, moved))
+
+
+@every_case
+@pytest.mark.parametrize("wrapped", ["saved", "loaded", "both"])
+def test_a_cell_around_an_optimizer_changes_no_entry(case, wrapped, tmp_path):
+    pair, other = (Pair(case, MIXED["bfloat16"]) for _ in range(2))
+    names = pair.optimizer.state_dict().keys()
+    pair.run("pynative", 2)
+    cells = [
+        Around(Around(o.optimizer)) for o, kind in ((pair, "saved"), (other, "loaded")) if wrapped in (kind, "both")
+    ]
+    assert all(p.name.startswith("opt.opt.") for cell in cells for p in cell.get_parameters())
+    saved = pair.optimizer.state_dict()
+    assert saved.keys() == names
+    ms.save_checkpoint(pair.optimizer, str(tmp_path / "run.ckpt"))
+    before = [numbers(p) for p in other.params]
+    for given in (saved, ms.load_checkpoint(str(tmp_path / "run.ckpt"))):
+        fresh = Pair(case, MIXED["bfloat16"]).optimizer.state_dict()
+        other.optimizer.load_state_dict(fresh)
+        other.optimizer.load_state_dict(given)
+        for a, b in zip(pair.optimizer.states, other.optimizer.states):
+            np.testing.assert_array_equal(numbers(a), numbers(b))
+        assert int(other.optimizer.global_step.asnumpy()[0]) == 2
+    for p, w in zip(other.params, before):
+        np.testing.assert_array_equal(numbers(p), w)
+
+
+def coded(state_dtype="8bit"):
+    return AdamW([Parameter(tensor(np.ones(5000), "float32"), name="w")], 0.01, state_dtype=state_dtype)
+
+
+@pytest.mark.parametrize("lacking", ["adam_m.w", "adam_m_scale.w"])
+def test_codes_and_scales_are_loaded_together_or_not_at_all(lacking):
+    saved, other = coded(), coded()
+    saved((tensor(np.arange(5000), "float32"),))
+    entries = {k: v for k, v in saved.state_dict().items() if k != lacking}
+    before = written(other)
+    refused(KeyError, "must have the entry 'adam_m", lambda: other.load_state_dict(entries))
+    assert written(other) == before
+    other.load_state_dict(entries, strict=False)
+    for key, value in saved.state_dict().items():
+        kept = key.startswith("adam_m") or key == "w"
+        assert written(other)[key] == (before[key] if kept else value.asnumpy().tobytes()), key
+
+
+def test_scales_of_another_dtype_are_not_taken_alone():
+    exact, other = coded("float32"), coded()
+    exact((tensor(np.arange(5000), "float32"),))
+    entries = {**exact.state_dict(), "adam_m_scale.w": other.state_dict()["adam_m_scale.w"]}
+    entries["adam_v.w"] = ms.Tensor(np.zeros(5000, np.float16))
+    before = written(other)
+    refused(TypeError, "'adam_v.w' must be of dtype", lambda: other.load_state_dict(entries, strict=False))
+    assert written(other) == before
 
 
 # ---- Rates as they stand -------------------------------------------------------------------------------------------

@@ -1,0 +1,209 @@
+"""One file of a checkpoint, in the format safetensors: how it is written whole or not at all, read and checked.
+
+Numbers, strings and checksums are in the metadata of the header.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from mindspore import Tensor
+from mindspore import dtype as mstype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DTYPES = {
+    "BOOL": mstype.bool_,
+    "U8": mstype.uint8,
+    "I8": mstype.int8,
+    "U16": mstype.uint16,
+    "I16": mstype.int16,
+    "F16": mstype.float16,
+    "BF16": mstype.bfloat16,
+    "U32": mstype.uint32,
+    "I32": mstype.int32,
+    "F32": mstype.float32,
+    "U64": mstype.uint64,
+    "I64": mstype.int64,
+    "F64": mstype.float64,
+}
+NUMPY = {name: np.dtype(mstype.dtype_to_nptype(dtype)) for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HEADER_CHECKSUM = '"header_crc32": "'
+NO_CHECKSUM = "0" * 8
+VERSION = 1  # of what the metadata hold
+PAGE = 4096  # bytes that are added up for a checksum
+CHUNK = 256 * PAGE  # bytes that are looked at and written at once: while they are in a cache
+
+
+class SpoiledError(ValueError):
+    """A checkpoint is cut off, or bits of it are not those that were written."""
+
+
+class Entry(NamedTuple):
+    """A tensor of a file: what it is, its dtype as the format calls it, shape, bytes from and to, and checksum."""
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    checksum: str
+
+
+class File:
+    """A file that was read: its entries by name, the numbers of each, and what else it says.
+
+    Args:
+        path: The file.
+
+    Raises:
+        SpoiledError: If the header is not the one that was written, or the file is shorter or longer than it says.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = os.fstat(file.fileno()).st_size
+            raw = file.read(min(length, size))
+            header = _checked_header(path, length, raw)
+            told = json.loads(header["__metadata__"]["ms_optim"])
+            if told["version"] > VERSION:
+                raise ValueError(f"ms_optim: the checkpoint {path} is of a later version of ms_optim.")
+            sums = header.pop("__metadata__")["checksums"]
+            self.step: int | None = told["step"]
+            self.more: Any = told["more"]
+            self.entries: dict[str, Entry] = {}
+            begin = 8 + length
+            for k, (name, tensor) in enumerate(header.items()):
+                low, high = tensor["data_offsets"]
+                place = (begin + low, begin + high, sums[8 * k : 8 * k + 8])
+                self.entries[name] = Entry(told["kinds"][k], tensor["dtype"], tuple(tensor["shape"]), *place)
+            end = max((entry.end for entry in self.entries.values()), default=begin)
+            if size != end:
+                what = "cut off" if size < end else "longer than it was"
+                raise SpoiledError(f"ms_optim: the checkpoint {path} is {what}: it has {size} bytes, not {end}.")
+            # Pages of the file, not a copy of it; what is written to them stays in this process.
+            self._data = np.memmap(file, np.uint8, "c")
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return the numbers of an entry."""
+        _, dtype, shape, begin, end, _ = self.entries[name]
+        data = np.asarray(self._data[begin:end])
+        if begin % NUMPY[dtype].itemsize:
+            data = data.copy()
+        return data.view(NUMPY[dtype]).reshape(shape)
+
+    def tensors(self, kind: str) -> dict[str, Tensor]:
+        """Return the entries of a kind as Tensors, which share the file's pages."""
+        return {n: Tensor.from_numpy(self.array(n)) for n, entry in self.entries.items() if entry.kind == kind}
+
+    def check(self) -> None:
+        """Compare the checksums of all entries.
+
+        Raises:
+            SpoiledError: If one differs.
+        """
+        spoiled = [n for n, e in self.entries.items() if _checksum(self._data[e.begin : e.end]) != e.checksum]
+        if spoiled:
+            others = f", and those of {len(spoiled) - 1} others" if spoiled[1:] else ""
+            raise SpoiledError(
+                f"ms_optim: the checkpoint {self.path} is spoiled: the bytes of {spoiled[0]!r}{others} are not those "
+                "that were written."
+            )
+
+
+def _checksum(data: NDArray[np.uint8], then: Callable[[NDArray[np.uint8]], object] | None = None) -> str:
+    """Return the checksum of bytes: the CRC-32 of the sums of their pages, as 64-bit words, and of what is left over.
+
+    Adding up is ten times as fast as CRC-32. A flipped bit changes the sum of its page by a power of 2, which CRC-32
+    never misses: it turns over a run of at most 64 bits.
+
+    Args:
+        data: The bytes.
+        then: Called with each chunk once it was looked at.
+    """
+    checksum = 0
+    for begin in range(0, data.size, CHUNK):
+        chunk = data[begin : begin + CHUNK]
+        whole = chunk.size - chunk.size % PAGE
+        pages = chunk[:whole].view("<u8").reshape(-1, PAGE // 8)
+        checksum = zlib.crc32(chunk[whole:].data, zlib.crc32(pages.sum(axis=1, dtype="<u8").data, checksum))
+        if then is not None:
+            then(chunk)
+    return f"{checksum:08x}"
+
+
+def _header_text(tensors: dict[str, dict[str, Any]], told: str, sums: str, checksum: str) -> bytes:
+    """Return the length and the header; equally long whatever the checksums are."""
+    metadata = {"format": "ms", "ms_optim": told, "checksums": sums, "header_crc32": checksum}
+    text = json.dumps({"__metadata__": metadata, **tensors}).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _header_checksum(header: bytes) -> bytes:
+    return f"{zlib.crc32(header):08x}".encode()
+
+
+def _checked_header(path: pathlib.Path, length: int, raw: bytes) -> dict[str, Any]:
+    before, key, after = raw.partition(HEADER_CHECKSUM.encode())
+    blank = length.to_bytes(8, "little") + before + key + NO_CHECKSUM.encode() + after[8:]
+    if len(raw) < length or not key or after[:8] != _header_checksum(blank):
+        raise SpoiledError(
+            f"ms_optim: {path} is no checkpoint that ms_optim.save wrote, or its header is cut off or spoiled."
+        )
+    return json.loads(raw)
+
+
+def write_file(path: pathlib.Path, step: int | None, more: Any, entries: dict[str, tuple[str, Tensor]]) -> None:
+    """Write a file beside the old one, and put it in that one's place once all of it is on the disk."""
+    tensors, kinds, end = {}, [], 0
+    # Large dtypes first, so that all begin at multiples of their size.
+    for name, (kind, tensor) in sorted(entries.items(), key=lambda entry: -entry[1][1].itemsize):
+        begin, end = end, end + tensor.nbytes
+        tensors[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        kinds.append(kind)
+    told = json.dumps({"version": VERSION, "step": step, "more": more, "kinds": kinds})
+    # A link stays a link, to the new file.
+    path = pathlib.Path(os.path.realpath(path))
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        with beside.open("wb", buffering=0) as file:
+            file.seek(len(_header_text(tensors, told, NO_CHECKSUM * len(tensors), NO_CHECKSUM)))
+            sums = ""
+            for name in tensors:
+                # In host memory this is no copy.
+                data = np.ascontiguousarray(entries[name][1].asnumpy()).reshape(-1).view(np.uint8)
+                sums += _checksum(data, lambda chunk: _write_all(file, chunk))
+            checksum = _header_checksum(_header_text(tensors, told, sums, NO_CHECKSUM)).decode()
+            file.seek(0)
+            _write_all(file, _header_text(tensors, told, sums, checksum))
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _write_all(file, data: Any) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

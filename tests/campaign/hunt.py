@@ -3,6 +3,7 @@
 import collections
 import importlib
 import json
+import math
 import os
 import pathlib
 import select
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import hypothesis
 
@@ -21,12 +23,12 @@ sys.path[:0] = [str(path) for path in (HERE, HERE.parent) if str(path) not in sy
 # attack(program), which runs in the child process: it raises AssertionError with what it found, or returns what it did
 # as a dict of counts. The numbers are of programs: how many CI runs, and how many a round of a long run draws.
 CAMPAIGNS = {
-    "programs": (15, 60),
-    "references": (20, 80),
-    "constructions": (60, 300),
-    "interrupts": (3, 20),
-    "launches": (1, 4),
-    "workers": (6, 30),
+    "programs": (15, 20),
+    "references": (20, 20),
+    "constructions": (60, 100),
+    "interrupts": (3, 5),
+    "launches": (1, 2),
+    "workers": (6, 10),
 }
 # No program takes longer than this, in seconds, unless it has stopped for good.
 PATIENCE = 180
@@ -101,8 +103,11 @@ class Child:
         return answer["counts"]
 
 
-def hunt(campaign, seed, examples):
-    """Run programs that a seed draws; return what they counted, or raise a Finding with the smallest that fails."""
+def hunt(campaign, seed, examples, end=math.inf):
+    """Run programs that a seed draws; return what they counted, or raise a Finding with the smallest that fails.
+
+    None is begun after `end`, of time.monotonic().
+    """
     counts, found = collections.Counter(), []
 
     with Child() as child:
@@ -117,6 +122,8 @@ def hunt(campaign, seed, examples):
         )
         @hypothesis.given(importlib.import_module(campaign).PROGRAM)
         def attacked(program):
+            if time.monotonic() > end and not found:
+                return
             try:
                 counts.update({"programs": 1, **child.run(campaign, program)})
             except Finding as finding:

@@ -39,7 +39,7 @@ def search(campaigns, minutes, seed):
             if time.monotonic() >= end:
                 break
             try:
-                counts[campaign].update(hunt(campaign, seed, CAMPAIGNS[campaign][1]))
+                counts[campaign].update(hunt(campaign, seed, CAMPAIGNS[campaign][1], end))
             except Finding as finding:
                 failed += 1
                 print(f"\n=== {campaign}, seed {seed}: FAILED\n{finding}\n", flush=True)

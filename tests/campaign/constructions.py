@@ -68,7 +68,6 @@ VALUES = {
     "matrix": lambda: Tensor(np.ones((2, 2), np.float32)),
     "parameter": lambda: Parameter(Tensor(np.ones(2, np.float32)), name="stranger"),
     "parameters": lambda: [Parameter(Tensor(np.ones(2, np.float32)), name="stranger")],
-    "cell": lambda: nn.Dense(2, 2),
     "schedule": lambda: nn.ExponentialDecayLR(0.1, 0.9, 10),
     "decay schedule": lambda: ms_optim.LinearWeightDecay(0.1, 0.0, 5),
     "function": lambda: len,
@@ -78,6 +77,8 @@ VALUES = {
     "tensors": lambda: [{"a": Tensor([1.0])}],
 }
 FAULTS = {
+    # A Cell that is no schedule is taken for one, and MindSpore's compiler refuses the step.
+    "cells": {"cell": lambda: nn.Dense(2, 2)},
     # Numbers that float32 does not hold, and tensors whose numbers are not looked at.
     "numbers": {
         "1e39": lambda: 1e39,

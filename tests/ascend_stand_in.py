@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -14,6 +13,7 @@ import subprocess
 import ml_dtypes
 import numpy as np
 import pytest
+from builds import once, shared_folder
 from sources import ROOT, TESTS
 
 OPS = ROOT / "ops" / "ascendc"
@@ -89,19 +89,6 @@ def unit(operator: str, definition: dict, columns=None) -> str:
     return "\n".join([*lines, ""])
 
 
-def once(factory, name: str, build):
-    """Build something in a folder that the processes of a test run share, unless another has; return the folder."""
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"ascend_{name}"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "built").exists():
-            build(folder)
-            (folder / "built").touch()
-    return folder
-
-
 @dataclasses.dataclass
 class Host:
     """The operators' definitions, compiled, and what they say of themselves."""
@@ -114,7 +101,7 @@ class Host:
         def make(folder):
             linked(cls.compiled(folder, SANITIZE, ["launch"]), folder / "describe")
 
-        folder = once(factory, "host", make)
+        folder = once(shared_folder(factory), "ascend_host", make)
         said = subprocess.run([folder / "describe", "describe"], capture_output=True, text=True, check=True).stdout
         return cls(sorted(folder.glob("*.o")), json.loads(said))
 

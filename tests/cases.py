@@ -139,6 +139,9 @@ class Scenario:
     # the learning rate and decay (functions of the step) and whether its gradient is centralized.
     groups: Callable | None = None
 
+    def shape(self, name):
+        return SHAPES[name]
+
 
 def constant(value):
     return lambda step: value

@@ -2,7 +2,6 @@
 
 import ml_dtypes
 import numpy as np
-from cases import SHAPES
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from tolerances import STATE_WITHOUT_MASTERS, TOLERANCE, UNIT, UNITS_WITHOUT_MASTERS
@@ -24,6 +23,25 @@ class Step(nn.Cell):
 def tensor(array, dtype):
     """Make a Tensor of a storage dtype from numbers that it holds exactly."""
     return Tensor(np.asarray(array, np.float32), getattr(mstype, dtype))
+
+
+LAYOUTS = ["transposed", "strided", "offset"]
+
+
+def laid_out(array, dtype, layout):
+    """Make a Tensor whose elements lie in memory in another way, and the tensor whose memory that is."""
+    array = np.asarray(array)
+    if layout == "transposed" and array.ndim >= 2:
+        base = tensor(np.moveaxis(array, -1, 0), dtype)
+        return ops.transpose(base, (*range(1, array.ndim), 0)), base
+    if layout == "strided" and array.ndim >= 1:
+        base = tensor(np.stack([array, np.full_like(array, 7.0)], -1), dtype)
+        return base[..., 0], base
+    if layout == "offset" and array.ndim >= 1:
+        base = tensor(np.concatenate([np.full_like(array[:1], 7.0), array, np.full_like(array[:1], 7.0)]), dtype)
+        return base[1:-1], base
+    made = tensor(array, dtype)
+    return made, made
 
 
 def numbers(parameter):
@@ -63,29 +81,32 @@ class Pair:
         )
 
     def start(self, name, dtype):
-        shape = SHAPES[name]
+        shape = self.scenario.shape(name)
         w = np.zeros(shape) if name == "zero" else self.rng.standard_normal(shape)
         return w.astype(NUMPY[dtype]).astype(np.float64)
 
-    def gradients(self):
-        """Draw gradients; they are what a gradient of the storage dtype holds after loss scaling."""
-        scale = self.shared.get("loss_scale", 1.0)
+    def gradients(self, size=1.0):
+        """Draw gradients of some size; they are what a gradient of the storage dtype holds after loss scaling."""
+        scale = size * self.shared.get("loss_scale", 1.0)
         dtype = self.scenario.gradient_dtype or self.scenario.dtype
-        drawn = [np.asarray(self.rng.standard_normal(SHAPES[name]) * scale) for name in self.scenario.shapes]
+        drawn = [
+            np.asarray(self.rng.standard_normal(self.scenario.shape(name)) * scale) for name in self.scenario.shapes
+        ]
         return [g.astype(NUMPY[dtype]).astype(np.float64) for g in drawn], dtype
 
     def run(self, mode, steps):
-        call = Step(self.optimizer) if mode == "graph" else None
+        cell = Step(self.optimizer)
+        call = self.optimizer if mode == "pynative" else lambda tensors: cell(*tensors)
         for _ in range(steps):
             gradients, dtype = self.gradients()
-            tensors = tuple(tensor(g, dtype) for g in gradients)
-            if call is None:
-                self.optimizer(tensors)
-            else:
-                call(*tensors)
-            if hasattr(self.reference, "sent"):
-                self.reference.sent = [self.sent()]
-            self.reference.step(gradients)
+            call(tuple(tensor(g, dtype) for g in gradients))
+            self.follow(gradients)
+
+    def follow(self, gradients):
+        """Take the step that the optimizer has just taken in the reference, too."""
+        if hasattr(self.reference, "sent"):
+            self.reference.sent = [self.sent()]
+        self.reference.step(gradients)
 
     def state_tolerance(self, masters):
         if not self.reference.decay_in_states:

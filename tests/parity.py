@@ -15,9 +15,10 @@ AMSGRAD = ("ms_optim_adamw_amsgrad", reference.AdamW, (0.9, 0.999, 1e-8), 7, {"a
 LAMB = ("ms_optim_lamb", reference.Lamb, (0.9, 0.999, 1e-6, 0.0, np.inf, 0.0, np.inf), 3, {})
 LANS = ("ms_optim_lans", reference.LANS, (0.9, 0.999, 1e-6, 0.1, 0.0, np.inf), 0, {"clip_gradient": 0.1})
 OFFLOAD = ("ms_optim_adam_offload", reference.AdamOffload, (0.9, 0.999, 1e-8), 1, {"use_nesterov": True})
+RULES = [ADAMW, AMSGRAD, LAMB, LANS, OFFLOAD]
 shapes = st.lists(st.integers(1, 40), max_size=4).map(tuple)
 EVERYTHING = {
-    "rule": st.sampled_from([ADAMW, AMSGRAD, LAMB, LANS, OFFLOAD]),
+    "rule": st.sampled_from(RULES),
     "shapes": st.lists(shapes, min_size=1, max_size=5),
     "weight_dtype": st.sampled_from(list(NUMPY)),
     "gradient_dtype": st.sampled_from(list(NUMPY)),

@@ -11,6 +11,7 @@ import pytest
 from cases import CASES
 from harness import Step, tensor
 from mindspore import Parameter, nn
+from refusals import refused
 
 import ms_optim
 from ms_optim import LANS, AdamOffload, AdamW, DGCMomentum, Lamb, merge_states
@@ -20,14 +21,6 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 def params(n=2, dtype="float32"):
     return [Parameter(tensor(np.ones((2, 3)), dtype), name=f"w{i}") for i in range(n)]
-
-
-def refused(error, match, make):
-    with pytest.raises(error) as caught:
-        make()
-    text = str(caught.value)
-    assert re.search(match, text), text
-    return text
 
 
 @every_case

@@ -5,7 +5,8 @@ import dataclasses
 import mindspore as ms
 import numpy as np
 import pytest
-from ascend_stand_in import Host, needs_compiler, once
+from ascend_stand_in import Host, needs_compiler
+from builds import once, shared_folder
 from cases import CASES, SCENARIOS, Scenario
 from harness import Pair, tensor
 from mindspore import dtype as mstype
@@ -22,7 +23,10 @@ SHAPES = ("scalar", "tiles+1", "convolution", "zero")
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    return once(tmp_path_factory, "library", Host.build(tmp_path_factory).library) / "libascend_on_cpu.so"
+    return (
+        once(shared_folder(tmp_path_factory), "ascend_library", Host.build(tmp_path_factory).library)
+        / "libascend_on_cpu.so"
+    )
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from ascend_stand_in import (
     in_parallel,
     linked,
     needs_compiler,
-    once,
     snake,
     translated,
 )
+from builds import once, shared_folder
 from harness import check_close, check_units
 from sources import TESTS
 from tolerances import TOLERANCE
@@ -49,7 +49,9 @@ def host(tmp_path_factory):
 @pytest.fixture(scope="session")
 def stand_in(host, tmp_path_factory):
     """All operators for all dtypes."""
-    folder = once(tmp_path_factory, "kernels", lambda folder: host.program(folder, list(host.definitions)))
+    folder = once(
+        shared_folder(tmp_path_factory), "ascend_kernels", lambda folder: host.program(folder, list(host.definitions))
+    )
     program = StandIn(folder / "launch")
     yield program
     program.close()

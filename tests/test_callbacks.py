@@ -15,7 +15,7 @@ from cases import CASES, RAMP, SCENARIOS, SHAPES
 from harness import Pair, check_close, tensor
 from mindspore import Parameter, nn
 from mindspore.train import RunContext
-from test_arguments import refused
+from refusals import refused
 from tolerances import TOLERANCE
 
 from ms_optim import AdamW, DGCMomentum, Lamb, LinearWeightDecay, OptimizerMonitor, __main__, _readings, callbacks, plot

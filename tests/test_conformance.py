@@ -25,8 +25,19 @@ def steps(backend, mode):
     return 12 if backend != "aot" and mode == "pynative" else STEPS
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# The base reads a whole number as a decay for all optimizers, and "clip" unscales as well: one optimizer shows these.
+FOR_ONE = ("integer_decay", "loss_scale")
+
+
+@pytest.mark.parametrize(
+    "case, scenario",
+    [
+        pytest.param(case, scenario, id=f"{case.name}-{scenario}")
+        for case in CASES
+        for scenario in SCENARIOS
+        if scenario not in FOR_ONE or case is CASES[0]
+    ],
+)
 def test_scenario(case, scenario, backend, mode):
     pair = Pair(case, fewer_shapes(case, SCENARIOS[scenario], backend, mode), backend=backend)
     pair.run(mode, steps(backend, mode))

@@ -6,33 +6,34 @@ import shutil
 import subprocess
 import sys
 
+import command
 import pytest
 from sources import ROOT
 
 from ms_optim import AdamW, _doctor, _kernels
 
 
-def run(*command, **options):
+def run(*arguments, **options):
     options = {"capture_output": True, "text": True, **options}
-    return subprocess.run([sys.executable, *command], **options)
+    return subprocess.run([sys.executable, *arguments], **options)
 
 
-def test_doctor_reports_paths_and_checks_kernels(tmp_path):
-    report = run("-m", "ms_optim", "doctor", cwd=tmp_path)
-    assert report.returncode == 0, report.stderr
-    assert "instruction set" in report.stdout
-    assert "threads" in report.stdout
+def test_doctor_reports_paths_and_checks_kernels():
+    status, report = command.run("doctor")
+    assert status == 0
+    assert "instruction set" in report
+    assert "threads" in report
     for optimizer in _doctor.optimizers():
-        assert optimizer.__name__ in report.stdout
+        assert optimizer.__name__ in report
     rules = [rule for rule, device in _kernels.KERNELS if device == "CPU" and _kernels.why_not(rule, device) is None]
     rules += [rule for rule in _kernels.AKG_KERNELS if _kernels.why_not_akg(rule) is None]
-    assert report.stdout.count("agrees") == len(rules)
+    assert report.count("agrees") == len(rules)
 
 
-def test_doctor_tells_programs_the_same(tmp_path):
-    report = run("-m", "ms_optim", "doctor", "--json", cwd=tmp_path)
-    assert report.returncode == 0, report.stderr
-    told = json.loads(report.stdout)
+def test_doctor_tells_programs_the_same():
+    status, report = command.run("doctor", "--json")
+    assert status == 0
+    told = json.loads(report)
     assert set(told["missing"]) == {"CPU", "GPU", "Ascend", "AKG"}
     assert ("threads" in told) == (told["missing"]["CPU"] is None)
     checks = {(check["optimizer"], check["backend"]): check for check in told["checks"]}

@@ -2,10 +2,14 @@
 
 import re
 
+import parity
+import recording
 from sources import ROOT, TESTS
 
+from ms_optim import _kernels
+
 PACKAGE = sorted((ROOT / "ms_optim").rglob("*.py"))
-NATIVE = [p for p in sorted((ROOT / "ops").rglob("*")) if p.suffix in {".h", ".cc", ".cu", ".cpp"}]
+NATIVE = [p for p in sorted((ROOT / "ops").rglob("*")) if p.suffix in {".h", ".cc", ".cu", ".cuh", ".cpp"}]
 
 
 def files_with(pattern, files):
@@ -35,7 +39,7 @@ def test_rules_know_nothing_of_devices():
 
 
 def test_optimizers_are_short():
-    for name in ("adamw", "lamb", "dgc_momentum"):
+    for name in ("adamw", "adam_offload", "dgc_momentum", "lamb", "lans"):
         assert len((ROOT / "ms_optim" / f"{name}.py").read_text().splitlines()) <= 200
 
 
@@ -49,3 +53,12 @@ def test_the_build_forbids_what_would_change_bits_or_machines():
     assert "-march=native" not in text
     assert "-ffast-math" not in text
     assert "-ffp-contract=off" in text
+
+
+def test_every_kernel_of_the_table_is_recorded_and_held_against_the_reference():
+    """A kernel that is in no table of launches would miss the sanitizers, other processors and drawn arguments."""
+    rules = set(_kernels.RULES)
+    assert {*recording.RULES, "dgc_momentum"} == rules
+    assert {rule[0].removeprefix("ms_optim_") for rule in parity.RULES} == rules - {"dgc_momentum"}
+    replayed = re.findall(r'\{"ms_optim_(\w+)", ms_optim_\w+\}', (TESTS / "replay.cc").read_text())
+    assert set(replayed) == rules

@@ -10,7 +10,7 @@ from cases import CASES, Scenario, grouped, plain
 from harness import Pair, Step, numbers, tensor
 from mindspore import Parameter
 from native import Launch
-from test_arguments import refused
+from refusals import refused
 from test_state import digest
 
 from ms_optim import AdamW, DGCMomentum, _codes, _kernels
@@ -62,10 +62,15 @@ def halved_moments(n, seed=0, **arguments):
         arguments.pop("states"),
         (0.5, 0.5, 1e-8),
         4,
-        masters=arguments.pop("scales", ()),
+        scales=each(arguments.pop("scales", ())),
         **arguments,
     )
     return g, launch
+
+
+def each(scales):
+    """Return scales as a launch takes them: for each state those of its tensors, here of one."""
+    return [[scale] for scale in scales]
 
 
 def states_of(kind, n):
@@ -172,7 +177,9 @@ def test_a_second_moment_is_0_only_if_it_is_0():
     states, scales = states_of("8bit", n)
     g = np.full(n, 1e-9, np.float32)
     g[0], g[5] = 1.0, 0.0
-    launch = Launch("ms_optim_adamw", [np.zeros(n, np.float32)], [g], states, (0.5, 0.5, 1e-8), 4, masters=scales)
+    launch = Launch(
+        "ms_optim_adamw", [np.zeros(n, np.float32)], [g], states, (0.5, 0.5, 1e-8), 4, scales=[[s] for s in scales]
+    )
     launch.run()
     codes = states[1][0]
     assert codes[5] == 0
@@ -187,7 +194,7 @@ def test_what_is_not_finite_is_not_hidden(poison):
     g = np.ones(n, np.float32)
     g[300] = poison
     weights = np.zeros(n, np.float32)
-    launch = Launch("ms_optim_adamw", [weights], [g], states, (0.9, 0.999, 1e-8), 4, masters=scales)
+    launch = Launch("ms_optim_adamw", [weights], [g], states, (0.9, 0.999, 1e-8), 4, scales=each(scales))
     for _ in range(2):
         launch.run()
     assert not np.isfinite(scales[0]).all()

@@ -9,7 +9,7 @@ from cases import CASES, SCENARIOS, Scenario, grouped, plain
 from harness import NUMPY, Pair, Step, numbers, tensor
 from mindspore import Parameter
 from native import Launch
-from test_arguments import refused
+from refusals import refused
 from tolerances import STEPS
 
 from ms_optim import AdamOffload, _kernels

@@ -6,22 +6,15 @@ corrections, two libms that differ in the last place of a float64 give the same 
 of a NaN is the processor's own.
 """
 
-import concurrent.futures
 import ctypes
-import os
-import pathlib
 import platform
-import runpy
-import shutil
-import subprocess
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
 import recording
+from builds import attempt, build, check, needs, once, replay, sanitized, shared_folder
 from native import Launch
-from sources import ROOT, TESTS
 from test_kernels import instruction_sets
 
 from ms_optim import _kernels
@@ -29,9 +22,6 @@ from ms_optim import _kernels
 pytestmark = pytest.mark.skipif(
     _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
 )
-DEBIAN = "apt install g++-aarch64-linux-gnu qemu-user clang libomp-dev"
-# With so little optimization, loops that are asked to be vectorized need not be.
-SANITIZE = ["-Wno-pass-failed", "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +35,6 @@ def expected(cases):
     results = [case.run() for case in cases]
     assert [status for status, _ in results] == [0] * len(cases)
     return results
-
-
-def check(cases, results, expected):
-    for case, result, wanted in zip(cases, results, expected):
-        case.check(result, wanted)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -68,66 +53,11 @@ def test_instruction_sets_and_threads_give_the_same_bits(cases, expected, name, 
         openmp.omp_set_num_threads(most)
 
 
-def needs(*programs):
-    for program in programs:
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed (Debian: {DEBIAN})")
-
-
-def build(folder: pathlib.Path, compiler: str, machine: str, flags=(), link=()) -> pathlib.Path:
-    """Compile tests/replay.cc and the operators for a machine, as setup.py does, with warnings for errors."""
-    with mock.patch("setuptools.setup"):
-        setup = runpy.run_path(str(ROOT / "setup.py"))
-    sets = setup["INSTRUCTION_SETS"].get(machine, {"baseline": []})
-    cpu = ROOT / "ops" / "cpu"
-    units = [(TESTS / "replay.cc", "replay", []), (cpu / "entry.cc", "entry", [])]
-    # The kernels take longest: they come first.
-    units[:0] = [(cpu / "kernels.cc", name, [f"-DMS_OPTIM_ISA={name}", *options]) for name, options in sets.items()]
-    common = [compiler, *setup["FLAGS"], "-fopenmp", "-Wno-psabi", "-Wall", "-Wextra", "-Werror", *flags]
-    common += [f"-I{cpu}", f"-I{ROOT / 'ops' / 'include'}"]
-
-    def compile(unit):
-        source, name, options = unit
-        run([*common, *options, "-c", str(source), "-o", str(folder / f"{name}.o")])
-        return str(folder / f"{name}.o")
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile, units))
-    program = folder / "replay"
-    run([*common, *objects, *link, "-o", str(program)])
-    return program
-
-
-def run(command, **environment):
-    """Run a command and return what it says; a failure shows that."""
-    done = attempt(command, **environment)
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}"
-    return done.stdout
-
-
-def attempt(command, **environment):
-    return subprocess.run(
-        list(map(str, command)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, **environment},
-    )
-
-
-def replay(folder, program, cases, expected, **environment):
-    """Replay launches, expect what the package's library gives, and return the instruction set that was used."""
-    recording.write(folder / "recording", cases)
-    said = run([*program, folder / "recording", folder / "results"], **environment)
-    check(cases, recording.read(folder / "results", cases), expected)
-    return said.split()[0]
-
-
 @pytest.fixture(scope="module")
 def aarch64(tmp_path_factory):
     needs("aarch64-linux-gnu-g++", "qemu-aarch64")
-    return build(tmp_path_factory.mktemp("aarch64"), "aarch64-linux-gnu-g++", "aarch64", link=["-static"])
+    shared = shared_folder(tmp_path_factory)
+    return once(shared, "aarch64", lambda f: build(f, "aarch64-linux-gnu-g++", "aarch64", link=["-static"])) / "replay"
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -141,24 +71,10 @@ needs_linux_x86 = pytest.mark.skipif(
 )
 
 
-def sanitized(tmp_path_factory, kind):
-    """Build with sanitizers; return the program, and where Archer is."""
-    needs("clang++")
-    llvm = pathlib.Path(run(["clang++", "-print-resource-dir"]).strip())
-    for library in ("libomp.so", "libarcher.so"):
-        if not (llvm.parents[1] / library).exists():
-            pytest.skip(f"{llvm.parents[1] / library} is not installed (Debian: {DEBIAN})")
-    if not list(llvm.glob("lib/**/libclang_rt.asan*")):
-        pytest.skip(f"{llvm} has no sanitizers (Debian: {DEBIAN})")
-    folder = tmp_path_factory.mktemp("sanitized")
-    program = build(folder, "clang++", platform.machine(), [*SANITIZE, f"-fsanitize={kind}"])
-    return program, llvm.parents[1] / "libarcher.so"
-
-
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory):
     """The operators under AddressSanitizer and UndefinedBehaviorSanitizer."""
-    return sanitized(tmp_path_factory, "address,undefined")[0]
+    return sanitized(shared_folder(tmp_path_factory), "address,undefined")[0]
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +84,7 @@ def races(tmp_path_factory):
     GCC's OpenMP library synchronizes in ways that ThreadSanitizer cannot follow, and every parallel loop would look
     like a race. LLVM's tells it what it does, through Archer, a tool that comes with it.
     """
-    program, archer = sanitized(tmp_path_factory, "thread")
+    program, archer = sanitized(shared_folder(tmp_path_factory), "thread")
     options = {"OMP_TOOL_LIBRARIES": str(archer), "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
     return program, {**options, "OMP_NUM_THREADS": "3"}
 

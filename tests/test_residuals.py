@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from harness import Step, numbers, tensor
 from mindspore import Parameter, Tensor, nn
-from test_arguments import refused
+from refusals import refused
 
 from ms_optim import DGCMomentum, SimulatedWorkers, _kernels, fold_residuals
 

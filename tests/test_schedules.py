@@ -9,6 +9,7 @@ from harness import Step, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, nn, ops
+from refusals import refused
 
 import ms_optim
 from ms_optim import (
@@ -336,12 +337,6 @@ def test_one_schedule_serves_two_optimizers():
 
 
 # ---- Wrong arguments -------------------------------------------------------------------------------------------------
-
-
-def refused(error, match, make):
-    with pytest.raises(error) as caught:
-        make()
-    assert re.search(match, str(caught.value)), str(caught.value)
 
 
 BAD_DECAYS = [(TypeError, "0.1"), (TypeError, None), (TypeError, True), (ValueError, -0.1), (ValueError, np.inf)]

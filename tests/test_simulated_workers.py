@@ -3,12 +3,11 @@
 import mindspore as ms
 import numpy as np
 import pytest
-import reference
+import simulated
 from exchange import RAMP, SHAPES, start
-from harness import check_close, numbers, tensor
+from harness import tensor
 from mindspore import Parameter
-from test_arguments import refused
-from tolerances import TOLERANCE
+from refusals import refused
 
 from ms_optim import AdamW, DGCMomentum, SimulatedWorkers, _kernels
 from ms_optim.compression import MARK_WORDS, wire_words
@@ -30,58 +29,19 @@ def made(count, **arguments):
     )
 
 
-def drawn(count, step, poisoned=False):
-    rng = np.random.default_rng([2, step])
-    given = [[np.asarray(rng.standard_normal(s)).astype(np.float32) for s in SHAPES] for _ in range(count)]
-    if poisoned:
-        given[-1][0][3] = np.nan
-    return given
+def drawn(count, step):
+    return simulated.drawn(count, SHAPES, [2, step])
 
 
-def run(workers, step, poisoned=False):
-    given = drawn(len(workers.optimizers), step, poisoned)
-    return workers([tuple(tensor(g, "float32") for g in one) for one in given])
+def run(workers, step):
+    return simulated.run(workers, drawn(len(workers.optimizers), step))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("wire_dtype", ["float32", "float16"])
 @pytest.mark.parametrize("extra", [{}, {"use_nesterov": True, "grad_clip_norm": 3.0, "skip_nonfinite": True}])
 def test_they_follow_the_reference_of_so_many(count, wire_dtype, extra):
-    workers = made(count, wire_dtype=wire_dtype, weight_decay=0.1, **extra)
-    n = len(SHAPES)
-    expected = reference.DGCMomentum(
-        [np.asarray(w) for w in start("float32")],
-        [lambda k: 0.01] * n,
-        [lambda k: 0.1] * n,
-        [False] * n,
-        ["float32"] * n,
-        workers=count,
-        wire_dtype=wire_dtype,
-        **{**RAMP, **extra},
-    )
-    for step in range(STEPS):
-        poisoned = step == 5 and "skip_nonfinite" in extra
-        before = [numbers(o.states[k]) for o in workers.optimizers for k in range(2 * n)]
-        assert run(workers, step, poisoned) == (True,) * n
-        if poisoned:
-            after = [numbers(o.states[k]) for o in workers.optimizers for k in range(2 * n)]
-            assert all((a == b).all() for a, b in zip(before, after))
-        given = [[g.astype(np.float64) for g in one] for one in drawn(count, step, poisoned)]
-        expected.sent = [[numbers(u) == 0 for u in o.states[:n]] for o in workers.optimizers]
-        expected.behind = [[numbers(r).astype(np.float64) for r in o.states[n:]] for o in workers.optimizers]
-        expected.step(given if count > 1 else given[0])
-        for i in range(n):
-            same = {o.parameters[i].asnumpy().tobytes() for o in workers.optimizers}
-            assert len(same) == 1, f"w{i} after step {step}"
-            weight, peak = numbers(workers.optimizers[0].parameters[i]), np.maximum(expected.peak["weight"][i], 1.0)
-            check_close(weight, expected.weights[i], TOLERANCE["weight"], peak, f"w{i}")
-            for worker, o in enumerate(workers.optimizers):
-                for place, state in ((i, "dgc_u"), (n + i, "dgc_r")):
-                    peak = np.maximum(expected.peak[state][i], 1.0)
-                    wanted = expected.of_worker[worker][state][i]
-                    check_close(numbers(o.states[place]), wanted, TOLERANCE["state with decay"], peak, state)
-    assert {int(o.skipped_steps.asnumpy()[0]) for o in workers.optimizers} == {int("skip_nonfinite" in extra)}
-    assert {int(o.global_step.asnumpy()[0]) for o in workers.optimizers} == {expected.step_count}
+    simulated.followed(count, SHAPES, {**RAMP, "wire_dtype": wire_dtype, "weight_decay": 0.1, **extra}, STEPS, {5})
 
 
 def test_bytes_are_those_of_the_wire():

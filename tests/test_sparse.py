@@ -6,7 +6,7 @@ import pytest
 from cases import CASES
 from harness import numbers, tensor
 from mindspore import nn
-from test_arguments import refused
+from refusals import refused
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 ROWS, WIDTH, STEPS = 6, 3, 4

@@ -11,8 +11,8 @@ import reference
 from cases import CASES, HalvingDecay, Scenario, grouped
 from harness import Pair, Step, check_close, numbers, tensor
 from mindspore import Parameter, nn
+from refusals import refused
 from sources import TESTS
-from test_arguments import refused
 from tolerances import TOLERANCE
 
 from ms_optim import AdamOffload, AdamW, Lamb

@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from cases import CASES, SCENARIOS, Scenario, grouped, plain
-from harness import Pair, Step, numbers, tensor
+from harness import LAYOUTS, Pair, Step, laid_out, numbers, tensor
 from mindspore import Parameter, nn, ops
 from sources import TESTS
 
@@ -35,6 +35,22 @@ def test_gradients_are_not_modified(case, dtype, backend, mode):
     Step(pair.optimizer)(*tensors) if mode == "graph" else pair.optimizer(tensors)
     for t, g in zip(tensors, gradients):
         np.testing.assert_array_equal(numbers(t), g)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_may_lie_in_memory_in_any_way(layout, backend, mode):
+    """A view's elements are taken where they are, not as they would lie in a tensor of its own."""
+    pair = Pair(CASES[0], Scenario(shapes=("matrix", "convolution", "seven"), groups=plain), backend=backend)
+    call = Step(pair.optimizer) if mode == "graph" else lambda *g: pair.optimizer(g)
+    for _ in range(2):
+        gradients, dtype = pair.gradients()
+        views, bases = zip(*(laid_out(g, dtype, layout) for g in gradients))
+        before = [numbers(base) for base in bases]
+        call(*views)
+        for base, b in zip(bases, before):
+            np.testing.assert_array_equal(numbers(base), b)
+        pair.follow(gradients)
+    pair.check()
 
 
 @every_case

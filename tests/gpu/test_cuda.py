@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 import recording
+from builds import attempt, needs, once, run, shared_folder
 from harness import NUMPY
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from native import CompressedLaunch, invoke
 from parity import ADAMW, AMSGRAD, EVERYTHING, LAMB, LANS, OFFLOAD, check_launches
 from recording import Recorded
 from sources import ROOT, TESTS
-from test_portability import attempt, needs, run
 from tolerances import TOLERANCE
 
 import ms_optim
@@ -31,7 +31,7 @@ CUDA = _kernels.FOLDER / "libms_optim_cuda.so"
 @pytest.fixture(scope="session")
 def stand_in(tmp_path_factory):
     needs("g++")
-    return machines.StandIn(tmp_path_factory.mktemp("standin"))
+    return machines.StandIn(once(shared_folder(tmp_path_factory), "standin", machines.StandIn.build))
 
 
 @pytest.fixture(scope="session")

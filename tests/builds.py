@@ -1,0 +1,118 @@
+"""Builds the operators outside of Python, and replays recorded launches with what was built."""
+
+import concurrent.futures
+import fcntl
+import os
+import pathlib
+import platform
+import runpy
+import shutil
+import subprocess
+from unittest import mock
+
+import pytest
+import recording
+from sources import ROOT, TESTS
+
+DEBIAN = "apt install g++-aarch64-linux-gnu qemu-user clang libomp-dev"
+# With so little optimization, loops that are asked to be vectorized need not be.
+SANITIZE = ["-Wno-pass-failed", "-O1", "-gline-tables-only", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+
+
+def shared_folder(factory) -> pathlib.Path:
+    """Return a folder that the processes of a test run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def once(base: pathlib.Path, name: str, build) -> pathlib.Path:
+    """Build something in a folder of that name, unless another process has; return the folder."""
+    folder = base / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "built").exists():
+            build(folder)
+            (folder / "built").touch()
+    return folder
+
+
+def needs(*programs):
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed (Debian: {DEBIAN})")
+
+
+def build(folder: pathlib.Path, compiler: str, machine: str, flags=(), link=()) -> pathlib.Path:
+    """Compile tests/replay.cc and the operators for a machine, as setup.py does, with warnings for errors."""
+    with mock.patch("setuptools.setup"):
+        setup = runpy.run_path(str(ROOT / "setup.py"))
+    sets = setup["INSTRUCTION_SETS"].get(machine, {"baseline": []})
+    cpu = ROOT / "ops" / "cpu"
+    units = [(TESTS / "replay.cc", "replay", []), (cpu / "entry.cc", "entry", [])]
+    # The kernels take longest: they come first.
+    units[:0] = [(cpu / "kernels.cc", name, [f"-DMS_OPTIM_ISA={name}", *options]) for name, options in sets.items()]
+    common = [compiler, *setup["FLAGS"], "-fopenmp", "-Wno-psabi", "-Wall", "-Wextra", "-Werror", *flags]
+    common += [f"-I{cpu}", f"-I{ROOT / 'ops' / 'include'}"]
+
+    def compile(unit):
+        source, name, options = unit
+        run([*common, *options, "-c", str(source), "-o", str(folder / f"{name}.o")])
+        return str(folder / f"{name}.o")
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile, units))
+    program = folder / "replay"
+    run([*common, *objects, *link, "-o", str(program)])
+    return program
+
+
+def run(command, **environment):
+    """Run a command and return what it says; a failure shows that."""
+    done = attempt(command, **environment)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}"
+    return done.stdout
+
+
+def attempt(command, **environment):
+    return subprocess.run(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, **environment},
+    )
+
+
+def replay(folder, program, cases, expected, **environment):
+    """Replay launches, expect what the package's library gives, and return the instruction set that was used."""
+    recording.write(folder / "recording", cases)
+    said = run([*program, folder / "recording", folder / "results"], **environment)
+    check(cases, recording.read(folder / "results", cases), expected)
+    return said.split()[0]
+
+
+def needs_sanitizers() -> pathlib.Path:
+    """Skip where there are none; return the folder of LLVM's libraries."""
+    needs("clang++")
+    llvm = pathlib.Path(run(["clang++", "-print-resource-dir"]).strip())
+    for library in ("libomp.so", "libarcher.so"):
+        if not (llvm.parents[1] / library).exists():
+            pytest.skip(f"{llvm.parents[1] / library} is not installed (Debian: {DEBIAN})")
+    if not list(llvm.glob("lib/**/libclang_rt.asan*")):
+        pytest.skip(f"{llvm} has no sanitizers (Debian: {DEBIAN})")
+    return llvm.parents[1]
+
+
+def sanitized(base: pathlib.Path, kind: str):
+    """Build with sanitizers in a folder, unless it was; return the program, and where Archer is."""
+    libraries = needs_sanitizers()
+    flags = [*SANITIZE, f"-fsanitize={kind}"]
+    folder = once(base, f"sanitized_{kind}", lambda folder: build(folder, "clang++", platform.machine(), flags))
+    return folder / "replay", libraries / "libarcher.so"
+
+
+def check(cases, results, expected):
+    for case, result, wanted in zip(cases, results, expected):
+        case.check(result, wanted)

@@ -1,0 +1,74 @@
+"""Random launches under AddressSanitizer and UndefinedBehaviorSanitizer: the bits of the package's library, no more."""
+
+import functools
+import os
+import pathlib
+import tempfile
+
+import builds
+import numpy as np
+import recording
+from hypothesis import strategies as st
+
+from ms_optim import _kernels
+
+shapes = st.lists(
+    st.one_of(st.lists(st.integers(1, 50), max_size=3), st.lists(st.integers(200, 5000), min_size=1, max_size=1)),
+    min_size=1,
+    max_size=6,
+)
+weights = st.integers(0, len(recording.WEIGHTS) - 1)
+common = {
+    "shapes": shapes,
+    "weights": weights,
+    "gradients": st.sampled_from(["float32", "float16", "bfloat16"]),
+    "shared": st.sampled_from([0, _kernels.SKIP_NONFINITE]),
+    "centralizes": st.booleans(),
+    "clip": st.sampled_from([0.0, 0.5]),
+    "loss_scale": st.sampled_from([1.0, 1024.0]),
+    "size": st.sampled_from([0.0, 1e-30, 1.0, 1e4, 1e38]),
+    "poison": st.sampled_from([0.0, np.inf, np.nan]),
+    "seed": st.integers(0, 2**32 - 1),
+}
+launches = st.fixed_dictionaries(
+    {
+        "rule": st.sampled_from(list(recording.RULES)),
+        "states": st.sampled_from(list(recording.STATES)),
+        "threads": st.integers(1, 3),
+        **common,
+    }
+)
+# A replay takes many, for starting it takes longest.
+PROGRAM = st.lists(launches, min_size=20, max_size=40)
+# Where builds are kept, for whoever else needs them: set by the process that starts the campaign.
+FOLDER = "MS_OPTIM_TEST_BUILDS"
+
+
+@functools.cache
+def program():
+    folder = pathlib.Path(os.environ.get(FOLDER) or tempfile.mkdtemp())
+    return builds.sanitized(folder, "address,undefined")[0]
+
+
+def recorded(i, rule, states, weights, gradients, shapes, shared, centralizes, size, poison, seed, threads, **options):
+    rng = np.random.default_rng(seed)
+    shapes = [tuple(shape) for shape in shapes]
+    shared |= _kernels.CENTRALIZES * centralizes
+    made = recording.launch(rule, rng, recording.WEIGHTS[weights], states, gradients, shapes, shared, **options)
+    first, n = 8, len(shapes)
+    for g in made.arrays[first + n : first + 2 * n]:
+        with np.errstate(over="ignore"):
+            g[...] = (g.astype(np.float64) * size).astype(g.dtype)
+    # The code of a NaN has its sign, which is the processor's own.
+    if poison and (states != "8bit" or shared & _kernels.SKIP_NONFINITE):
+        made.arrays[first + n].reshape(-1)[-1:] = poison
+    return recording.Recorded(f"{i}: {rule}", made.function, made.arrays)
+
+
+def attack(program_):
+    cases = [recorded(i, **drawn) for i, drawn in enumerate(program_)]
+    expected = [case.run() for case in cases]
+    with tempfile.TemporaryDirectory() as folder:
+        for threads in sorted({drawn["threads"] for drawn in program_}):
+            builds.replay(pathlib.Path(folder), [program()], cases, expected, OMP_NUM_THREADS=str(threads))
+    return {"launches": len(cases)}

@@ -1,0 +1,14 @@
+"""What is refused, and with which words."""
+
+import re
+
+import pytest
+
+
+def refused(error, match, make):
+    """Check that a call raises an error whose words a pattern finds, and return them."""
+    with pytest.raises(error) as caught:
+        make()
+    text = str(caught.value)
+    assert re.search(match, text), text
+    return text

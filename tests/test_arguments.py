@@ -294,7 +294,7 @@ def rates_taken(optimizer, steps):
         ({1: 0.1, 2: 0.2}.values(), [0.1, 0.2]),
         (nn.ExponentialDecayLR(0.1, 0.5, 1), [0.1, 0.05]),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_learning_rates_of_every_kind(rate, expected):
     # With betas this small, AdamW moves a weight by its learning rate.

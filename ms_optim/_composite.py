@@ -9,7 +9,7 @@ It is a second statement of what the kernels do, made independently of them.
 from __future__ import annotations
 
 import numpy as np
-from mindspore import ParameterTuple, Tensor, ops
+from mindspore import ParameterTuple, Tensor, no_inline, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
@@ -126,6 +126,26 @@ def write_weight(parameter, master, has_master, weight):
         write(master, weight)
 
 
+def _values(tensors):
+    """Return tensors with the values of parameters: functions are then compiled once for all of a shape."""
+    values = ()
+    for tensor in tensors:
+        values += (F.stop_gradient(tensor) if isinstance(tensor, Tensor) else tensor,)
+    return values
+
+
+def _first(found):
+    return found[0]
+
+
+def _second(found):
+    return found[1]
+
+
+def _third(found):
+    return found[2]
+
+
 class CompositeStep:
     """The composite form of ``FusedOptimizer._step``; a mixin that reads the optimizer's attributes.
 
@@ -161,39 +181,61 @@ class CompositeStep:
 
     def _composite_step(self, rates, gradients):
         gradients, norms, finite, applied, clip = self._surveyed(gradients)
-        direct = F.partial(self._directed, self._scalars_now(), clip)
-        move = F.partial(self._moved, applied)
+        scalars = self._scalars_now()
         rate, decay = self._rates_of_each(rates)
-        read = (decay, self.parameters, *self._master_columns, gradients, norms, *self._state_columns())
-        written = (rate, decay, self.parameters, *self._master_columns)
+        held = (self.parameters, *self._master_columns)
+        states = self._state_columns()
         if not self._sharded:
-            reports = self.map_(
-                F.partial(self._updated, direct, move),
-                self._is_mine,
-                ops.unstack(self.statistics, 0),
-                rate,
-                finite,
-                *read,
-            )
-            self._count(applied, ops.stack(reports))
+            update = F.partial(self._updated, scalars, clip, applied)
+            rows = ops.unstack(self.statistics, 0)
+            columns = (self._is_mine, rows, rate, decay, gradients, norms, finite)
+            self._count(applied, ops.stack(self.map_(update, *columns, *held, *states)))
             return applied
-        directed = self.each(direct, *read)
+        directed = self.each(F.partial(self._directed_one, scalars, clip), decay, gradients, norms, *held, *states)
         found = self._whole_norms(ops.stack(self.each(self._norms_of, directed)))
-        moved = self.each(move, *written, directed, ops.unstack(found, 0), *self._state_columns())
-        moved = ops.stack(moved)
+        move = F.partial(self._written, applied)
+        moved = ops.stack(self.each(move, rate, decay, directed, ops.unstack(found, 0), *held, *states))
         update_norms = self._whole_norms(moved[:, :1])[:, 0]
         all_finite = F.cast(ops.stack(finite), mstype.float32)
         self._count(applied, ops.stack((ops.stack(norms), found[:, 0], update_norms, moved[:, 1], all_finite), 1))
         return applied
 
-    def _updated(self, direct, move, is_mine, reported, rate, finite, decay, parameter, master, has_master, *read):
+    @no_inline
+    def _updated(self, scalars, clip, applied, is_mine, row, rate, decay, gradient, size, finite, *held):
         """Update one tensor, unless another process does; return its row of statistics."""
         if not is_mine:
-            return reported
-        directed = direct(decay, parameter, master, has_master, *read)
-        found = self._norms_of(directed)
-        moved = move(rate, decay, parameter, master, has_master, directed, found, *read[2:])
-        return ops.concat((ops.stack((read[1], found[0])), moved, F.cast(finite, mstype.float32).reshape((1,))))
+            return row
+        made = self._made(scalars, clip, applied, rate, decay, gradient, size, finite, *_values(held))
+        self._write(made, *held)
+        return made[-1]
+
+    @no_inline
+    def _made(self, scalars, clip, applied, rate, decay, gradient, size, finite, *held):
+        """Return a tensor's new weight, its new states and its row of statistics."""
+        directed = self._directed(scalars, clip, decay, gradient, size, *held)
+        norms = self._norms_of(directed)
+        made = self._moved(applied, rate, decay, directed, norms, held[3:])
+        row = ops.concat((ops.stack((size, norms[0])), made[-1], F.cast(finite, mstype.float32).reshape((1,))))
+        return (*made[:-1], row)
+
+    @no_inline
+    def _directed_one(self, scalars, clip, decay, gradient, size, *held):
+        return self._directed(scalars, clip, decay, gradient, size, *_values(held))
+
+    def _written(self, applied, rate, decay, directed, norms, *held):
+        """Write a tensor's new weight and states; return the norm of its update, and its trust ratio."""
+        made = self._moved_one(applied, rate, decay, directed, norms, _values(held[3:]))
+        self._write(made, *held)
+        return made[-1]
+
+    @no_inline
+    def _moved_one(self, *taken):
+        return self._moved(*taken)
+
+    def _write(self, made, parameter, master, has_master, *states):
+        write_weight(parameter, master, has_master, made[0])
+        for k in range(len(states)):
+            write(states[k], made[1 + k])
 
     def _surveyed(self, gradients):
         """Return what is to be known of all gradients before anything moves.
@@ -202,8 +244,8 @@ class CompositeStep:
             The gradients in float32, unscaled and centralized; the norm of each; whether each is finite; whether the
             step is applied; and the factor that clipping scales all by.
         """
-        gradients = self.each(self._prepared, gradients, self._centralized)
-        norms, finite = self.each(norm, gradients), self.each(usable, gradients)
+        found = self.each(self._found, gradients, self._centralized)
+        gradients, norms, finite = self.each(_first, found), self.each(_second, found), self.each(_third, found)
         if self._sharded:
             norms, finite = self._whole_survey(norms, finite)
         return gradients, norms, finite, self._applies(ops.all(ops.stack(finite))), self._clip_factor(ops.stack(norms))
@@ -222,6 +264,12 @@ class CompositeStep:
             t = F.cast(self.global_step, self._step_dtype)
             F.assign(self.beta_powers[k], normal(F.cast(ops.exp(t * self.log_betas[k]), mstype.float32)))
 
+    @no_inline
+    def _found(self, gradient, is_centralized):
+        """Return a gradient as :meth:`_prepared` does, its norm, and whether it is finite."""
+        gradient = self._prepared(gradient, is_centralized)
+        return gradient, norm(gradient), usable(gradient)
+
     def _prepared(self, gradient, is_centralized):
         """Return a gradient in float32, unscaled and centralized."""
         gradient = normal(normal(F.cast(gradient, mstype.float32)) * self._unscale)
@@ -233,15 +281,9 @@ class CompositeStep:
         total = norm(norms)
         return ops.where(total > self._clip_norm, self._clip_norm / total, ops.ones_like(total))
 
-    def _directed(self, scalars, clip, decay, parameter, master, has_master, gradient, gradient_norm, *states):
+    def _directed(self, scalars, clip, decay, gradient, gradient_norm, parameter, master, has_master, *states):
         """Return a tensor's weight, the directions it moves along, and its new states."""
-        weight = F.stop_gradient(weight_of(parameter, master, has_master))
-        values = ()
-        for state in states:
-            values += (F.stop_gradient(state),)
-        return self._directed_by_values(scalars, clip, decay, weight, gradient, gradient_norm, values)
-
-    def _directed_by_values(self, scalars, clip, decay, weight, gradient, gradient_norm, states):
+        weight = weight_of(parameter, master, has_master)
         if self.normalizes_gradient:
             # Which undoes clipping.
             gradient = gradient / ops.where(gradient_norm == 0, ops.ones_like(gradient_norm), gradient_norm)
@@ -262,17 +304,18 @@ class CompositeStep:
             norms += (norm(d),)
         return ops.stack(norms)
 
-    def _moved(self, applied, rate, decay, parameter, master, has_master, directed, norms, *states):
-        """Write a tensor's new weight and states; return the norm of its update, and its trust ratio."""
+    def _moved(self, applied, rate, decay, directed, norms, states):
+        """Return a tensor's new weight, its new states, and the norm of its update with its trust ratio."""
         weight, directions, new_states = directed
         norms = ops.unstack(norms, 0)
         coefficients, ratio = self.coefficients(rate, decay, norms[0], norms[1:])
         update, new_weight = self._along(coefficients, weight, directions)
-        write_weight(parameter, master, has_master, ops.where(applied, new_weight, weight))
+        made = (ops.where(applied, new_weight, weight),)
         for k in range(len(states)):
-            write(states[k], ops.where(applied, normal(new_states[k]), states[k]))
+            state = F.cast(states[k], mstype.float32)
+            made += (ops.where(applied, normal(new_states[k]), state),)
         moved = ops.stack((norm(update), ratio))
-        return ops.where(applied, moved, ops.zeros_like(moved))
+        return (*made, ops.where(applied, moved, ops.zeros_like(moved)))
 
     def _along(self, coefficients, weight, directions):
         """Return the update along some directions, and the weight that it leads to."""

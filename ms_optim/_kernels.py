@@ -326,8 +326,8 @@ class Held:
                     f"made, {dtype} of {size} elements, but is {p.dtype} of shape {p.shape}. Change parameters before "
                     "the optimizer is made."
                 )
-            if not p.is_contiguous():
-                p.set_data(p.contiguous())
+            if not p.has_init and not (p.is_contiguous() and p.untyped_storage().size() == p.nbytes):
+                p.set_data(Tensor(p.asnumpy(), dtype))
 
 
 class AddressTable:

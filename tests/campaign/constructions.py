@@ -97,7 +97,7 @@ FAULTS = {
     },
 }
 # The words of FAULTS whose values are drawn too: the one place where they are switched on.
-MENDED = ()
+MENDED = ("numbers",)
 for word in MENDED:
     VALUES |= FAULTS[word]
 

@@ -511,4 +511,6 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     def _outcome(self, done):
         """Return what a step returns, once it is done; with each element waiting for it, graphs compile for long."""
-        return (F.depend(True, done), *self._succeeded[1:])
+        if isinstance(self._succeeded, tuple):
+            return (F.depend(True, done), *self._succeeded[1:])
+        return F.depend(self._succeeded, done)

@@ -211,16 +211,18 @@ class FusedStep:
             places = None if n == self.param_length and reads else runs(tensors if reads else ())
             return LaunchCell(kernel, flags, own_layout, self._counters, weights, held, places)
 
-        self._phase_count = len(phases)
-        self._launches = nn.CellList([nn.CellList([made(launch) for launch in phase]) for phase in phases])
+        self._launches = nn.CellList([made(launch) for phase in phases for launch in phase])
+        places = iter(range(len(self._launches)))
+        self._phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
         if device == "CPU" and not self.use_parallel:
             sums = [((self.param_length, len(_kernels.SUMS)), ms.float64)]
             kernel = _kernels.operator(rule.name, device, (False,) * 6, sums)
             cells = []
             for ((stages, _),) in planned(self.param_length):
                 flags = _kernels.flags(stages, shared + _kernels.BY_ADDRESS, rule.flags)
-                cells.append(nn.CellList([LaunchCell(kernel, flags, layout)]))
+                cells.append(LaunchCell(kernel, flags, layout))
             self._launches_by_address = nn.CellList(cells)
+            self._phases_by_address = tuple((k,) for k in range(len(cells)))
             self._by_address = ByAddress(self._launch_by_address)
             self._addresses = _kernels.AddressTable(
                 self._parameters,
@@ -254,18 +256,18 @@ class FusedStep:
 
     def _fused_step(self, rates, gradients):
         """Run the step in a graph."""
-        return self._launch_all(self._launches, rates, gradients)
+        return self._launch_all(self._launches, self._phases, rates, gradients)
 
     def _launch_by_address(self, step, addresses):
         """Run the step, one launch a phase whatever the number of tensors, on what a table of addresses names."""
-        return self._launch_all(self._launches_by_address, self._rates(step), (addresses,))
+        return self._launch_all(self._launches_by_address, self._phases_by_address, self._rates(step), (addresses,))
 
-    def _launch_all(self, launches, rates, gradients):
+    def _launch_all(self, launches, phases, rates, gradients):
         sums = self._no_sums
-        for place in range(self._phase_count):
+        for place, phase in enumerate(phases):
             found = ()
-            for launch in launches[place]:
-                found += (launch(self._constants, rates, sums, gradients),)
+            for k in phase:
+                found += (launches[k](self._constants, rates, sums, gradients),)
             made = found[0] if len(found) == 1 else ops.concat(found)
-            sums = self._whole_sums(place, made, sums) if self._sharded else made
+            sums = self._whole_sums(place == 0, place + 1 == len(phases), made, sums) if self._sharded else made
         return sums

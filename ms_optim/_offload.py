@@ -130,7 +130,7 @@ class OffloadedStep(FusedStep):
     def _fused_step(self, rates, gradients):
         if self._crosses:
             return self._crossing_step(rates, gradients)
-        return self._launch_all(self._launches, rates, gradients)
+        return self._launch_all(self._launches, self._phases, rates, gradients)
 
     def _crossing_step(self, rates, gradients):
         prepared, norms, finite, applied, clip = self._surveyed(gradients)

@@ -154,21 +154,22 @@ class ShardedStep:
         self._sharded = bool(shard_groups)
         self._sum_over_processes = SumOverProcesses([shard_groups.get(p.name) for p in self._parameters])
 
-    def _whole_sums(self, phase, sums, known):
+    def _whole_sums(self, is_first, is_last, sums, known):
         """Return the sums that a phase of launches made, of whole tensors; after the last phase nobody needs them.
 
         The first phase settles the gradients' sums: a launch that skips the step only passes them on, and even where
         one sums them up anew, all launches shall clip alike.
 
         Args:
-            phase: Which phase it is, from 0.
+            is_first: Whether it is the first phase.
+            is_last: Whether it is the last.
             sums: What the launches returned, float64 of shape (tensors, kinds of sums); gradients' sums are in front.
             known: What this returned after the phase before.
         """
-        if phase + 1 == self._phase_count:
+        if is_last:
             return sums
         whole = self._sum_over_processes(sums)
-        return whole if phase == 0 else ops.concat((known[:, :1], whole[:, 1:]), 1)
+        return whole if is_first else ops.concat((known[:, :1], whole[:, 1:]), 1)
 
     def _whole_norms(self, norms):
         """Return the norms of whole tensors from a table of those of slices, of shape (tensors, kinds of norms)."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
-from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from . import _kernels
 from ._adam import AdamFamily
@@ -135,9 +134,6 @@ class AdamOffload(OffloadedStep, AdamFamily):
         )
         self.beta_powers = (self.beta1_power, self.beta2_power)
         self.log_betas = tuple(math.log(beta) for beta in rule.constants[:2])
-
-    def _outcome(self, done):
-        return F.depend(self._succeeded, done)
 
     @property
     def target(self) -> str:

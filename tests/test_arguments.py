@@ -623,6 +623,11 @@ TABLE = [
      {"count": NOTHING, "params": NOTHING, "make": NOTHING}),
     (ms_optim.fold_residuals, {"state_dicts": list, "workers": 1}, {"state_dicts": NOTHING, "workers": NOTHING}),
     (merge_states, {}, {"states": NOTHING}),
+    (ms_optim.save, {"path": "none.safetensors", "net": network}, {"path": TEXT, "net": NONE, "optimizer": NONE}),
+    (ms_optim.load, {"path": "none.safetensors", "net": network},
+     {"path": TEXT, "net": NONE, "optimizer": NONE, "strict": FLAG}),
+    (ms_optim.CheckpointSaver, {"folder": "none"},
+     {"folder": TEXT, "every": NOTHING, "keep": NOTHING, "resume": FLAG, "more": NONE}),
 ]  # fmt: skip
 # Arguments that have another name in errors.
 IN_ERRORS = {
@@ -647,8 +652,9 @@ EVERY_ARGUMENT = [(call, given, name, taken) for call, given, arguments in TABLE
 @pytest.mark.parametrize(
     "call, given, name, taken", EVERY_ARGUMENT, ids=[f"{row[0].__name__}-{row[2]}" for row in EVERY_ARGUMENT]
 )
-def test_every_argument(call, given, name, taken):
+def test_every_argument(call, given, name, taken, tmp_path, monkeypatch):
     """What an argument does not take is refused by the argument's name."""
+    monkeypatch.chdir(tmp_path)
     shown = f"'{IN_ERRORS.get((call.__name__, name), name)}'"
     for key, value in VALUES.items():
         arguments = {k: v() if callable(v) else v for k, v in given.items()} | {name: value}
@@ -669,7 +675,7 @@ def test_the_table_has_every_argument():
         listed.setdefault(call, set()).update(arguments)
     for name in ms_optim.__all__:
         public = getattr(ms_optim, name)
-        if name in ("Rule", "ParamGroups", "WeightDecaySchedule", "FusedOptimizer"):
+        if name in ("Rule", "ParamGroups", "WeightDecaySchedule", "FusedOptimizer", "Loaded", "SpoiledError"):
             continue
         own = [k for k, p in inspect.signature(public).parameters.items() if p.kind is not p.VAR_KEYWORD]
         own += public.keywords() if hasattr(public, "keywords") else []

@@ -97,7 +97,7 @@ def test_exactly_the_largest_are_sent(values, size):
         np.testing.assert_array_equal(values_sent, g[wanted])
         np.testing.assert_array_equal(r, np.where(mask, 0, g))
         np.testing.assert_array_equal(u, np.where(mask, 0, g))
-        np.testing.assert_array_equal(w, np.where(mask, -np.float32(0.125) * g, 0))
+        np.testing.assert_array_equal(w, np.where(mask, flushed(-np.float32(0.125) * g), 0))
 
 
 @needs_kernel

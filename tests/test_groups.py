@@ -461,8 +461,8 @@ def test_weight_decay_and_no_decay_are_checked(name):
         (KeyError, "must be among .* but got 'params'", {"head.*": {"params": []}}),
         (TypeError, r"'patterns\['head.\*'\]\['lr'\]' must be a float", {"head.*": {"lr": "0.1"}}),
         (ValueError, r"\['lr'\]' must be equal to or greater than 0", {"head.*": {"lr": -0.1}}),
-        (TypeError, "'weight_decay' must be a float", {"head.*": {"weight_decay": "0.1"}}),
-        (ValueError, "'weight_decay' must be equal to or", {"head.*": {"weight_decay": -1}}),
+        (TypeError, r"\['weight_decay'\]' must be a float", {"head.*": {"weight_decay": "0.1"}}),
+        (ValueError, r"\['weight_decay'\]' must be equal to or", {"head.*": {"weight_decay": -1}}),
         (TypeError, "centralization'\\]' must be of type bool", {"head.*": {"grad_centralization": 1}}),
         (ValueError, r"the pattern 'tail\.\*' in 'patterns' must match the name of", {"head.*": {}, "tail.*": {}}),
         (

@@ -197,8 +197,8 @@ PUBLIC = {
     "merge_states": ({"states": shares}, len),
     "plot": ({"csv": recorded, "output": lambda: "plot.png"}, os.stat),
 }
-# They take what they are given, and hold nothing.
-WITHOUT = {"ParamGroups", "Rule", "WeightDecaySchedule"}
+# They take what they are given, and hold nothing; checkpoints have a campaign of their own.
+WITHOUT = {"ParamGroups", "Rule", "WeightDecaySchedule", "CheckpointSaver", "Loaded", "SpoiledError", "load", "save"}
 assert PUBLIC.keys() | WITHOUT == set(ms_optim.__all__)
 
 

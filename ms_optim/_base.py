@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
@@ -192,6 +192,9 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
     fused: bool
     akg: bool
     backend_reason: str
+    each: Callable[..., Any]
+    map_: Callable[..., Any]
+    _addresses: Any
 
     def __init__(
         self, params: Params, learning_rate: LearningRate, weight_decay: WeightDecay, rule: Rule, **shared: Any

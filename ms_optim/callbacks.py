@@ -177,7 +177,7 @@ class OptimizerMonitor(Callback):
                 self._writer.add_scalar(tag, value, reading.step)
 
 
-def optimizer_of(callback, optimizer, network) -> FusedOptimizer:
+def optimizer_of(callback: str, optimizer: Any, network: Any) -> FusedOptimizer:
     """Find the optimizer that a Model trains with, itself or within what wraps it."""
     cells = [c for outer in (optimizer, network) if isinstance(outer, nn.Cell) for _, c in outer.cells_and_names()]
     found = {id(cell): cell for cell in cells if isinstance(cell, FusedOptimizer)}

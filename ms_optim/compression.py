@@ -367,7 +367,7 @@ class CompressedByAddress(nn.Cell):
     @ms.jit(backend="ms_backend")
     def apply(
         self, step: Tensor, addresses: Tensor, sums: Tensor, skipping: Tensor, wires: Tensor, known: int
-    ) -> Tensor | Tensors:
+    ) -> Tensor:
         """Accumulate, and move the weights by what the workers sent."""
         return self.step._apply_by_address(step, addresses, sums, skipping, wires, known)
 

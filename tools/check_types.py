@@ -15,14 +15,15 @@ import sys
 import tempfile
 
 # MindSpore ships no types, so that pyright knows none of its classes. In an annotation it takes such a class for Any.
-# That leaves three complaints, which no annotation of ours can answer; whatever else a class lacks is named apart.
+# That leaves four complaints, which no annotation of ours can answer; whatever else a class lacks is named apart.
 OF_MINDSPORE = re.compile(
     # A class that is made from one of MindSpore's,
     r"Type of (base class|metaclass) unknown"
     # or from such a one of ours,
     r'|Type of base class "ms_optim\.[\w.]+" is partially unknown'
-    # and an argument that is of such a class of ours.
-    r'|Type of parameter "\w+" is partially unknown\s+Parameter type is "\w+"'
+    # and an argument or a result that is of such a class of ours.
+    r'|Type of parameter "\w+" is partially unknown\s+Parameter type is "\w+( \| None)?"'
+    r'|Return type is partially unknown\s+Return type is "\w+"'
 )
 # Kernels in a language that only looks like Python: AKG's compiler reads them, and Python does not call them.
 NOT_PYTHON = "ms_optim.akg."

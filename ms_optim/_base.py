@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +48,19 @@ if TYPE_CHECKING:
     from ._shares import Shares
 
 _check_shapes = constexpr(check=False)(check_shapes)
+# What each optimizer writes, by numbers: a graph knows no other objects.
+_held: weakref.WeakValueDictionary[int, _kernels.Held] = weakref.WeakValueDictionary()
+
+
+@constexpr(check=False)
+def _check_held(number: int) -> int:
+    """Check what an optimizer writes: when a graph is compiled, and where ``construct`` is called from Python."""
+    held = _held.get(number)
+    if held is not None:
+        held.check()
+    return number
+
+
 _warned: set[str] = set()
 
 
@@ -225,6 +239,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         counters = (self.global_step, self.skipped_steps, self.statistics, *self.beta_powers)
         written = (*self._parameters, *self.states, *self.masters, *self.scales, *counters)
         self._held = _kernels.Held(name, written)
+        self._held_number = id(self._held)
+        _held[self._held_number] = self._held
 
     @classmethod
     def keywords(cls) -> list[str]:
@@ -450,8 +466,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
         self._check_count()
-        self._held.check()
         if self._addresses is None:
+            self._held.check()
             return super().__call__(gradients)
         if not self._has_hooks():
             return self._run_by_address(gradients)
@@ -469,6 +485,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     def _run_by_address(self, gradients):
         """Run one step on the memory that parameters and gradients are in."""
+        self._held.check()
         gradients = check_gradients(self.cls_name, self._names, self._shapes, gradients)
         done = self._step_by_address(self.global_step, self._addresses.fill(gradients))
         # The operator may run later, unless waited for, and the gradients may be gone by then.
@@ -495,6 +512,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     def construct(self, gradients: Tensors) -> tuple[bool, ...] | Tensor:
         """Update the parameters."""
+        _check_held(self._held_number)
         # A loop over all gradients would be unrolled by recursion when a graph is compiled, which MindSpore limits.
         gradients = self.map_(dense, gradients)
         shapes, dtypes = self.map_(F.shape, gradients), self.map_(F.dtype, gradients)

@@ -326,7 +326,8 @@ class Held:
                     f"made, {dtype} of {size} elements, but is {p.dtype} of shape {p.shape}. Change parameters before "
                     "the optimizer is made."
                 )
-            if not p.has_init and not (p.is_contiguous() and p.untyped_storage().size() == p.nbytes):
+            # MindSpore's own question: operators copy a view before they write it, even if it is contiguous.
+            if not p.has_init and p._need_contiguous():
                 p.set_data(Tensor(p.asnumpy(), dtype))
 
 

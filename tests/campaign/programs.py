@@ -46,7 +46,8 @@ OPERATIONS = {
     "step_in_cell": Operation((*gradients, batch)),
     "step_in_pynative_cell": Operation((*gradients, batch)),
     "step_in_jit": Operation((*gradients, batch)),
-    "step_by_construct": Operation((*gradients, st.booleans())),
+    # Called from Python past the optimizer's own call, an operator of MindSpore's may write a copy of such a weight.
+    "step_by_construct": Operation((*gradients, st.booleans()), on=False, fault="views"),
     "step_of_denormals": Operation(()),
     "step_of_nonfinite": Operation((place, st.sampled_from(["inf", "-inf", "nan"]))),
     "step_of_overflow": Operation((place,)),
@@ -477,11 +478,15 @@ class Program(World):
     def wrap(self):
         """In a Cell of one's own the optimizer's states are saved and loaded as outside of it."""
         plain, states = self.twin(), self.optimizer.state_dict()
+        held = [(p, p.name) for p in self.optimizer.get_parameters()]
         around = Around(self.optimizer)
         inside = around.inner.state_dict()
         assert inside.keys() == states.keys(), "A Cell around the optimizer renamed its states."
         plain.optimizer.load_state_dict(inside)
         around.inner.load_state_dict(plain.optimizer.state_dict())
+        # What follows looks for the names that everything had.
+        for p, name in held:
+            p.name = name
         return False
 
     # ---- The rest -----------------------------------------------------------------------------------------------

@@ -244,7 +244,9 @@ class CompositeStep:
             The gradients in float32, unscaled and centralized; the norm of each; whether each is finite; whether the
             step is applied; and the factor that clipping scales all by.
         """
-        found = self.each(self._found, gradients, self._centralized)
+        # A subgraph takes the memory of a strided tensor as it is: an operator before it, here one that is exact, reads
+        # the strides.
+        found = self.each(self._found, self.map_(ops.neg, gradients), self._centralized)
         gradients, norms, finite = self.each(_first, found), self.each(_second, found), self.each(_third, found)
         if self._sharded:
             norms, finite = self._whole_survey(norms, finite)
@@ -265,9 +267,9 @@ class CompositeStep:
             F.assign(self.beta_powers[k], normal(F.cast(ops.exp(t * self.log_betas[k]), mstype.float32)))
 
     @no_inline
-    def _found(self, gradient, is_centralized):
-        """Return a gradient as :meth:`_prepared` does, its norm, and whether it is finite."""
-        gradient = self._prepared(gradient, is_centralized)
+    def _found(self, negated, is_centralized):
+        """Return a gradient, of which this is the negative, as :meth:`_prepared` does, its norm and if it is finite."""
+        gradient = self._prepared(ops.neg(negated), is_centralized)
         return gradient, norm(gradient), usable(gradient)
 
     def _prepared(self, gradient, is_centralized):

@@ -480,8 +480,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     def _has_hooks(self):
         """Tell whether Cell has hooks to call, which it does in PyNative mode alone."""
-        hooks = (self._forward_pre_hook, self._forward_hook)
-        return ms.get_context("mode") == ms.PYNATIVE_MODE and any(hooks)
+        hooks = self._forward_pre_hook or self._forward_hook
+        return bool(hooks) and ms.get_context("mode") == ms.PYNATIVE_MODE
 
     def _run_by_address(self, gradients):
         """Run one step on the memory that parameters and gradients are in."""

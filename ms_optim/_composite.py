@@ -127,7 +127,11 @@ def write_weight(parameter, master, has_master, weight):
 
 
 def _values(tensors):
-    """Return tensors with the values of parameters: functions are then compiled once for all of a shape."""
+    """Return tensors with the values of parameters, which a subgraph shall take.
+
+    It is then compiled once for all of a shape. A subgraph that took the parameter itself would go on in its old memory
+    after ``set_data``, which gives it other memory.
+    """
     values = ()
     for tensor in tensors:
         values += (F.stop_gradient(tensor) if isinstance(tensor, Tensor) else tensor,)
@@ -191,7 +195,8 @@ class CompositeStep:
             columns = (self._is_mine, rows, rate, decay, gradients, norms, finite)
             self._count(applied, ops.stack(self.map_(update, *columns, *held, *states)))
             return applied
-        directed = self.each(F.partial(self._directed_one, scalars, clip), decay, gradients, norms, *held, *states)
+        direct = F.partial(self._directed_by_values, scalars, clip)
+        directed = self.each(direct, decay, gradients, norms, *held, *states)
         found = self._whole_norms(ops.stack(self.each(self._norms_of, directed)))
         move = F.partial(self._written, applied)
         moved = ops.stack(self.each(move, rate, decay, directed, ops.unstack(found, 0), *held, *states))
@@ -200,7 +205,6 @@ class CompositeStep:
         self._count(applied, ops.stack((ops.stack(norms), found[:, 0], update_norms, moved[:, 1], all_finite), 1))
         return applied
 
-    @no_inline
     def _updated(self, scalars, clip, applied, is_mine, row, rate, decay, gradient, size, finite, *held):
         """Update one tensor, unless another process does; return its row of statistics."""
         if not is_mine:
@@ -218,9 +222,12 @@ class CompositeStep:
         row = ops.concat((ops.stack((size, norms[0])), made[-1], F.cast(finite, mstype.float32).reshape((1,))))
         return (*made[:-1], row)
 
+    def _directed_by_values(self, scalars, clip, decay, gradient, size, *held):
+        return self._directed_one(scalars, clip, decay, gradient, size, *_values(held))
+
     @no_inline
-    def _directed_one(self, scalars, clip, decay, gradient, size, *held):
-        return self._directed(scalars, clip, decay, gradient, size, *_values(held))
+    def _directed_one(self, *taken):
+        return self._directed(*taken)
 
     def _written(self, applied, rate, decay, directed, norms, *held):
         """Write a tensor's new weight and states; return the norm of its update, and its trust ratio."""

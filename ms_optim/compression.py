@@ -495,8 +495,7 @@ class CompressedStep(FusedOptimizer):
 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...]:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
-        # Elsewhere the host would wait for the device.
-        if _kernels.device_target() == "CPU":
+        if self._reads_count:
             self.check_states()
         if self._addresses is not None and self._local_sum is not None:
             gradients = check_gradients(self.cls_name, self._names, self._shapes, gradients)

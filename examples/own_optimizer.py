@@ -13,7 +13,7 @@ class Lion(FusedOptimizer):
     def __init__(self, params, learning_rate=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0, **shared):
         # 1 - beta is formed here, in float64: in a graph it would be a difference of float32 numbers.
         self.old1, self.new1, self.old2, self.new2 = beta1, 1 - beta1, beta2, 1 - beta2
-        rule = Rule("lion", ("lion_m",))
+        rule = Rule("lion", ("lion_m",), is_elementwise=True)
         super().__init__(params, learning_rate, weight_decay, rule, **{"backend": "composite", **shared})
 
     def directions(self, scalars, weight, gradient, weight_decay, states):

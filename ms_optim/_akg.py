@@ -93,13 +93,13 @@ class AkgPhases:
 
     def _both_phases(self, data):
         """Return what both phases make of trial data."""
-        weight, gradient, *others = (Tensor(x) for x in data)
+        weight, gradient, *others = (Tensor(x[None]) for x in data)
         states, directions = tuple(others[: self._state_count]), tuple(others[self._state_count :])
         scalars = self.scalars(Tensor(3.0, self._step_dtype))
-        found, new_states = self._stated(scalars, weight, gradient, Tensor(0.1, ms.float32), states)
-        coefficients = tuple(Tensor(0.5 + k, ms.float32) for k in range(len(directions)))
+        found, new_states = self._stated(scalars, weight, gradient, Tensor([0.1], ms.float32), states)
+        coefficients = tuple(Tensor([0.5 + k], ms.float32) for k in range(len(directions)))
         moved = self._along(coefficients, weight, directions)
-        return [x.asnumpy() for x in (*found, *new_states, *moved)]
+        return [x.asnumpy()[0] for x in (*found, *new_states, *moved)]
 
 
 def trial_data(size, states, directions):

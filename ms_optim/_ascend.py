@@ -15,7 +15,8 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from . import _kernels
 from ._arguments import WEIGHT_DTYPES
-from ._composite import norm, weight_of, write
+from ._composite import first_of, norm, weights_of, write
+from ._stacks import Stacks
 
 TILE, LANES = 2048, 8  # see ops/ascendc/op_kernel/tiling.h
 MAXIMIZE, BIAS_CORRECTION = 2, 4  # AdamW's flags: see ops/include/adamw.h
@@ -112,6 +113,7 @@ class AscendStep:
 
     def _prepare_ascend(self, rule):
         """Make the operators, and what they always take."""
+        self._each_alone = Stacks([[i] for i in range(self.param_length)])
         self._sign = -1.0 if rule.name.startswith("adamw") and rule.flags & MAXIMIZE else 1.0
         if self._native:
             numbers = [float(rate.asnumpy()) for rate in self._rates.fixed]
@@ -143,7 +145,8 @@ class AscendStep:
         self._last_takes_gradient = launches[-1].takes_gradient
 
     def _ascend_step(self, rates, gradients):
-        prepared, norms, finite, applied, clip = self._surveyed(gradients)
+        stacks, norms, finite, applied, clip = self._surveyed(self._each_alone, gradients, self._centralized)
+        prepared = self.each(first_of, stacks)
         scalars = self._scalars_now()
         one = ops.ones_like(self._zero)
         shared = (one / scalars[0], one / scalars[1], F.cast(applied, mstype.float32))
@@ -160,8 +163,8 @@ class AscendStep:
             gradients,
             prepared,
             self._centralized,
-            norms,
-            finite,
+            self.each(first_of, norms),
+            self.each(first_of, finite),
             decay,
             self.parameters,
             *self._master_columns,
@@ -230,9 +233,10 @@ class AscendStep:
 
     def _move_natively(self, rate, decay, gradient, scale, _, parameter, master, has_master, *states):
         """Update a tensor by the platform's AdamW, which does not tell by how much."""
-        weight = weight_of(parameter, master, has_master)
+        weight = F.cast(parameter, mstype.float32)
+        weight = weights_of(F.dtype(parameter), weight, master, has_master)
         held = master if has_master else parameter
-        before = norm(weight)
+        before = norm(weight, self._step_dtype)
         if has_master:
             write(held, weight)
         step = F.depend(F.cast(self.global_step, mstype.float32), before)  # the operator adds 1

@@ -76,6 +76,10 @@ class Rule(NamedTuple):
         at_most: For the kernel: how many tensors one launch may take; 0: all.
         rescale: What gradients are multiplied by besides unscaling.
         is_layerwise: For the kernel: whether the weights move by norms of whole tensors.
+        is_elementwise: Whether ``directions`` and ``entering`` treat each element by itself. Tensors of one shape are
+            then updated together, which graphs compile faster: weight, gradient and states are several tensors stacked
+            along a first dimension, the weight decay has a shape that broadcasts over them, and ``coefficients`` takes
+            and returns vectors with a number for each tensor.
         takes_low_states: For the kernel: whether its states may be held in fewer bits, the first as a signed number,
             the others as unsigned ones.
     """
@@ -88,6 +92,7 @@ class Rule(NamedTuple):
     at_most: int = 0
     rescale: float = 1.0
     is_layerwise: bool = False
+    is_elementwise: bool = False
     takes_low_states: bool = True
 
 
@@ -283,7 +288,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
             scalars: What :meth:`scalars` returned.
             weight: The weight, float32.
             gradient: What :meth:`entering` returned.
-            weight_decay: This step's weight decay, a float32 tensor of no dimensions.
+            weight_decay: This step's weight decay, a float32 tensor of no dimensions, unless the rule is elementwise.
             states: The states of this weight, in the order of the rule.
 
         Returns:
@@ -297,7 +302,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         """Return how far the weight moves along each direction, and the trust ratio to report.
 
         Args:
-            learning_rate: This step's learning rate, a float32 tensor of no dimensions.
+            learning_rate: This step's learning rate, a float32 tensor of no dimensions, unless the rule is elementwise.
             weight_decay: This step's weight decay.
             weight_norm: L2 norm of the weight.
             direction_norms: L2 norms of the directions.
@@ -422,6 +427,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
             )
         self._layerwise = rule.is_layerwise
         self._prepare_columns()
+        if not self.fused or self.runs_on_host:
+            self._prepare_stacks(alone=self.akg or not rule.is_elementwise)
         if self._splits:
             self._prepare_split(rule, options, device)
         elif self._on_ascend:

@@ -22,8 +22,9 @@ from rich.table import Table
 
 from . import _kernels, _memory
 from ._ascend import OperatorCell, tile_sums, total_of_tiles
-from ._composite import norm, rounded, summed, write
+from ._composite import first_of, norm, rounded, summed, write
 from ._fused import FusedStep, LaunchCell, picked, runs
+from ._stacks import Stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +123,7 @@ class OffloadedStep(FusedStep):
             held = [tensors[i] for i in held]
             cells.append(LaunchCell(kernel, flags, Tensor(np.ascontiguousarray(layout)), counters, held=held))
         self._launches = nn.CellList(cells)
+        self._each_alone = Stacks([[i] for i in range(self.param_length)])
         self._adds_at_once = device == "Ascend" and _kernels.why_not("delta", device) is None
         if self._adds_at_once:
             kernel = _kernels.ascend_operator("MsOptimDelta", (True, False), tile_sums(1, place=0))
@@ -133,7 +135,8 @@ class OffloadedStep(FusedStep):
         return self._launch_all(self._launches, self._phases, rates, gradients)
 
     def _crossing_step(self, rates, gradients):
-        prepared, norms, finite, applied, clip = self._surveyed(gradients)
+        stacks, norms, finite, applied, clip = self._surveyed(self._each_alone, gradients, self._centralized)
+        prepared = self.each(first_of, stacks)
         if self.masters_taken[0] == 0:
             self._take_masters()
         _, decay = self._rates_of_each(rates)
@@ -147,7 +150,7 @@ class OffloadedStep(FusedStep):
                 scale = F.cast(clip * self._unscale, mstype.float64)
             else:
                 if not self._adds_at_once:
-                    here = ops.stack(self.each(_norm_of_weight, weights))
+                    here = ops.stack(self.each(self._norm_of_weight, weights))
                 decays, own = picked(decay, places), picked(prepared, places)
                 sent = self.each(F.partial(self._decayed, clip), self._is_decayed[k], decays, weights, own)
                 scale = F.cast(1.0, mstype.float64)
@@ -163,8 +166,8 @@ class OffloadedStep(FusedStep):
         weight_norms = ops.gather(ops.concat(weight_norms), self._order, 0)
         update_norms = ops.gather(ops.concat(update_norms), self._order, 0)
         ratios = F.cast(applied, mstype.float32) * ops.ones_like(update_norms)
-        all_finite = F.cast(ops.stack(finite), mstype.float32)
-        columns = (ops.stack(norms), weight_norms, update_norms, ratios, all_finite)
+        all_finite = F.cast(ops.concat(finite), mstype.float32)
+        columns = (ops.concat(norms), weight_norms, update_norms, ratios, all_finite)
         self._count(applied, ops.stack(columns, 1))
         return applied
 
@@ -189,12 +192,11 @@ class OffloadedStep(FusedStep):
             return gradient
         return self.decayed(gradient, F.cast(parameter, mstype.float32), decay)
 
+    def _norm_of_weight(self, parameter):
+        return norm(F.cast(parameter, mstype.float32), self._step_dtype)
+
     def _add_delta_to(self, parameter, update):
         return self._add_delta(parameter, update)[0]
-
-
-def _norm_of_weight(parameter):
-    return norm(F.cast(parameter, mstype.float32))
 
 
 def _shaped(parameter, update):

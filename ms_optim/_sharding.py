@@ -143,10 +143,6 @@ class SumOverProcesses(nn.Cell):
         return table
 
 
-def _is_zero(x):
-    return x == 0.0
-
-
 class ShardedStep:
     """What split tensors add to a step, fused or composite; a mixin that reads the optimizer's attributes."""
 
@@ -178,7 +174,6 @@ class ShardedStep:
         return F.cast(ops.sqrt(self._sum_over_processes(squares)), mstype.float32)
 
     def _whole_survey(self, norms, finite):
-        """Return what is known of whole gradients: for each its norm, and whether it is finite."""
-        infinite = 1.0 - F.cast(ops.stack(finite), mstype.float32)
-        whole = self._whole_norms(ops.stack((ops.stack(norms), infinite), 1))
-        return ops.unstack(whole[:, 0], 0), self.each(_is_zero, ops.unstack(whole[:, 1], 0))
+        """Return what is known of whole gradients: for each its norm, and 0 where it is finite."""
+        infinite = 1.0 - F.cast(finite, mstype.float32)
+        return self._whole_norms(ops.stack((norms, infinite), 1))

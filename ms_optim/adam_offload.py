@@ -118,7 +118,9 @@ class AdamOffload(OffloadedStep, AdamFamily):
         check_type(name, "use_nesterov", use_nesterov, bool)
         check_type(name, "loss_scale", loss_scale, float)
         locks = _kernels.LOCKS * use_locking
-        rule = Rule("adam_offload", ("moment1", "moment2"), flags=int(use_nesterov), shared_flags=locks)
+        rule = Rule(
+            "adam_offload", ("moment1", "moment2"), flags=int(use_nesterov), shared_flags=locks, is_elementwise=True
+        )
         betas = {"beta1": beta1, "beta2": beta2}
         self.use_locking, self.use_nesterov = use_locking, use_nesterov
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})

@@ -105,7 +105,7 @@ class AdamW(AdamFamily):
         check_type(name, "maximize", maximize, bool)
         check_type(name, "bias_correction", bias_correction, bool)
         shared = choose_backend(name, "use_fused", use_fused, shared)
-        rule = Rule("adamw", ("adam_m", "adam_v"), flags=2 * maximize + 4 * bias_correction)
+        rule = Rule("adamw", ("adam_m", "adam_v"), flags=2 * maximize + 4 * bias_correction, is_elementwise=True)
         if amsgrad:
             rule = rule._replace(name="adamw_amsgrad", states=(*rule.states, "adam_vhat"), flags=rule.flags + 1)
         named_betas = {"betas[0]": betas[0], "betas[1]": betas[1]}

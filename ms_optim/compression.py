@@ -25,9 +25,10 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from . import _kernels
 from ._arguments import check_gradients, fail, worker_of
 from ._base import FusedOptimizer, Rule
-from ._composite import norm, normal, summed, usable, weight_of, write, write_weight
+from ._composite import cut, first_of, normal, norms, summed, usable
 from ._fused import as_tuple, in_parts
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from ._stacks import column
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -218,24 +219,23 @@ class AddWires(nn.Cell):
 
 
 def largest(x: Tensor, count: Tensor, at_most: int) -> Tensor:
-    """Return a mask of the elements of x that are largest in magnitude, NaN before all; of equals the first.
+    """Return a mask of the elements of each row that are largest in magnitude, NaN before all; of equals the first.
 
     Args:
-        x: A float32 tensor.
-        count: How many to choose, an int32 tensor of no dimensions.
+        x: A float32 tensor of two dimensions.
+        count: How many to choose of each row, an int32 tensor of no dimensions.
         at_most: The largest that count may be.
     """
-    flat = x.reshape(-1)
-    nan = ops.isnan(flat)
-    magnitude = ops.where(nan, ops.full_like(flat, math.inf), ops.abs(flat))
+    nan = ops.isnan(x)
+    magnitude = ops.where(nan, ops.full_like(x, math.inf), ops.abs(x))
     values, _ = ops.topk(magnitude, at_most)
-    last = ops.gather(values, count - 1, 0)
+    last = ops.gather(values, count - 1, 1).reshape((-1, 1))
     above = ops.logical_or(magnitude > last, nan)
     equal = ops.logical_and(magnitude == last, ops.logical_not(nan))
-    first = ops.logical_and(above, ops.cumsum(F.cast(above, mstype.int32), 0) <= count)
-    left = count - F.cast(first, mstype.int32).sum()
-    second = ops.logical_and(equal, ops.cumsum(F.cast(equal, mstype.int32), 0) <= left)
-    return ops.logical_or(first, second).reshape(x.shape)
+    first = ops.logical_and(above, ops.cumsum(F.cast(above, mstype.int32), 1) <= count)
+    left = count - F.cast(first, mstype.int32).sum(1).reshape((-1, 1))
+    second = ops.logical_and(equal, ops.cumsum(F.cast(equal, mstype.int32), 1) <= left)
+    return ops.logical_or(first, second)
 
 
 def _norm_in_place(x: np.ndarray) -> float:
@@ -384,6 +384,12 @@ def _like(tensor, parameter):
     return tensor.reshape(F.shape(parameter))
 
 
+def _end_to_end(sizes):
+    """Return where tensors of some sizes begin and end, each behind the one before."""
+    ends = tuple(np.cumsum(sizes).tolist())
+    return tuple(zip((0, *ends), ends))
+
+
 def _value_of(accumulated):
     return accumulated[1]
 
@@ -443,8 +449,7 @@ class CompressedStep(FusedOptimizer):
         self._at_most = tuple(int(k) for k in self._counts.max(axis=0))
         self._no_worker = Tensor(np.zeros(1, np.float32))
         self._sizes = sizes
-        ends = tuple(np.cumsum(sizes).tolist())
-        self._ranges_in_parts = in_parts(tuple(zip((0, *ends), ends)))
+        self._ranges_in_parts = in_parts(_end_to_end(sizes))
         self._half_values = wire_dtype == "float16"
         workers = self._worker_count = self.workers.count
         self._per_host = self.workers.local
@@ -465,6 +470,12 @@ class CompressedStep(FusedOptimizer):
         self._skips = options.skip_nonfinite
         self._all_reduce = self.workers.all_reduce() if workers * self._per_host > 1 else None
         super()._prepare_step(rule, options)
+
+    def _prepare_stacks(self, alone, *kinds):
+        super()._prepare_stacks(alone, self._at_most, *kinds)
+        places = self._stacks.places
+        self._stack_at_most = tuple(self._at_most[stack[0]] for stack in places)
+        self._stack_ranges = in_parts(_end_to_end([sum(self._sizes[i] for i in stack) for stack in places]))
 
     def _checked_entries(self, name, state_dict):
         entries = super()._checked_entries(name, state_dict)
@@ -507,14 +518,15 @@ class CompressedStep(FusedOptimizer):
         if self._local_sum is None:
             return gradients
         flat = ops.concat(self.each(_flattened, gradients))
-        return self._cut(self._local_sum(flat) / self._per_host)
+        means = self._cut(self._local_sum(flat) / self._per_host, self._ranges_in_parts)
+        return self.each(_like, means, self.parameters)
 
-    def _cut(self, flat):
-        """Return the tensors that lie end to end."""
+    def _cut(self, flat, ranges_in_parts):
+        """Return the tensors that lie end to end, flat."""
         tensors = ()
-        for ranges in self._ranges_in_parts:
+        for ranges in ranges_in_parts:
             tensors += self._cut_part(flat, ranges)
-        return self.each(_like, tensors, self.parameters)
+        return tensors
 
     def _cut_part(self, flat, ranges):
         tensors = ()
@@ -666,56 +678,76 @@ class CompressedStep(FusedOptimizer):
     # ---- In MindSpore's operators ----
 
     def _composite_step(self, rates, gradients):
-        gradients = self.each(self._prepared, self._local_mean(gradients), self._centralized)
+        stacks = self._stacks
+        gradients = self.each(self._prepared, stacks(self._local_mean(gradients)), self._stack_centralized)
         finite = self.each(usable, gradients)
-        applied = self._applies(self._everywhere(ops.all(ops.stack(finite))))
-        counts = ops.unstack(ops.gather(self._sent, self._place_in_ramp(self.global_step), 0), 0)
-        rate, decay = self._rates_of_each(rates)
-        columns = (self.parameters, *self._master_columns, gradients, self._at_most, counts, *self._state_columns())
+        applied = self._applies(self._everywhere(ops.all(ops.concat(finite))))
+        table = self._rate_table(rates)
+        rate = self.each(cut, stacks.spread(table[0]), gradients)
+        decay = self.each(cut, stacks.spread(table[1]), gradients)
+        counts = ops.gather(self._sent, self._place_in_ramp(self.global_step), 0)
+        counts = self.each(first_of, stacks.spread(counts))
+        columns = (gradients, self._stack_at_most, counts, *self._stack_columns)
         accumulated = self.each(self._accumulated, decay, *columns)
         means = self._mean(self.each(_value_of, accumulated))
         # Nothing is written before what all sent is known to be of this step.
         applied = F.depend(applied, means)
-        reports = self.each(F.partial(self._received, applied), finite, rate, accumulated, means, *columns)
-        self._count(applied, ops.stack(reports))
+        shared = (applied,) * len(gradients)
+        reports = self.each(self._received, shared, finite, rate, accumulated, means, *columns)
+        self._count(applied, stacks.in_order(reports))
         return applied
 
-    def _accumulated(self, decay, parameter, master, has_master, gradient, at_most, count, u, r):
-        """Return a weight, what is sent of its gradient, the mask of it, and u and r with what is sent in them."""
-        weight = weight_of(parameter, master, has_master)
-        g = self.decayed(weight, gradient, decay)
+    def _accumulated(self, decay, gradients, at_most, count, weights, masters, has_master, u, r):
+        """Return of a stack the weights, what is sent, the mask of it, and u and r with what is sent in them."""
+        weights, u, r = self._weights_of(weights, masters, has_master), self._stacks.held(u), self._stacks.held(r)
+        g = self.decayed(weights, gradients, column(decay, weights))
         if at_most == 0:
-            return weight, g, u, u, r
+            return weights, g, u, u, r
         clipped = g
         if self._clip_norm is not None:
-            total, bound = norm(g), self._clip_norm * self._share
-            clipped = normal(g * ops.where(total > bound, bound / total, ops.ones_like(total)))
+            total, bound = norms(g, self._step_dtype), self._clip_norm * self._share
+            clipped = normal(g * column(ops.where(total > bound, bound / total, ops.ones_like(total)), g))
         new_u, direction = self.moved(clipped, u)
         new_r = summed(r, direction)
-        mask = largest(new_r, ops.maximum(count, ops.ones_like(count)), at_most)
+        rows = new_r.reshape((F.shape(new_r)[0], -1))
+        mask = largest(rows, ops.maximum(count, ops.ones_like(count)), at_most).reshape(F.shape(new_r))
         value = ops.where(count > 0, ops.where(mask, self._travelled(new_r), ops.zeros_like(new_r)), g)
-        return weight, value, mask, new_u, new_r
+        return weights, value, mask, new_u, new_r
 
     def _received(
-        self, applied, finite, rate, accumulated, mean, parameter, master, has_master, gradient, at_most, count, u, r
+        self,
+        applied,
+        finite,
+        rate,
+        accumulated,
+        mean,
+        gradients,
+        at_most,
+        count,
+        parameters,
+        masters,
+        has_master,
+        *states,
     ):
-        """Write a tensor's new weight and states; return its row of statistics."""
-        weight, value, mask, velocity, residual = accumulated
+        """Write the new weights and states of a stack; return their rows of statistics."""
+        weights, value, mask, velocity, residual = accumulated
+        u, r = self._stacks.held(states[0]), self._stacks.held(states[1])
         new_u, direction = self.moved(mean, u)
+        written = ()
         if at_most > 0:
             compressed = count > 0
             kept = ops.where(mask, self._behind(residual, value), residual)
             new_u = ops.where(compressed, ops.where(mask, ops.zeros_like(u), velocity), new_u)
             direction = ops.where(compressed, mean, direction)
-            write(r, ops.where(applied, ops.where(compressed, kept, r), r))
-        write(u, ops.where(applied, new_u, u))
-        update = normal(rate * direction)
-        weight_norm = norm(weight)
-        write_weight(parameter, master, has_master, ops.where(applied, normal(weight - update), weight))
-        moved = ops.stack((norm(update), self._zero + 1.0))
-        moved = ops.where(applied, moved, ops.zeros_like(moved))
-        found = ops.stack((norm(gradient), weight_norm))
-        return ops.concat((found, moved, F.cast(finite, mstype.float32).reshape((1,))))
+            written += (self._write_stack(states[1], ops.where(applied, ops.where(compressed, kept, r), r)),)
+        written += (self._write_stack(states[0], ops.where(applied, new_u, u)),)
+        update = normal(column(rate, direction) * direction)
+        found = (norms(gradients, self._step_dtype), norms(weights, self._step_dtype))
+        new_weights = ops.where(applied, normal(weights - update), weights)
+        written += (self._write_weights(parameters, masters, has_master, new_weights),)
+        size = norms(update, self._step_dtype)
+        moved = (ops.where(applied, size, ops.zeros_like(size)), F.cast(applied, mstype.float32) * ops.ones_like(size))
+        return F.depend(ops.stack((*found, *moved, F.cast(finite, mstype.float32)), 1), written)
 
     def _travelled(self, value):
         """Return a value as it arrives."""
@@ -736,7 +768,8 @@ class CompressedStep(FusedOptimizer):
         mark = self._mark()
         flat = ops.concat(self.each(_flat, values))
         total = self._checked_total(self._all_reduce(ops.concat((flat, mark))), mark)
-        return self._cut(normal(total / self._processes))
+        means = self._cut(normal(total / self._processes), self._stack_ranges)
+        return self.each(_like, means, values)
 
     def _mark(self):
         """Return the mark of this step, or NaN where the residuals are another worker's, so that no process goes on."""

@@ -166,7 +166,12 @@ class DGCMomentum(CompressedStep):
         compression = Compression(rampup_begin_step, rampup_step, tuple(sparsity), min_compress_numel, wire_dtype)
         flags = use_nesterov + 2 * (decay_type == "l1") + 4 * (wire_dtype == "float16")
         rule = Rule(
-            "dgc_momentum", ("dgc_u", "dgc_r"), (float(momentum), float(workers.count)), flags, takes_low_states=False
+            "dgc_momentum",
+            ("dgc_u", "dgc_r"),
+            (float(momentum), float(workers.count)),
+            flags,
+            is_elementwise=True,
+            takes_low_states=False,
         )
         super().__init__(
             params,

@@ -108,7 +108,7 @@ class Lamb(AdamFamily):
         phi = check_bounds(name, "weight_norm_bounds", weight_norm_bounds)
         ratio = check_bounds(name, "trust_ratio_bounds", trust_ratio_bounds)
         flags = bias_correction + 2 * always_adapt
-        rule = Rule("lamb", ("lamb_m", "lamb_v"), (*phi, *ratio), flags, is_layerwise=True)
+        rule = Rule("lamb", ("lamb_m", "lamb_v"), (*phi, *ratio), flags, is_layerwise=True, is_elementwise=True)
         betas = {"beta1": beta1, "beta2": beta2}
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared, bias_correction)
         self.always_adapt = always_adapt

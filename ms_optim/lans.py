@@ -128,11 +128,18 @@ class LANS(AdamFamily):
         largest = math.inf if clip_gradient is None else float(clip_gradient)
         at_most = aggregate_num or 0
         rule = Rule(
-            "lans", ("lans_m", "lans_v"), (largest, *phi), at_most=at_most, rescale=rescale_grad, is_layerwise=True
+            "lans",
+            ("lans_m", "lans_v"),
+            (largest, *phi),
+            at_most=at_most,
+            rescale=rescale_grad,
+            is_layerwise=True,
+            is_elementwise=True,
         )
         betas = {"beta1": beta1, "beta2": beta2}
-        super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared)
+        # Before the path is chosen, which may take a trial of the rule.
         self.weight_norm_bounds, self.clip_gradient = phi, clip_gradient
+        super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared)
 
     def entering(self, gradient: Tensor) -> Tensor:
         """State the clipping of single elements."""

@@ -1,0 +1,110 @@
+"""The composite path's stacks: tensors of one shape that are updated together."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from harness import Step, tensor
+from hypothesis import given
+from hypothesis import strategies as st
+from mindspore import Parameter, Tensor, ops
+
+from ms_optim import FusedOptimizer, Lamb, Rule, _stacks
+from ms_optim._stacks import slices_of, stacked_places
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 9))
+def test_each_place_is_in_one_stack_of_its_kind(kinds, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_stacks, "MOST_TENSORS", most)
+        stacks = stacked_places(kinds, [1] * len(kinds))
+    assert sorted(i for stack in stacks for i in stack) == list(range(len(kinds)))
+    for stack in stacks:
+        assert len(stack) <= most
+        assert len({kinds[i] for i in stack}) == 1
+
+
+def test_stacks_are_bounded_and_a_large_tensor_stands_alone():
+    size = _stacks.MOST_ELEMENTS // 2
+    assert stacked_places("aaaaa", [size] * 5) == ((0, 1), (2, 3), (4,))
+    assert stacked_places("aa", [3 * size] * 2) == ((0,), (1,))
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=40, unique=True))
+def test_slices_keep_the_order(places):
+    taken = [i for begin, end, step in slices_of(places) for i in range(1000)[begin:end:step]]
+    assert taken == places
+
+
+def test_layers_that_repeat_are_few_slices():
+    # Three tensors of one shape in each of 40 layers of twelve.
+    kinds = ["square" if k % 12 in (1, 4, 5) else k for k in range(480)]
+    square = next(stack for stack in stacked_places(kinds, [1] * 480) if len(stack) == 120)
+    assert len(slices_of(square)) == 3
+
+
+class Normalized(FusedOptimizer):
+    """A rule that looks at the whole tensor: a stack of several would be taken for one."""
+
+    def __init__(self, params, learning_rate, weight_decay=0.0, **shared):
+        rule = Rule("normalized", ("momentum",))
+        super().__init__(params, learning_rate, weight_decay, rule, **{"backend": "composite", **shared})
+
+    def directions(self, scalars, weight, gradient, weight_decay, states):
+        momentum = 0.5 * states[0] + gradient
+        return (momentum / ops.sqrt(ops.sum(ops.square(momentum))) + weight_decay * weight,), (momentum,)
+
+    def coefficients(self, learning_rate, weight_decay, weight_norm, direction_norms):
+        return (learning_rate * weight_norm / direction_norms[0],), weight_norm / direction_norms[0]
+
+
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE], ids=["graph", "pynative"])
+def test_a_rule_of_whole_tensors_sees_one_at_a_time(mode):
+    ms.set_context(mode=mode)
+    rng = np.random.default_rng(0)
+    shapes = [(3, 4), (), (3, 4), (5,), (3, 4), (1,)]
+    weights = [rng.standard_normal(shape) for shape in shapes]
+    params = [Parameter(tensor(w, "float32"), name=f"w{k}") for k, w in enumerate(weights)]
+    optimizer = Normalized(params, 0.1, weight_decay=0.1)
+    momenta = [np.zeros(shape) for shape in shapes]
+    step = Step(optimizer)
+    for _ in range(4):
+        gradients = [rng.standard_normal(shape) for shape in shapes]
+        step(*(tensor(g, "float32") for g in gradients))
+        for k, g in enumerate(gradients):
+            momenta[k] = 0.5 * momenta[k] + g
+            d = momenta[k] / np.linalg.norm(momenta[k]) + 0.1 * weights[k]
+            weights[k] = weights[k] - 0.1 * np.linalg.norm(weights[k]) / np.linalg.norm(d) * d
+    for k, p in enumerate(params):
+        np.testing.assert_allclose(p.asnumpy(), weights[k], rtol=2e-6, atol=1e-7, err_msg=p.name)
+        np.testing.assert_allclose(optimizer.states[k].asnumpy(), momenta[k], rtol=2e-6, atol=1e-7)
+
+
+# Several stacks of one type, of one tensor and of more; dtypes that CPU operators do not stack; gradients of others.
+@pytest.mark.parametrize("masters", [True, False])
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE], ids=["graph", "pynative"])
+def test_the_result_does_not_depend_on_the_stacks(mode, masters, monkeypatch):
+    ms.set_context(mode=mode)
+    dtypes = [ms.float32, ms.bfloat16, ms.float16]
+
+    def trained(most):
+        monkeypatch.setattr(_stacks, "MOST_TENSORS", most)
+        rng = np.random.default_rng(1)
+        params = []
+        for k in range(12):
+            shape = ((2, 3), (), (5,), (2, 3))[k % 4]
+            weight = Tensor(rng.standard_normal(shape).astype(np.float32)).astype(dtypes[k % 3])
+            params.append(Parameter(weight, name=f"w{k}"))
+        groups = [{"params": params[::5], "lr": 0.03}, {"params": [p for k, p in enumerate(params) if k % 5]}]
+        groups.append({"order_params": params})
+        shared = {"grad_clip_norm": 1.0, "loss_scale": 2.0}
+        optimizer = Lamb(groups, 0.1, weight_decay=0.1, backend="composite", master_weights=masters, **shared)
+        step = Step(optimizer)
+        for _ in range(3):
+            step(*(tensor(rng.standard_normal(p.shape), ("float32", "float16")[k % 2]) for k, p in enumerate(params)))
+        tensors = (*params, *optimizer.states, *optimizer.masters, optimizer.statistics)
+        return [x.float().asnumpy() for x in tensors]
+
+    alone, few, many = trained(1), trained(3), trained(100)
+    for one, two, three in zip(alone, few, many):
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(one, three)

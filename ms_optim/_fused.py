@@ -68,6 +68,8 @@ def _committed(phases: list[list[Launch]]) -> list[list[Launch]]:
     return phases
 
 
+# Each launch that a graph has besides makes it compile longer.
+MOST_LAUNCHES = 16
 # A graph unrolls loops by recursion, which MindSpore limits: no loop of a step has many more turns than this.
 MOST_TURNS = 64
 
@@ -190,7 +192,7 @@ class FusedStep:
             return plan(self.param_length, own, at_most, looks_at_all)
 
         at_most = rule.at_most or self.param_length
-        phases = planned(max(at_most, -(-self.param_length // MOST_TURNS)))
+        phases = planned(max(at_most, -(-self.param_length // MOST_LAUNCHES)))
         shared = self._shared_flags(rule, options)
         layout = self._lay_out(rule, options)
         held_parts = self.states + self.masters + self.scales

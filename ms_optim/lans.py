@@ -58,7 +58,7 @@ class LANS(AdamFamily):
         upper_bound (Union[float, None]): Most that the weight's norm counts for; ``None`` and infinity mean no limit.
             Default: ``None`` .
         aggregate_num (Union[int, None]): How many tensors one launch takes at most in a graph, 0 or ``None`` for all.
-            Launches take more tensors where a step would need more than 64 launches. The result does not depend on it;
+            Launches take more tensors where a step would need more than 16 launches. The result does not depend on it;
             called from Python, a step is one launch. Default: ``4`` .
         use_fused_step (bool): Whether to use the fused kernel; ``False`` is another word for `backend` "composite".
             Default: ``True`` .

@@ -136,7 +136,11 @@ class Pair:
                 check_units(numbers(p), w, self.scenario.dtype, 1 if masters else UNITS_WITHOUT_MASTERS, peak, p.name)
         for master in self.optimizer.masters:
             i = [p.name for p in self.params].index(master.name.removeprefix("master."))
-            self.check_close(master, self.reference.masters[i], "weight", self.reference.peak["weight"][i])
+            # A weight that was set by hand wins over a master that does not round to it, until the master is written.
+            held, weight = numbers(master), numbers(self.params[i])
+            held = np.where(held.astype(NUMPY[self.scenario.dtype]).astype(np.float64) == weight, held, weight)
+            peak = self.reference.peak["weight"][i]
+            check_close(held, self.reference.masters[i], TOLERANCE["weight"], peak, master.name)
         assert int(self.optimizer.global_step.asnumpy()[0]) == self.reference.step_count
         assert int(self.optimizer.skipped_steps.asnumpy()[0]) == self.reference.skipped
         if masters:

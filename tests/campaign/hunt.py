@@ -23,7 +23,7 @@ sys.path[:0] = [str(path) for path in (HERE, HERE.parent) if str(path) not in sy
 # attack(program), which runs in the child process: it raises AssertionError with what it found, or returns what it did
 # as a dict of counts. The numbers are of programs: how many CI runs, and how many a round of a long run draws.
 CAMPAIGNS = {
-    "programs": (15, 20),
+    "programs": (30, 30),
     "references": (20, 20),
     "constructions": (60, 100),
     "interrupts": (3, 5),

@@ -133,9 +133,9 @@ class World(Pair):
         gradients, dtype = self.gradients(size)
         largest = 60000.0 if dtype == "float16" else np.inf
         kept = [self.rng.integers(10, size=g.shape) < filled for g in gradients]
-        return [
-            np.clip(g * k, -largest, largest).astype(NUMPY[dtype]).astype(np.float64) for g, k in zip(gradients, kept)
-        ], dtype
+        clipped = (np.clip(g * k, -largest, largest) for g, k in zip(gradients, kept))
+        # Of arrays without dimensions NumPy makes numbers, which nobody can write to.
+        return [np.array(g.astype(NUMPY[dtype]).astype(np.float64)) for g in clipped], dtype
 
     def held(self):
         """Return the bytes of everything that a step may write."""

@@ -459,6 +459,15 @@ def check_shapes(
             )
 
 
+def check_tensors(optimizer: str, gradients: Any, kinds: Any) -> None:
+    """Check that gradients that come from Python are a tuple or list of Tensors, or of other kinds of tensors."""
+    if not isinstance(gradients, (tuple, list)):
+        fail(TypeError, optimizer, "gradients", "a tuple of Tensors", gradients)
+    for i, g in enumerate(gradients):
+        if not isinstance(g, kinds):
+            fail(TypeError, optimizer, f"gradients[{i}]", "a Tensor", g)
+
+
 def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any) -> Sequence[Tensor]:
     """Check gradients that come from Python and return them, contiguous in memory.
 
@@ -472,10 +481,6 @@ def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any)
         TypeError: If it is not a tuple or list of Tensors.
         ValueError: As :func:`check_shapes`.
     """
-    if not isinstance(gradients, (tuple, list)):
-        fail(TypeError, optimizer, "gradients", "a tuple of Tensors", gradients)
-    for i, g in enumerate(gradients):
-        if not isinstance(g, Tensor):
-            fail(TypeError, optimizer, f"gradients[{i}]", "a Tensor", g)
+    check_tensors(optimizer, gradients, Tensor)
     check_shapes(optimizer, names, shapes, tuple(g.shape for g in gradients), tuple(g.dtype for g in gradients))
     return [g if g.is_contiguous() else g.contiguous() for g in gradients]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn
+from mindspore import Parameter, ParameterTuple, RowTensor, Tensor, nn
 from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
@@ -30,6 +30,7 @@ from ._arguments import (
     check_learning_rate,
     check_params,
     check_shapes,
+    check_tensors,
     check_type,
     check_weight_decay,
     fail,
@@ -474,6 +475,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
         self._check_count()
         if self._addresses is None:
+            check_tensors(self.cls_name, gradients, (Tensor, RowTensor))
             self._held.check()
             return super().__call__(gradients)
         if not self._has_hooks():

@@ -252,3 +252,17 @@ def test_construct_called_from_python(case, backend, mode):
         expected(gradients)
     np.testing.assert_allclose(weight.asnumpy(), other.asnumpy(), rtol=1e-6)
     assert int(optimizer.global_step.asnumpy()[0]) == 2
+
+
+# ---- Wrong gradients ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+@pytest.mark.parametrize("wrong", [None, 3.0, np.zeros(2, np.float32)], ids=["None", "number", "array"])
+def test_what_is_no_gradient_is_refused_by_its_place(backend, wrong):
+    params = [parameter(np.ones(2), "a"), parameter(np.ones(2), "b")]
+    optimizer = AdamW(params, 0.1, backend=backend)
+    whole = tensor(np.ones(2), "float32")
+    refused(TypeError, r"'gradients\[1\]' must be a Tensor", lambda: optimizer((whole, wrong)))
+    refused(TypeError, "'gradients' must be a tuple of Tensors", lambda: optimizer(whole))
+    np.testing.assert_array_equal(params[0].asnumpy(), 1.0)

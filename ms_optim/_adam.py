@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mindspore import ops
 
 from ._arguments import check_eps, check_open_unit
+from ._arithmetic import power_complement, summed
 from ._base import FusedOptimizer, Rule
-from ._composite import power_complement, summed
 
 if TYPE_CHECKING:
     from mindspore import Tensor

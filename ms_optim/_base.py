@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,13 +13,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, RowTensor, Tensor, nn
 from mindspore import dtype as mstype
-from mindspore.common.initializer import initializer
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
-from . import _kernels, _memory
-from ._akg import AkgPhases
+from . import _kernels
 from ._arguments import (
     LEAST,
     MOST,
@@ -35,14 +32,19 @@ from ._arguments import (
     check_weight_decay,
     fail,
 )
-from ._ascend import AscendStep
-from ._composite import CompositeStep, dense
+from ._arithmetic import dense, step_dtype
 from ._docs import documented
-from ._fused import FusedStep
+from ._held import Held
+from ._layout import Layout, Settings
 from ._rates import Rates
-from ._sharding import ShardedStep, take_shard_groups
-from ._shares import SplitStep
+from ._shares import split_states
 from ._state import StateDict
+from .paths import akg, ascend, native
+from .paths.composite import CompositePath
+from .paths.fused import FusedPath
+from .paths.sharded_states import ShardedStatesPath
+from .paths.slices import SumOverProcesses, WholeNorms, take_shard_groups
+from .paths.tensor_by_tensor import TensorByTensorPath
 
 if TYPE_CHECKING:
     from ._arguments import LearningRate, Params, Scalars, Tensors, WeightDecay
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 _check_shapes = constexpr(check=False)(check_shapes)
 # What each optimizer writes, by numbers: a graph knows no other objects.
-_held: weakref.WeakValueDictionary[int, _kernels.Held] = weakref.WeakValueDictionary()
+_held: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
 
 
 @constexpr(check=False)
@@ -97,31 +99,8 @@ class Rule(NamedTuple):
     takes_low_states: bool = True
 
 
-def _zeros_like(held: _memory.Held, parameter):
-    """Make zeros with what parallel training knows of a parameter.
-
-    ``Parameter.clone`` would keep the dtype, and spoil a parameter whose data is yet to be initialized.
-    """
-    state = Parameter(initializer("zeros", held.shape, held.dtype), requires_grad=parameter.requires_grad)
-    info = parameter.param_info.clone()
-    info.obj = state
-    if not hasattr(parameter.param_info, "cloned_obj"):
-        parameter.param_info.cloned_obj = []
-    parameter.param_info.cloned_obj.append(state)
-    state.param_info = info
-    state.is_init = False
-    state.name = f"{held.prefix}.{parameter.name}"
-    return state
-
-
-def _scales(held: _memory.Held, parameter):
-    """Make the scales of a state that is held in codes, which nothing else needs to know of."""
-    zeros = initializer("zeros", held.shape, held.dtype)
-    return Parameter(zeros, name=f"{held.prefix}.{parameter.name}", requires_grad=False)
-
-
 @documented
-class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, CompositeStep, AkgPhases, ShardedStep):
+class FusedOptimizer(StateDict, nn.Optimizer):
     """Base of the optimizers, and of those of your own: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -212,9 +191,8 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
     fused: bool
     akg: bool
     backend_reason: str
-    each: Callable[..., Any]
     map_: Callable[..., Any]
-    _addresses: Any
+    _path: Any
 
     def __init__(
         self, params: Params, learning_rate: LearningRate, weight_decay: WeightDecay, rule: Rule, **shared: Any
@@ -235,18 +213,33 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         self.loss_scale = float(options.loss_scale)
         self.options = options
         self.rule = rule
-        self._collect_rates()
-        self._look_at_parameters()
-        self.shares = self._split_states(rule, options)
-        self._create_states(rule, options)
-        self._prepare_sharding(shard_groups)
-        self._prepare_step(rule, options)
+        self._succeeded = (True,) * self.param_length
+        self.map_ = C.HyperMap()
+        self._reads_count = _kernels.device_target() == "CPU"
+        self._layout = self._laid_out()
+        # Graphs know tuples, and no other objects.
+        self._names, self._shapes = self._layout.names, self._layout.shapes
+        self.shares = split_states(self._layout, rule.states, options, self.use_parallel)
+        kept = self.shares.kept if self.shares else tuple(enumerate(self._layout.shapes))
+        self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
+        self.statistics = Parameter(
+            Tensor(np.zeros((self.param_length, len(_kernels.STATISTICS)), np.float32)),
+            name="statistics",
+            requires_grad=False,
+        )
+        if options.state_dtype != "float32" and not rule.takes_low_states:
+            fail(ValueError, name, "state_dtype", "'float32'", options.state_dtype)
+        counters = (self.global_step, self.skipped_steps, self.statistics)
+        self._held = held = Held(self._layout, self._parameters, rule.states, options, kept, counters)
+        self.states, self.scales, self.masters = held.states, held.scales, held.masters
+        if self.shares:
+            self.state_shares = self.shares.entry(held.of_tensors)
+        self._hold_more()
+        self._choose_path(shard_groups)
         self._note_names()
-        counters = (self.global_step, self.skipped_steps, self.statistics, *self.beta_powers)
-        written = (*self._parameters, *self.states, *self.masters, *self.scales, *counters)
-        self._held = _kernels.Held(name, written)
-        self._held_number = id(self._held)
-        _held[self._held_number] = self._held
+        held.note()
+        self._held_number = id(held)
+        _held[self._held_number] = held
 
     @classmethod
     def keywords(cls) -> list[str]:
@@ -323,7 +316,11 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         return float(weight_decay)
 
     def _collect_rates(self):
-        """Find the distinct learning rates and weight decays, so that each is evaluated once a step."""
+        """Find the distinct learning rates and weight decays, so that each is evaluated once a step.
+
+        Returns:
+            For each parameter the place of its learning rate among these, and that of its weight decay, -1 for none.
+        """
         n = self.param_length
         if self.decays_every_name and not self.is_group:
             self.decay_flags = (True,) * n
@@ -349,124 +346,142 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         decay_places = [place(decay) if used else -1 for used, decay in zip(decayed, weight_decays)]
         fixed_first = sorted(range(len(rates)), key=lambda k: isinstance(rates[k], nn.Cell))
         moved = {old: new for new, old in enumerate(fixed_first)} | {-1: -1}
-        self._rate_index = tuple(moved[k] for k in rate_places)
-        self._decay_index = tuple(moved[k] for k in decay_places)
         self._rates = Rates([rates[k] for k in fixed_first])
         # The fewest steps that an Iterable has learning rates for, where there is one.
         listed = (rate.learning_rate.size for rate in rates if type(rate).__name__ == "_IteratorLearningRate")
         self._rate_steps = min(listed, default=None)
+        return tuple(moved[k] for k in rate_places), tuple(moved[k] for k in decay_places)
 
-    def _look_at_parameters(self):
-        """Note what the step is to know of the parameters."""
-        self._names = tuple(p.name for p in self._parameters)
-        self._shapes = tuple(p.shape for p in self._parameters)
+    def _laid_out(self):
+        """Return what is known of the parameters, once their rates are collected."""
+        places = self._collect_rates()
+        shapes = tuple(p.shape for p in self._parameters)
         flags = self.grad_centralization_flags if self.is_group else (False,) * self.param_length
-        self._centralized = tuple(flag and len(shape) > 1 for flag, shape in zip(flags, self._shapes))
-
-    def _create_states(self, rule, options):
-        """Create the optimizer's parameters: states, masters, counters and statistics."""
-        if options.state_dtype != "float32" and not rule.takes_low_states:
-            fail(ValueError, type(self).__name__, "state_dtype", "'float32'", options.state_dtype)
-        kept = self.shares.kept if self.shares else tuple(enumerate(self._shapes))
-        states = list(_memory.states(rule.states, options, self._shapes, kept))
-        scales = [_memory.scale(state) for state in states]
-        place = itertools.count()
-        self._scale_index = tuple(-1 if scale is None else next(place) for scale in scales)
-        dtypes = [p.dtype for p in self._parameters]
-        masters = list(_memory.masters(options, dtypes, kept))
-        places = {master.place: i for i, master in enumerate(masters)}
-        self._master_index = tuple(places.get(i, -1) for i in range(self.param_length))
-        self._state_count = len(rule.states)
-
-        def made(make, tensors):
-            return ParameterTuple([make(held, self._parameters[held.place]) for held in tensors if held is not None])
-
-        self.states, self.scales = made(_zeros_like, states), made(_scales, scales)
-        self.masters = made(_zeros_like, masters)
-        if self.shares:
-            self.state_shares = self.shares.entry((*self.states, *self.masters, *self.scales))
-        self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
-        self.statistics = Parameter(
-            Tensor(np.zeros((self.param_length, len(_kernels.STATISTICS)), np.float32)),
-            name="statistics",
-            requires_grad=False,
+        return Layout(
+            optimizer=type(self).__name__,
+            names=tuple(p.name for p in self._parameters),
+            shapes=shapes,
+            dtypes=tuple(p.dtype for p in self._parameters),
+            rate_places=places[0],
+            decay_places=places[1],
+            rate_count=self._rates.count,
+            centralized=tuple(flag and len(shape) > 1 for flag, shape in zip(flags, shapes)),
+            owned=tuple(bool(mine) for mine in self.optim_filter),
         )
 
-    def _prepare_step(self, rule, options):
-        """Choose the path and lay out what it needs."""
-        n = self.param_length
-        self._succeeded = (True,) * n
-        self.each, self.map_ = C.Map(), C.HyperMap()
+    def _hold_more(self):
+        """Make what a subclass holds besides."""
 
-        self._unscale = rule.rescale / options.loss_scale
-        if not LEAST <= self._unscale <= MOST:
-            expected = f"such that the factor of the gradients, {self._unscale}, is {NORMAL}"
+    def _settings(self):
+        """Return what all paths are told."""
+        options, device = self.options, _kernels.device_target()
+        unscale = self.rule.rescale / options.loss_scale
+        if not LEAST <= unscale <= MOST:
+            expected = f"such that the factor of the gradients, {unscale}, is {NORMAL}"
             fail(ValueError, type(self).__name__, "loss_scale", expected, options.loss_scale)
-        self._clip_norm = options.grad_clip_norm
-        self._seed = float(ms.get_seed() or 0)
-        self._never_skips = Tensor(not options.skip_nonfinite)
-        self._zero = Tensor(0.0, mstype.float32)
-        device = _kernels.device_target()
-        self._reads_count = device == "CPU"
-        self._step_dtype = mstype.float32 if device == "Ascend" else mstype.float64
-        self._addresses = None
-        self.fused = self._choose_backend(rule, options, "CPU" if self.runs_on_host else device)
-        self._on_ascend = self.fused and device == "Ascend" and not self.runs_on_host
+        return Settings(
+            device="CPU" if self.runs_on_host else device,
+            step_dtype=step_dtype(device),
+            unscale=unscale,
+            clip_norm=options.grad_clip_norm,
+            skips=options.skip_nonfinite,
+            seed=float(ms.get_seed() or 0),
+            is_parallel=self.use_parallel,
+        )
+
+    def _choose_path(self, shard_groups):
+        """Choose how a step runs."""
+        name, options, settings = type(self).__name__, self.options, self._settings()
+        slice_sums = None
+        if shard_groups:
+            slice_sums = SumOverProcesses([shard_groups.get(p.name) for p in self._parameters])
+        whole = WholeNorms(slice_sums, settings.step_dtype) if slice_sums is not None else None
+        akg_kernels = self._choose_backend(settings, slice_sums is not None)
         needing = {
             "stochastic_rounding": options.stochastic_rounding,
             "state_dtype": options.state_dtype != "float32",
-            "shard_states": self._splits,
+            "shard_states": self.shares is not None,
         }
         needing = [argument for argument, needs in needing.items() if needs]
         if needing and not self.fused:
+            raise RuntimeError(f"For '{name}', '{needing[0]}' needs the fused kernel: {self.backend_reason}.")
+        if self.shares is not None and _kernels.device_target() != "CPU":
             raise RuntimeError(
-                f"For '{type(self).__name__}', '{needing[0]}' needs the fused kernel: {self.backend_reason}."
+                f"For '{name}', 'shard_states' needs the device target 'CPU', but it is '{_kernels.device_target()}'."
             )
-        if self._splits and device != "CPU":
-            raise RuntimeError(
-                f"For '{type(self).__name__}', 'shard_states' needs the device target 'CPU', but it is '{device}'."
-            )
-        self._layerwise = rule.is_layerwise
-        self._prepare_columns()
+        if self.fused:
+            self._path = self._fused_path(settings, slice_sums)
         if not self.fused or self.runs_on_host:
-            self._prepare_stacks(alone=self.akg or not rule.is_elementwise)
-        if self._splits:
-            self._prepare_split(rule, options, device)
-        elif self._on_ascend:
-            self._prepare_ascend(rule)
-        elif self.fused:
-            self._prepare_launches(rule, options, device)
+            composite = self._composite_path(settings, whole, akg_kernels)
+            if self.fused:
+                # What AdamOffload takes where its arithmetic is moved to the device; one path is a part at a time.
+                object.__setattr__(self, "_path_on_device", composite)
+            else:
+                self._path = composite
 
-    def _choose_backend(self, rule, options, device):
-        """Return whether the fused kernel runs, and note whether AKG's do; say once what runs in place of the first."""
-        name, wanted = type(self).__name__, options.backend
-        self.akg, self._native, self.backend_reason = False, wanted == "native", f"backend='{wanted}' was asked for"
+    def _composite_path(self, settings, whole, akg_kernels):
+        """Return the path in MindSpore's operators."""
+        rule = self.rule
+        return CompositePath(self._layout, self._held, self, rule.is_elementwise, settings, whole, akg_kernels)
+
+    def _fused_path(self, settings, slice_sums):
+        """Return the path in fused kernels."""
+        layout, held, rule, options = self._layout, self._held, self.rule, self.options
+        if self.shares is not None:
+            normalizes = self.normalizes_gradient
+            return ShardedStatesPath(layout, held, rule, options, settings, normalizes, self.shares)
+        if settings.device == "Ascend":
+            if options.backend == "native":
+                rates = [float(rate.asnumpy()) for rate in self._rates.fixed]
+                operators = native.NativeAdamW(layout, held, rule, rates, settings.step_dtype)
+            else:
+                operators = ascend.AscendOperators(layout, held, self, rule)
+            return TensorByTensorPath(layout, held, self, settings, ascend.sign(rule), operators)
+        return FusedPath(layout, held, rule, options, settings, self._rates, self.normalizes_gradient, slice_sums)
+
+    def _choose_backend(self, settings, is_sliced):
+        """Choose between kernels and MindSpore's operators; say once what runs in place of the first.
+
+        Returns:
+            AKG's kernels, where these run.
+        """
+        name, wanted, rule, device = type(self).__name__, self.options.backend, self.rule, settings.device
+        self.fused, self.akg, self.backend_reason = False, False, f"backend='{wanted}' was asked for"
         if wanted == "composite":
-            return False
+            return None
         if wanted != "akg":
-            self.backend_reason = self._why_not_fused(rule, options, device) or ""
+            self.backend_reason = self._why_not_fused(device, is_sliced) or ""
             if not self.backend_reason:
-                return True
+                self.fused = True
+                return None
         if wanted in ("aot", "native"):
             raise RuntimeError(f"For '{name}', backend='{wanted}' has no fused kernel: {self.backend_reason}.")
-        reason = self._prepare_akg(rule, device)
+        reason, kernels = akg.why_not(rule, device), None
+        if reason is None:
+            kernels = akg.AkgKernels(rule.name, len(rule.states), self.akg_constants())
+            reason = akg.tried(kernels, self, rule, device, settings.step_dtype, self._layout.sizes)
         self.akg = reason is None
         if wanted == "akg":
             if reason is not None:
                 raise RuntimeError(f"For '{name}', backend='akg' has no kernel: {reason}.")
-            return False
+            return kernels
         path = "in AKG's kernels" if self.akg else "on the slower composite path"
         self.backend_reason += "" if self.akg else f"; {reason}"
         if self.backend_reason not in _warned:
             _warned.add(self.backend_reason)
             warnings.warn(f"ms_optim runs {path}: {self.backend_reason}.", stacklevel=6)
-        return False
+        return kernels if self.akg else None
 
-    def _why_not_fused(self, rule, options, device):
+    def _why_not_fused(self, device, is_sliced):
         """Say why no fused kernel runs, or return None."""
-        reason = self._why_not_native(rule, options, device) if self._native else _kernels.why_not(rule.name, device)
+        rule, options = self.rule, self.options
+        if options.backend == "native":
+            changes = self.dynamic_lr or len(self._rates.schedules) > 0
+            reason = native.why_not(rule, options, self._layout, self._held, device, changes)
+        else:
+            reason = _kernels.why_not(rule.name, device)
         if reason is None and device == "Ascend":
-            reason = self._why_not_on_ascend(options)
+            reason = ascend.why_not(options, is_sliced, self.shares is not None)
         return reason
 
     # ---- The step -------------------------------------------------------------------------------------------------
@@ -474,7 +489,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
         self._check_count()
-        if self._addresses is None:
+        if self._path.addresses is None:
             check_tensors(self.cls_name, gradients, (Tensor, RowTensor))
             self._held.check()
             return super().__call__(gradients)
@@ -495,14 +510,11 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
     def _run_by_address(self, gradients):
         """Run one step on the memory that parameters and gradients are in."""
         self._held.check()
-        gradients = check_gradients(self.cls_name, self._names, self._shapes, gradients)
-        done = self._step_by_address(self.global_step, self._addresses.fill(gradients))
+        gradients = check_gradients(self.cls_name, self._layout.names, self._layout.shapes, gradients)
+        done = self._path.run_by_address(self.global_step, self._path.addresses.fill(gradients))
         # The operator may run later, unless waited for, and the gradients may be gone by then.
         done.data_ptr()
         return self._succeeded
-
-    def _step_by_address(self, step, addresses):
-        return self._by_address.run(step, addresses)
 
     def _check_count(self):
         """Check that there can be a step from the count as it is; on CPU alone, as elsewhere reading it would wait."""
@@ -527,14 +539,7 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
         shapes, dtypes = self.map_(F.shape, gradients), self.map_(F.dtype, gradients)
         _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
         rates = self._rates(self.global_step)
-        if self._splits:
-            done = self._split_step(rates, gradients)
-        elif self._on_ascend:
-            done = self._ascend_step(rates, gradients)
-        elif self.fused:
-            done = self._fused_step(rates, gradients)
-        else:
-            done = self._composite_step(rates, gradients)
+        done = self._path(rates, gradients)
         if self.use_parallel:
             done = F.depend(done, self.broadcast_params(done))
         return self._outcome(done)

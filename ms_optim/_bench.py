@@ -144,7 +144,7 @@ def bandwidth(threads: int, size: int = 32_000_000, repeats: int = 5) -> float:
 
 def least_bytes(optimizer: FusedOptimizer) -> int:
     """Return the bytes that a step moves for each parameter, all in float32, where nothing stays in a cache."""
-    states = optimizer._state_count
+    states = len(optimizer.rule.states)
     moments = 2 + 2 * states  # weight, gradient and states are read, states written
     if isinstance(optimizer, CompressedStep):
         return 4 * moments  # few weights move

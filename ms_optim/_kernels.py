@@ -310,27 +310,6 @@ def _address(tensor) -> int:
     return address
 
 
-class Held:
-    """What a step writes, as construction saw it: users can change a parameter's dtype and size, and make it a view."""
-
-    def __init__(self, optimizer: str, tensors: Sequence[Parameter]):
-        self._optimizer = optimizer
-        self._seen = [(p, p.dtype, p.size) for p in tensors]
-
-    def check(self) -> None:
-        """Raise an error that names what has changed; a view gets memory of its own."""
-        for p, dtype, size in self._seen:
-            if p.dtype != dtype or p.size != size:
-                raise ValueError(
-                    f"For '{self._optimizer}', the parameter '{p.name}' must stay as it was when the optimizer was "
-                    f"made, {dtype} of {size} elements, but is {p.dtype} of shape {p.shape}. Change parameters before "
-                    "the optimizer is made."
-                )
-            # MindSpore's own question: operators copy a view before they write it, even if it is contiguous.
-            if not p.has_init and p._need_contiguous():
-                p.set_data(Tensor(p.asnumpy(), dtype))
-
-
 class AddressTable:
     """Where everything that a step writes is in memory, as a CPU kernel takes it when a step is called from Python.
 
@@ -338,13 +317,14 @@ class AddressTable:
     parameter that was loaded or set since then lives elsewhere (and a graph would go on writing to where it was).
     """
 
-    def __init__(self, parameters, states, masters, master_index, scales, scale_index, shared):
-        n = len(parameters)
+    def __init__(self, held):
+        parameters, n = held.parameters, len(held.parameters)
         self._parameters = parameters
-        self._states = [states[k : k + n] for k in range(0, len(states), n)]
-        self._masters = [(i, masters[place]) for i, place in enumerate(master_index) if place >= 0]
-        self._scales = [(k % n, k // n, scales[place]) for k, place in enumerate(scale_index) if place >= 0]
-        self._shared = shared
+        self._states = held.states_of_each()
+        self._masters = [(i, held.masters[place]) for i, place in enumerate(held.master_places) if place >= 0]
+        scales = enumerate(held.scale_places)
+        self._scales = [(k % n, k // n, held.scales[place]) for k, place in scales if place >= 0]
+        self._shared = held.counters
         # Columns: weight, gradient, master, states, scales, size, first dimension, dtypes; see ops/include/step.h.
         sizes = 3 + 2 * MAX_STATES
         self._types = sizes + 2
@@ -357,7 +337,7 @@ class AddressTable:
         self._table[n, 3] = n
 
     def fill(self, gradients) -> Tensor:
-        """Return the table for a step with these gradients; what it names was checked by :class:`Held`."""
+        """Return the table for a step with these gradients; what it names was checked before."""
         table, n = self._table, len(self._parameters)
         table[:n, 0] = [_address(p) for p in self._parameters]
         table[:n, 1] = [_address(g) for g in gradients]

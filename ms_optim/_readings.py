@@ -74,7 +74,7 @@ def read(optimizer: FusedOptimizer) -> Reading:
         "trust_ratio_max": ratios.max(),
     }
     rates = optimizer._rates_at(last)
-    places = list(zip(optimizer._rate_index, optimizer._decay_index))
+    places = list(zip(optimizer._layout.rate_places, optimizer._layout.decay_places))
     groups = {place: k for k, place in enumerate(dict.fromkeys(places))}
     for (rate, decay), k in groups.items():
         totals[f"learning_rate.{k}"] = rates[rate]

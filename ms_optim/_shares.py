@@ -1,12 +1,9 @@
 """States split over workers: each keeps and updates a share of them, then all gather the weights.
 
 Rajbhandari et al., `ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
-<https://arxiv.org/abs/1910.02054>`_ (2020), stage 1. How tensors are cut (the shares), how weights travel (the
-windows), the step made of these, and how shares become one checkpoint and the other way.
+<https://arxiv.org/abs/1910.02054>`_ (2020), stage 1. How tensors are cut into shares, and how shares become one
+checkpoint and the other way; the step is in paths/sharded_states.py.
 """
-
-# SplitStep reads attributes of the optimizer it is mixed into.
-# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -18,22 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 from mindspore import communication as comm
 
 from . import _kernels
-from ._fused import LaunchCell
-from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from ._memory import bytes_each
-from ._sharding import packed, unpacked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ._layout import Layout
+
 # Cuts are where the kernels' tiles end: the sums of a tile are then the same, whoever takes it.
 GRAIN = 1024
-# What a worker sends at once. It bounds the memory that a step needs besides: as much for each worker.
-WINDOW_BYTES = 16 << 20
 # The entry of a state dict that says which part of each state the others are.
 ENTRY = "state_shares"
 
@@ -291,143 +285,21 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return full
 
 
-# ---- The windows --------------------------------------------------------------------------------------------------
+def split_states(layout: Layout, prefixes: Sequence[str], options: Any, is_parallel: bool) -> Shares | None:
+    """Return which part of the states this worker keeps; None: all.
 
-
-def pieces(
-    ranges: NDArray[np.int64], bytes_each: Sequence[int], begin: int, end: int
-) -> list[tuple[int, int, int, int]]:
-    """Return the pieces of weights in a window of a worker's wire, which is its ranges laid end to end.
-
-    Args:
-        ranges: The worker's ranges, of shape (tensors, 2).
-        bytes_each: Bytes of an element of each tensor.
-        begin: Where the window begins in the wire, in bytes.
-        end: Where it ends.
-
-    Returns:
-        For each piece its tensor, the first byte in that, the number of bytes and the place in the window.
+    Raises:
+        ValueError: If the parallel mode does not fit.
     """
-    found, place = [], 0
-    for i, ((first, last), size) in enumerate(zip(ranges.tolist(), bytes_each)):
-        low, high = max(begin, place), min(end, place + (last - first) * size)
-        if low < high:
-            found.append((i, first * size + low - place, high - low, low - begin))
-        place += (last - first) * size
-    return found
-
-
-class Window(nn.Cell):
-    """Sends a window of this worker's weights, and writes those of the others where they belong."""
-
-    def __init__(self, shares: Shares, bytes_each, begin, end):
-        super().__init__(auto_prefix=False)
-        n, these, words = len(bytes_each), shares.workers, -(-(end - begin) // 4)
-        sent = pieces(shares.own, bytes_each, begin, end)
-        received = [
-            (i, first, size, 4 * words * rank + place)
-            for rank in range(these.count)
-            if rank != these.rank
-            for i, first, size, place in pieces(shares.ranges[rank], bytes_each, begin, end)
-        ]
-        self.sent, self.received = (
-            Tensor(np.array(x, np.int64).reshape(-1, 4)) for x in (sent or [(0,) * 4], received)
+    these = workers()
+    if not options.shard_states or these.count == 1:
+        return None
+    mode = ms.get_auto_parallel_context("parallel_mode")
+    if mode not in ("stand_alone", "data_parallel") or is_parallel:
+        what = f"the parallel mode '{mode}'" + " with enable_parallel_optimizer" * is_parallel
+        raise ValueError(
+            f"For '{layout.optimizer}', shard_states=True is for the parallel modes 'stand_alone' and "
+            f"'data_parallel', without enable_parallel_optimizer, but this is {what}."
         )
-        # Packing only reads the weights, but no earlier than they are written: as if it wrote them.
-        self.pack = _kernels.operator("pack", "CPU", (False,) + (True,) * n, [((words,), ms.int32)])
-        self.unpack = _kernels.operator("unpack", "CPU", (False,) * 2 + (True,) * n, [((1,), ms.int32)])
-        self.all_gather = these.all_gather()
-
-    def construct(self, weights):
-        """Gather the weights of the window."""
-        return self.unpack(self.received, self.all_gather(self.pack(self.sent, *weights)), *weights)
-
-
-def windows(shares: Shares, bytes_each: Sequence[int]) -> nn.CellList:
-    """Return the windows, as few as may be, in which the weights travel."""
-    longest = int(((shares.ranges[:, :, 1] - shares.ranges[:, :, 0]) * np.array(bytes_each)).sum(axis=1).max())
-    begins = range(0, longest, WINDOW_BYTES)
-    return nn.CellList([Window(shares, bytes_each, k, min(longest, k + WINDOW_BYTES)) for k in begins])
-
-
-# ---- The step -----------------------------------------------------------------------------------------------------
-
-
-class SplitStep:
-    """The step with states split over workers; a mixin that reads the optimizer's attributes.
-
-    1. Norms of whole gradients, which every worker has, if anything depends on them.
-    2. New states of this worker's share; where each element is for itself, its new weights too.
-    3. What was summed up is added up over the workers, in their order.
-    4. New weights of this worker's share, unless made in 2; statistics of all tensors; the step is counted.
-    5. The new weights are gathered.
-    """
-
-    def _split_states(self, rule, options):
-        """Return which part of the states this worker keeps; None: all."""
-        these = workers()
-        self._splits = options.shard_states and these.count > 1
-        if not self._splits:
-            return None
-        mode = ms.get_auto_parallel_context("parallel_mode")
-        if mode not in ("stand_alone", "data_parallel") or self.use_parallel:
-            what = f"the parallel mode '{mode}'" + " with enable_parallel_optimizer" * self.use_parallel
-            raise ValueError(
-                f"For '{self.cls_name}', shard_states=True is for the parallel modes 'stand_alone' and "
-                f"'data_parallel', without enable_parallel_optimizer, but this is {what}."
-            )
-        costs = [bytes_each(rule.states, options, p.dtype, p.size) for p in self._parameters]
-        return Shares(these, self._names, self._shapes, costs, self._centralized, (*rule.states, "master"))
-
-    def _prepare_split(self, rule, options, device):
-        """Lay out the launches."""
-        if device != "CPU":
-            raise RuntimeError(f"For '{self.cls_name}', 'shard_states' needs weights in host memory, not on {device}.")
-        n, shares, layout = self.param_length, self.shares, self._lay_out(rule, options)
-        self._worker_count = shares.workers.count
-        self._gather = shares.workers.all_gather()
-        self._surveys = self.normalizes_gradient or options.grad_clip_norm is not None or options.skip_nonfinite
-        flags = self._shared_flags(rule, options)
-
-        def launch(stages, ranges, weights, held):
-            """Make a launch that takes all gradients; ranges, weights and states make it one of this worker's share."""
-            written = (*(False,) * (5 + len(ranges)), *(True,) * (len(self._counters) + len(weights)))
-            written += (*(False,) * n, *(True,) * len(held))
-            kernel = _kernels.operator(rule.name, device, written, [((n, len(_kernels.SUMS)), ms.float64)])
-            asked = _kernels.flags(stages, flags + _kernels.SHARES * len(ranges), rule.flags)
-            return LaunchCell(kernel, asked, layout, (*ranges, *self._counters), weights, held)
-
-        ranges, weights = Tensor(shares.own), self._parameters
-        held = (*self.states, *self.masters, *self.scales)
-        self._survey = launch(GRADIENT_STAGE, (), (), ())
-        # In one launch with the moments, the gradient stage does nothing more; without, sums would be asked for.
-        moments = MOMENTS_STAGE + (0 if self._surveys else GRADIENT_STAGE)
-        moments += 0 if self._layerwise else APPLY_STAGE
-        self._move = launch(moments, (ranges,), weights, held)
-        # Where the weights have moved already, it reports and counts.
-        ranges, held = (ranges, held) if self._layerwise else (Tensor(shares.own * 0), ())
-        self._finish = launch(APPLY_STAGE + COMMIT_STAGE, (ranges,), weights, held)
-        self._windows = windows(shares, [p.itemsize for p in self._parameters])
-
-    def _split_step(self, rates, gradients):
-        sums = self._no_sums
-        if self._surveys:
-            sums = self._survey(self._constants, rates, sums, gradients)
-        # All gradients, in this order on all workers: in a graph, what reduced them would else not be.
-        parts = self._move(self._constants, rates, sums, gradients)
-        total = self._added_up(parts)
-        if self._surveys:
-            # All workers have these sums already, to the bit as without shares.
-            total = ops.concat((sums[:, :1], total[:, 1:]), 1)
-        done = self._finish(self._constants, rates, total, gradients)
-        for window in self._windows:
-            done = window(self.parameters)
-        return done
-
-    def _added_up(self, parts):
-        """Add up a table of sums over the workers, in their order."""
-        pairs = self._gather(packed(parts))
-        total = unpacked(pairs[0], pairs[1], parts.dtype)
-        for k in range(1, self._worker_count):
-            total = total + unpacked(pairs[2 * k], pairs[2 * k + 1], parts.dtype)
-        return total
+    costs = [bytes_each(prefixes, options, dtype, size) for dtype, size in zip(layout.dtypes, layout.sizes)]
+    return Shares(these, layout.names, layout.shapes, costs, layout.centralized, (*prefixes, "master"))

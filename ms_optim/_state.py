@@ -58,8 +58,8 @@ class StateDict:
         """
         rates = self._rates_at(self.global_step)
         if self.is_group_lr:
-            return tuple(rates[place] for place in self._rate_index)
-        return rates[self._rate_index[0]]
+            return tuple(rates[place] for place in self._layout.rate_places)
+        return rates[self._layout.rate_places[0]]
 
     def _rates_at(self, step: Tensor) -> list[float]:
         """Return the distinct learning rates and weight decays of a step, counted from 0."""
@@ -146,7 +146,7 @@ class StateDict:
         for key, value in state_dict.items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"For '{name}', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
-        passed_over = {*self._names, "statistics"}
+        passed_over = {*self._layout.names, "statistics"}
         # What a Cell around another optimizer called the parameters of schedules.
         first = {place: name for place, name in self._first_names.items() if place != name}
         entries = {first.get(key, key): value for key, value in unwrapped(state_dict).items()}
@@ -156,7 +156,7 @@ class StateDict:
 
     def _amounts(self) -> set[str]:
         """Return the names of counts, learning rates and scales: no other entries must be 0 or greater."""
-        scales = {f"{prefix}_scale.{name}" for prefix in self.rule.states for name in self._names}
+        scales = {f"{prefix}_scale.{name}" for prefix in self.rule.states for name in self._layout.names}
         rates = (getattr(rate, "learning_rate", rate) for rate in (*self._rates.fixed, *self._rates.schedules))
         numbers = {id(p) for p in (self.global_step, self.skipped_steps, *rates)}
         return scales | {name for name, p in self._own_parameters().items() if id(p) in numbers}

@@ -11,10 +11,11 @@ from mindspore import dtype as mstype
 from . import _kernels
 from ._adam import AdamFamily
 from ._arguments import check_choice, check_type, fail
+from ._arithmetic import normal, summed
 from ._base import Rule
-from ._composite import normal, summed
 from ._docs import documented
-from ._offload import OffloadedStep, OffloadReport, report
+from ._offload_report import OffloadReport, report
+from .paths.offload import CrossingPath
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,7 +26,7 @@ DEVICES = ("CPU", "GPU", "Ascend")
 
 
 @documented
-class AdamOffload(OffloadedStep, AdamFamily):
+class AdamOffload(AdamFamily):
     r"""Adam with its moments in host memory, for models that leave no room for them on the device.
 
     Kingma and Ba, `Adam: A Method for Stochastic Optimization <https://arxiv.org/abs/1412.6980>`_ (2015), in the form
@@ -98,7 +99,7 @@ class AdamOffload(OffloadedStep, AdamFamily):
     beta_powers: tuple[Parameter, ...]
     beta1_power: Parameter
     beta2_power: Parameter
-    log_betas: tuple[float, ...]
+    masters_taken: Parameter
 
     def __init__(
         self,
@@ -126,16 +127,27 @@ class AdamOffload(OffloadedStep, AdamFamily):
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})
         if use_locking and not self.fused:
             raise RuntimeError(f"For '{name}', use_locking=True needs the host's operator: {self.backend_reason}.")
-        self._has_kernel, self._target = self.fused, "CPU"
+        self._has_kernel, self._target, self._runs_on = self.fused, "CPU", "CPU"
         self._succeeded = Tensor(True)
 
-    def _create_states(self, rule, options):
-        super()._create_states(rule, options)
+    def _hold_more(self):
         self.beta1_power, self.beta2_power = (
             Parameter(Tensor([1.0], mstype.float32), name=f"beta{k}_power", requires_grad=False) for k in (1, 2)
         )
         self.beta_powers = (self.beta1_power, self.beta2_power)
-        self.log_betas = tuple(math.log(beta) for beta in rule.constants[:2])
+        self._held.keep_beta_powers(self.beta_powers, tuple(math.log(beta) for beta in self.rule.constants[:2]))
+
+    def _fused_path(self, settings, slice_sums):
+        device = _kernels.device_target()
+        if device == "CPU":
+            return super()._fused_path(settings, slice_sums)
+        if self.options.stochastic_rounding:
+            raise RuntimeError(f"For '{self.cls_name}', 'stochastic_rounding' needs weights in host memory.")
+        if slice_sums is not None:
+            raise RuntimeError(f"For '{self.cls_name}', the group key 'shard_group' needs weights in host memory.")
+        self.masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)
+        layout, held, rule, options = self._layout, self._held, self.rule, self.options
+        return CrossingPath(layout, held, self, rule, options, settings, device, self.masters_taken)
 
     @property
     def target(self) -> str:
@@ -157,7 +169,13 @@ class AdamOffload(OffloadedStep, AdamFamily):
         if value not in ("CPU", device):
             fail(ValueError, self.cls_name, "target", f"'CPU' where the device target is {device}", value)
         self._target = value
-        self.fused = self._has_kernel and value == "CPU"
+        if self._has_kernel:
+            if value != self._runs_on:
+                current = self._path
+                self._path = self._path_on_device
+                object.__setattr__(self, "_path_on_device", current)
+                self._runs_on = value
+            self.fused = value == "CPU"
 
     def offload_report(self, device: str | None = None) -> OffloadReport:
         """Return the bytes on device and host, and what crosses in a step, before training starts.
@@ -174,7 +192,7 @@ class AdamOffload(OffloadedStep, AdamFamily):
         """
         device = _kernels.device_target() if device is None else device
         check_choice(self.cls_name, "device", device, DEVICES)
-        return report(self, device)
+        return report(self._held, device)
 
     def scalars(self, t: Tensor) -> Scalars:
         """Return the factor sqrt(1 - beta2^t) / (1 - beta1^t) of the rate."""

@@ -9,8 +9,8 @@ from mindspore import ops
 
 from ._adam import AdamFamily
 from ._arguments import check_type, choose_backend, fail
+from ._arithmetic import normal, summed
 from ._base import Rule
-from ._composite import normal, summed
 from ._docs import documented
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mindspore import ops
 
 from ._arguments import check_choice, check_count, check_momentum, check_type, fail, is_number
+from ._arithmetic import summed
 from ._base import Rule
-from ._composite import summed
 from ._docs import documented
 from .compression import WIRE_DTYPES, CompressedStep, Compression, Workers
 

@@ -9,8 +9,8 @@ from mindspore import ops
 
 from ._adam import AdamFamily
 from ._arguments import check_bounds, check_count, check_positive, choose_backend
+from ._arithmetic import bounded, summed, trust_ratio
 from ._base import Rule
-from ._composite import bounded, summed, trust_ratio
 from ._docs import documented
 
 if TYPE_CHECKING:

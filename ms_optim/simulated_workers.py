@@ -99,7 +99,7 @@ class SimulatedWorkers:
             optimizer = make(own, worker)
             if not isinstance(optimizer, CompressedStep) or optimizer.workers is not worker:
                 fail(TypeError, name, "make", "a function that returns a DGCMomentum built with its group", optimizer)
-            if optimizer._addresses is None:
+            if optimizer._path.addresses is None:
                 raise RuntimeError(f"For '{name}', the fused kernel is needed: {optimizer.backend_reason}.")
             self.optimizers.append(optimizer)
 
@@ -111,27 +111,27 @@ class SimulatedWorkers:
         self.optimizers[0]._check_count()
         for optimizer in self.optimizers:
             optimizer.check_states()
-        kept = [check_gradients(name, o._names, o._shapes, g) for o, g in zip(self.optimizers, gradients)]
+        kept = [check_gradients(name, o._layout.names, o._layout.shapes, g) for o, g in zip(self.optimizers, gradients)]
         # The tables are addresses: what they name is kept until the end of the step.
-        tables = [o._addresses.fill(g) for o, g in zip(self.optimizers, kept)]
+        tables = [o._path.addresses.fill(g) for o, g in zip(self.optimizers, kept)]
         if count == 1:
             (first,) = self.optimizers
             return first(kept[0])
         step = self.optimizers[0].global_step
-        known = self.optimizers[0]._known_place(step)
-        looks = [o._by_address.look(step, table) for o, table in zip(self.optimizers, tables)]
+        known = self.optimizers[0]._path.schedule.place(step)
+        looks = [o._path.by_address.look(step, table) for o, table in zip(self.optimizers, tables)]
         skipping = Tensor(sum(np.asarray(found.asnumpy()) for _, found in looks))
         sent = [
-            o._by_address.send(step, table, sums, skipping, known)
+            o._path.by_address.send(step, table, sums, skipping, known)
             for o, table, (sums, _) in zip(self.optimizers, tables, looks)
         ]
         wires = self._exchanged([wire for _, wire in sent], known)
         for o, table, (sums, _) in zip(self.optimizers, tables, sent):
-            o._by_address.apply(step, table, sums, skipping, wires, known).data_ptr()
+            o._path.by_address.apply(step, table, sums, skipping, wires, known).data_ptr()
         return self.optimizers[0]._succeeded
 
     def _exchanged(self, wires: list[Any], known: int) -> Tensor:
-        cell = self.optimizers[0]._exchanges[1][known]
+        cell = self.optimizers[0]._path.exchanges[1][known]
         self.bytes_sent = 4 * cell.words
         if cell.compressed:
             return ops.stack(wires)

@@ -1,19 +1,20 @@
 """The step as launches of a fused kernel: one for all tensors, unless less is asked for in a graph."""
 
-# FusedStep reads attributes of the optimizer it is mixed into.
-# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from . import _kernels
-from ._kernels import ALL_STAGES, APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from .. import _kernels
+from .._kernels import ALL_STAGES, APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+
+if TYPE_CHECKING:
+    from .._held import Held
+    from .._layout import Layout, Settings
 
 
 class Launch(NamedTuple):
@@ -168,108 +169,139 @@ class ByAddress(nn.Cell):
         return self.launch_all(step, addresses)
 
 
-class FusedStep:
-    """The fused form of the step; a mixin that reads the optimizer's attributes."""
+def shared_flags(layout: Layout, held: Held, rule, options) -> int:
+    """Return the flags that all launches of an optimizer share."""
+    return (
+        _kernels.SKIP_NONFINITE * options.skip_nonfinite
+        + _kernels.MASTERS * bool(len(held.masters))
+        + _kernels.CENTRALIZES * any(layout.centralized)
+        + _kernels.BETA_POWERS * bool(held.beta_powers)
+        + _kernels.STOCHASTIC_ROUNDING * options.stochastic_rounding
+        + _kernels.CLIPS * (options.grad_clip_norm is not None)
+        + rule.shared_flags
+    )
 
-    def _lay_out(self, rule, options):
-        """Set the constant inputs of all launches, and return the layout of all tensors."""
-        columns = [self._rate_index, self._decay_index, self._centralized, range(self.param_length)]
-        constants = (self._unscale, options.grad_clip_norm or 0.0, self._seed, *rule.constants)
-        self._constants = Tensor(np.array(constants, np.float64))
-        self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
-        self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics, *self.beta_powers))
-        return Tensor(np.array(columns, np.int32).T)
 
-    def _prepare_launches(self, rule, options, device):
-        """Lay out the launches: flags, operator and constant inputs of each."""
-        own = tuple(i for i, mine in enumerate(self.optim_filter) if mine)
+def launch_constants(rule, settings: Settings) -> Tensor:
+    """Return the numbers that all launches of an optimizer take."""
+    constants = (settings.unscale, settings.clip_norm or 0.0, settings.seed, *rule.constants)
+    return Tensor(np.array(constants, np.float64))
+
+
+def launch_layout(layout: Layout) -> np.ndarray:
+    """Return the layout of all tensors as launches take it: int32 of shape (tensors, columns)."""
+    columns = [layout.rate_places, layout.decay_places, layout.centralized, range(layout.count)]
+    return np.array(columns, np.int32).T
+
+
+def no_sums() -> Tensor:
+    """Return what a launch takes in the place of sums that nobody made."""
+    return Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
+
+
+class FusedPath(nn.Cell):
+    """The step as launches of a fused kernel.
+
+    Args:
+        layout: What is known of the parameters.
+        held: What the optimizer holds.
+        rule: The optimizer's rule.
+        options: Its shared arguments.
+        settings: What all paths are told.
+        rates: The Cell that evaluates the rates of a step.
+        normalizes: Whether each gradient is divided by its norm.
+        slice_sums: What adds up sums of sliced tensors over processes; None: no tensor is sliced.
+
+    Attributes:
+        addresses: The table of addresses that steps called from Python fill; None where there is none.
+    """
+
+    addresses: _kernels.AddressTable | None
+
+    def __init__(self, layout, held, rule, options, settings, rates, normalizes, slice_sums):
+        super().__init__(auto_prefix=False)
+        object.__setattr__(self, "rates", rates)
+        self.slice_sums, self.addresses = slice_sums, None
+        self.constants, self.no_sums = launch_constants(rule, settings), no_sums()
+        count, device = layout.count, settings.device
+        own = tuple(i for i, mine in enumerate(layout.owned) if mine)
         looks_at_all = options.grad_clip_norm is not None or options.skip_nonfinite
 
         def planned(at_most):
-            if self._sharded:
-                looks_first = looks_at_all or self.normalizes_gradient
-                return sharded_plan(self.param_length, at_most, rule.is_layerwise, looks_first)
-            return plan(self.param_length, own, at_most, looks_at_all)
+            if slice_sums is not None:
+                return sharded_plan(count, at_most, rule.is_layerwise, looks_at_all or normalizes)
+            return plan(count, own, at_most, looks_at_all)
 
-        at_most = rule.at_most or self.param_length
-        phases = planned(max(at_most, -(-self.param_length // MOST_LAUNCHES)))
-        shared = self._shared_flags(rule, options)
-        layout = self._lay_out(rule, options)
-        held_parts = self.states + self.masters + self.scales
+        phases = planned(max(rule.at_most or count, -(-count // MOST_LAUNCHES)))
+        shared, columns = shared_flags(layout, held, rule, options), launch_layout(layout)
 
         def made(launch):
             stages, tensors = launch
             n = len(tensors)
             reads, moves = stages != COMMIT_STAGE, stages not in (GRADIENT_STAGE, COMMIT_STAGE)
-            weights = [self._parameters[i] for i in tensors] if moves else []
-            held = [held_parts[i] for i in self._held_by(tensors)] if moves else []
-            written = (False,) * 5 + (True,) * len(self._counters)
-            written += (True,) * len(weights) + (False,) * n * reads + (True,) * len(held)
-            shapes = [self._shapes[i] if reads else (0,) for i in tensors]
+            weights = [held.parameters[i] for i in tensors] if moves else []
+            states = [held.of_tensors[i] for i in held.places_of(tensors)] if moves else []
+            written = (False,) * 5 + (True,) * len(held.counters)
+            written += (True,) * len(weights) + (False,) * n * reads + (True,) * len(states)
+            shapes = [layout.shapes[i] if reads else (0,) for i in tensors]
             sums = ((n, len(_kernels.SUMS)), ms.float64)
             kernel = _kernels.operator(rule.name, device, written, [sums], shapes, shared)
-            own_layout = Tensor(np.ascontiguousarray(layout.asnumpy()[list(tensors)]))
+            own_layout = Tensor(np.ascontiguousarray(columns[list(tensors)]))
             flags = _kernels.flags(stages, shared, rule.flags)
-            places = None if n == self.param_length and reads else runs(tensors if reads else ())
-            return LaunchCell(kernel, flags, own_layout, self._counters, weights, held, places)
+            places = None if n == count and reads else runs(tensors if reads else ())
+            return LaunchCell(kernel, flags, own_layout, held.counters, weights, states, places)
 
-        self._launches = nn.CellList([made(launch) for phase in phases for launch in phase])
-        places = iter(range(len(self._launches)))
-        self._phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
-        if device == "CPU" and not self.use_parallel:
-            sums = [((self.param_length, len(_kernels.SUMS)), ms.float64)]
+        self.launches = nn.CellList([made(launch) for phase in phases for launch in phase])
+        places = iter(range(len(self.launches)))
+        self.phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
+        if device == "CPU" and not settings.is_parallel:
+            sums = [((count, len(_kernels.SUMS)), ms.float64)]
             kernel = _kernels.operator(rule.name, device, (False,) * 6, sums)
             cells = []
-            for ((stages, _),) in planned(self.param_length):
+            for ((stages, _),) in planned(count):
                 flags = _kernels.flags(stages, shared + _kernels.BY_ADDRESS, rule.flags)
-                cells.append(LaunchCell(kernel, flags, layout))
-            self._launches_by_address = nn.CellList(cells)
-            self._phases_by_address = tuple((k,) for k in range(len(cells)))
-            self._by_address = ByAddress(self._launch_by_address)
-            self._addresses = _kernels.AddressTable(
-                self._parameters,
-                self.states,
-                self.masters,
-                self._master_index,
-                self.scales,
-                self._scale_index,
-                self._counters,
-            )
+                cells.append(LaunchCell(kernel, flags, Tensor(columns)))
+            self.launches_by_address = nn.CellList(cells)
+            self.phases_by_address = tuple((k,) for k in range(len(cells)))
+            self.by_address = ByAddress(self.launch_by_address)
+            self.addresses = _kernels.AddressTable(held)
 
-    def _shared_flags(self, rule, options):
-        return (
-            _kernels.SKIP_NONFINITE * options.skip_nonfinite
-            + _kernels.MASTERS * bool(len(self.masters))
-            + _kernels.CENTRALIZES * any(self._centralized)
-            + _kernels.BETA_POWERS * bool(self.beta_powers)
-            + _kernels.STOCHASTIC_ROUNDING * options.stochastic_rounding
-            + _kernels.CLIPS * (options.grad_clip_norm is not None)
-            + rule.shared_flags
-        )
+    def construct(self, rates, gradients):
+        """Take a step; return sums that nobody needs, once it is taken."""
+        return self.launch_all(self.launches, self.phases, rates, gradients)
 
-    def _held_by(self, tensors):
-        """Return the places of some tensors' states, masters and scales among all, in the kernel's order."""
-        n = self.param_length
-        states = tuple(k * n + i for k in range(self._state_count) for i in tensors)
-        masters = (len(self.states) + self._master_index[i] for i in tensors if self._master_index[i] >= 0)
-        before = len(self.states) + len(self.masters)
-        scales = (before + self._scale_index[place] for place in states if self._scale_index[place] >= 0)
-        return (*states, *masters, *scales)
+    def run_by_address(self, step, addresses):
+        """Take a step, called from Python, on what a table of addresses names."""
+        return self.by_address.run(step, addresses)
 
-    def _fused_step(self, rates, gradients):
-        """Run the step in a graph."""
-        return self._launch_all(self._launches, self._phases, rates, gradients)
+    def launch_by_address(self, step, addresses):
+        """Take a step, one launch a phase whatever the number of tensors, on what a table of addresses names."""
+        return self.launch_all(self.launches_by_address, self.phases_by_address, self.rates(step), (addresses,))
 
-    def _launch_by_address(self, step, addresses):
-        """Run the step, one launch a phase whatever the number of tensors, on what a table of addresses names."""
-        return self._launch_all(self._launches_by_address, self._phases_by_address, self._rates(step), (addresses,))
-
-    def _launch_all(self, launches, phases, rates, gradients):
-        sums = self._no_sums
+    def launch_all(self, launches, phases, rates, gradients):
+        """Run the launches of all phases."""
+        sums = self.no_sums
         for place, phase in enumerate(phases):
             found = ()
             for k in phase:
-                found += (launches[k](self._constants, rates, sums, gradients),)
+                found += (launches[k](self.constants, rates, sums, gradients),)
             made = found[0] if len(found) == 1 else ops.concat(found)
-            sums = self._whole_sums(place == 0, place + 1 == len(phases), made, sums) if self._sharded else made
+            sums = made if self.slice_sums is None else self.whole(place == 0, place + 1 == len(phases), made, sums)
         return sums
+
+    def whole(self, is_first, is_last, sums, known):
+        """Return the sums that a phase of launches made, of whole tensors; after the last phase nobody needs them.
+
+        The first phase settles the gradients' sums: a launch that skips the step only passes them on, and even where
+        one sums them up anew, all launches shall clip alike.
+
+        Args:
+            is_first: Whether it is the first phase.
+            is_last: Whether it is the last.
+            sums: What the launches returned, float64 of shape (tensors, kinds of sums); gradients' sums are in front.
+            known: What this returned after the phase before.
+        """
+        if is_last:
+            return sums
+        whole = self.slice_sums(sums)
+        return whole if is_first else ops.concat((known[:, :1], whole[:, 1:]), 1)

@@ -12,9 +12,6 @@ Sums are exchanged between two phases of a step:
 where gradients have a phase of their own only if all of them are looked at first, for clipping, say.
 """
 
-# ShardedStep reads attributes of the optimizer it is mixed into.
-# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportCallIssue=false
-
 from __future__ import annotations
 
 from typing import Any
@@ -25,7 +22,7 @@ from mindspore import communication as comm
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from ._arguments import fail
+from .._arguments import fail
 
 KEY = "shard_group"
 # In the others MindSpore splits tensors itself, or averages gradients over processes that hold different slices.
@@ -143,37 +140,20 @@ class SumOverProcesses(nn.Cell):
         return table
 
 
-class ShardedStep:
-    """What split tensors add to a step, fused or composite; a mixin that reads the optimizer's attributes."""
+class WholeNorms(nn.Cell):
+    """Makes norms of whole tensors from those of slices.
 
-    def _prepare_sharding(self, shard_groups: dict[str, str]):
-        self._sharded = bool(shard_groups)
-        self._sum_over_processes = SumOverProcesses([shard_groups.get(p.name) for p in self._parameters])
+    Args:
+        sums: What adds up over processes.
+        dtype: The dtype in which squares are added up.
+    """
 
-    def _whole_sums(self, is_first, is_last, sums, known):
-        """Return the sums that a phase of launches made, of whole tensors; after the last phase nobody needs them.
+    def __init__(self, sums: SumOverProcesses, dtype):
+        super().__init__(auto_prefix=False)
+        self.sums, self.dtype = sums, dtype
 
-        The first phase settles the gradients' sums: a launch that skips the step only passes them on, and even where
-        one sums them up anew, all launches shall clip alike.
-
-        Args:
-            is_first: Whether it is the first phase.
-            is_last: Whether it is the last.
-            sums: What the launches returned, float64 of shape (tensors, kinds of sums); gradients' sums are in front.
-            known: What this returned after the phase before.
-        """
-        if is_last:
-            return sums
-        whole = self._sum_over_processes(sums)
-        return whole if is_first else ops.concat((known[:, :1], whole[:, 1:]), 1)
-
-    def _whole_norms(self, norms):
+    def construct(self, norms):
         """Return the norms of whole tensors from a table of those of slices, of shape (tensors, kinds of norms)."""
         # In float32 the squares of small norms would vanish.
-        squares = ops.square(F.cast(norms, self._step_dtype))
-        return F.cast(ops.sqrt(self._sum_over_processes(squares)), mstype.float32)
-
-    def _whole_survey(self, norms, finite):
-        """Return what is known of whole gradients: for each its norm, and 0 where it is finite."""
-        infinite = 1.0 - F.cast(finite, mstype.float32)
-        return self._whole_norms(ops.stack((norms, infinite), 1))
+        squares = ops.square(F.cast(norms, self.dtype))
+        return F.cast(ops.sqrt(self.sums(squares)), mstype.float32)

@@ -12,7 +12,7 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
-from ._fused import MOST_TURNS, in_parts
+from .fused import MOST_TURNS, in_parts
 
 # Stacks are copies: a step holds some copies of one of so many elements, or of the largest tensor.
 MOST_ELEMENTS = 1 << 22
@@ -71,6 +71,16 @@ def _are_float32(dtypes):
 def in_float32(tensor):
     """Return a tensor in float32."""
     return F.cast(tensor, mstype.float32)
+
+
+def first_of(stack):
+    """Return the first tensor of a stack, which is all where it has one alone."""
+    return stack[0]
+
+
+def cut(rows, like):
+    """Return the first of some rows, as many as a stack has tensors."""
+    return rows[: F.shape(like)[0]]
 
 
 def column(numbers, like):

@@ -1,0 +1,1 @@
+"""Deep gradient compression: what travels, how, and the step made of it."""

@@ -1,0 +1,220 @@
+"""The compressed step in MindSpore's operators: a second statement of it, independent of the kernel's."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .._arithmetic import normal, norms, summed, usable
+from ..paths.counting import Counting, RatesOfEach
+from ..paths.held_stacks import HeldStacks
+from ..paths.stacks import column, cut, first_of
+from ..paths.survey import Prepare
+from .local_mean import LocalMean, cut_up, like, ranges_of
+from .schedule import Schedule, begins, place_of
+from .wire import LARGEST_LIMB, LIMB_BITS, LIMBS, MARK_WORDS, STEP_LIMBS
+
+if TYPE_CHECKING:
+    from .._held import Held
+    from .._layout import Layout, Settings
+
+HALF = np.finfo(np.float16)
+
+
+def largest(x: Tensor, count: Tensor, at_most: int) -> Tensor:
+    """Return a mask of the elements of each row that are largest in magnitude, NaN before all; of equals the first.
+
+    Args:
+        x: A float32 tensor of two dimensions.
+        count: How many to choose of each row, an int32 tensor of no dimensions.
+        at_most: The largest that count may be.
+    """
+    nan = ops.isnan(x)
+    magnitude = ops.where(nan, ops.full_like(x, math.inf), ops.abs(x))
+    values, _ = ops.topk(magnitude, at_most)
+    last = ops.gather(values, count - 1, 1).reshape((-1, 1))
+    above = ops.logical_or(magnitude > last, nan)
+    equal = ops.logical_and(magnitude == last, ops.logical_not(nan))
+    first = ops.logical_and(above, ops.cumsum(F.cast(above, mstype.int32), 1) <= count)
+    left = count - F.cast(first, mstype.int32).sum(1).reshape((-1, 1))
+    second = ops.logical_and(equal, ops.cumsum(F.cast(equal, mstype.int32), 1) <= left)
+    return ops.logical_or(first, second)
+
+
+def _flat(value):
+    return value.reshape(-1)
+
+
+def _value_of(accumulated):
+    return accumulated[1]
+
+
+class CompressedCompositePath(nn.Cell):
+    """The compressed step in MindSpore's operators.
+
+    Args:
+        layout: What is known of the parameters.
+        held: What the optimizer holds.
+        statement: The optimizer, which states how gradients are ``decayed`` and the velocity is ``moved``.
+        settings: What all paths are told.
+        schedule: Who sends how much, and when.
+        dgc_worker: Parameter, whose residuals the states are.
+    """
+
+    addresses = None
+
+    def __init__(
+        self, layout: Layout, held: Held, statement: Any, settings: Settings, schedule: Schedule, dgc_worker: Any
+    ):
+        super().__init__(auto_prefix=False)
+        # It holds this Cell.
+        object.__setattr__(self, "statement", statement)
+        at_most = tuple(int(k) for k in schedule.counts.max(axis=0))
+        self.stacks = stacks = HeldStacks(layout, held, False, at_most)
+        self.stack_at_most = tuple(at_most[stack[0]] for stack in stacks.places)
+        self.ranges = ranges_of([sum(layout.sizes[i] for i in stack) for stack in stacks.places])
+        self.dtype, self.clip_norm, self.each = settings.step_dtype, settings.clip_norm, C.Map()
+        self.prepare, self.rates_of_each = Prepare(settings.unscale), RatesOfEach(layout)
+        self.counting = Counting(held, self.dtype, settings.skips)
+        workers = schedule.workers
+        self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
+        self.has_phases, self.begins, self.sent = len(schedule.ends) > 0, begins(schedule), Tensor(schedule.counts)
+        self.half_values = schedule.wire_dtype == "float16"
+        self.worker_count, self.processes = workers.count, workers.count * workers.local
+        self.share = 1.0 / math.sqrt(workers.count)
+        self.all_reduce = workers.all_reduce() if self.processes > 1 else None
+        self.own_worker = Tensor(schedule.own_worker)
+        self.limb_shifts = Tensor([LIMB_BITS * k for k in range(STEP_LIMBS)], mstype.int32)
+        limbs = [schedule.settings >> LIMB_BITS * k & LARGEST_LIMB for k in range(LIMBS - STEP_LIMBS)]
+        self.settings_limbs = Tensor(limbs, mstype.float32)
+        self.no_mark = Tensor(np.full(MARK_WORDS, np.nan, np.float32))
+        object.__setattr__(self, "global_step", held.global_step)
+        object.__setattr__(self, "dgc_worker", dgc_worker)
+
+    def construct(self, rates, gradients):
+        """Take a step; return whether it was applied."""
+        stacks = self.stacks
+        gradients = self.each(self.prepare, stacks(self.local_mean(gradients)), stacks.centralized)
+        finite = self.each(usable, gradients)
+        applied = self.counting.applies(self.everywhere(ops.all(ops.concat(finite))))
+        table = self.rates_of_each(rates)
+        rate = self.each(cut, stacks.spread(table[0]), gradients)
+        decay = self.each(cut, stacks.spread(table[1]), gradients)
+        counts = ops.gather(self.sent, place_of(self.global_step, self.begins, self.has_phases), 0)
+        counts = self.each(first_of, stacks.spread(counts))
+        columns = (gradients, self.stack_at_most, counts, *stacks.columns)
+        accumulated = self.each(self.accumulated, decay, *columns)
+        means = self.mean(self.each(_value_of, accumulated))
+        # Nothing is written before what all sent is known to be of this step.
+        applied = F.depend(applied, means)
+        shared = (applied,) * len(gradients)
+        reports = self.each(self.received, shared, finite, rate, accumulated, means, *columns)
+        return self.counting(applied, stacks.in_order(reports))
+
+    def accumulated(self, decay, gradients, at_most, count, weights, masters, has_master, u, r):
+        """Return of a stack the weights, what is sent, the mask of it, and u and r with what is sent in them."""
+        weights, u, r = (
+            self.stacks.weights(weights, masters, has_master),
+            self.stacks.held(u),
+            self.stacks.held(r),
+        )
+        g = self.statement.decayed(weights, gradients, column(decay, weights))
+        if at_most == 0:
+            return weights, g, u, u, r
+        clipped = g
+        if self.clip_norm is not None:
+            total, bound = norms(g, self.dtype), self.clip_norm * self.share
+            clipped = normal(g * column(ops.where(total > bound, bound / total, ops.ones_like(total)), g))
+        new_u, direction = self.statement.moved(clipped, u)
+        new_r = summed(r, direction)
+        rows = new_r.reshape((F.shape(new_r)[0], -1))
+        mask = largest(rows, ops.maximum(count, ops.ones_like(count)), at_most).reshape(F.shape(new_r))
+        value = ops.where(count > 0, ops.where(mask, self.travelled(new_r), ops.zeros_like(new_r)), g)
+        return weights, value, mask, new_u, new_r
+
+    def received(
+        self,
+        applied,
+        finite,
+        rate,
+        accumulated,
+        mean,
+        gradients,
+        at_most,
+        count,
+        parameters,
+        masters,
+        has_master,
+        *states,
+    ):
+        """Write the new weights and states of a stack; return their rows of statistics."""
+        weights, value, mask, velocity, residual = accumulated
+        u, r = self.stacks.held(states[0]), self.stacks.held(states[1])
+        new_u, direction = self.statement.moved(mean, u)
+        written = ()
+        if at_most > 0:
+            compressed = count > 0
+            kept = ops.where(mask, self.behind(residual, value), residual)
+            new_u = ops.where(compressed, ops.where(mask, ops.zeros_like(u), velocity), new_u)
+            direction = ops.where(compressed, mean, direction)
+            written += (self.stacks.write_stack(states[1], ops.where(applied, ops.where(compressed, kept, r), r)),)
+        written += (self.stacks.write_stack(states[0], ops.where(applied, new_u, u)),)
+        update = normal(column(rate, direction) * direction)
+        found = (norms(gradients, self.dtype), norms(weights, self.dtype))
+        new_weights = ops.where(applied, normal(weights - update), weights)
+        written += (self.stacks.write_weights(parameters, masters, has_master, new_weights),)
+        size = norms(update, self.dtype)
+        moved = (ops.where(applied, size, ops.zeros_like(size)), F.cast(applied, mstype.float32) * ops.ones_like(size))
+        return F.depend(ops.stack((*found, *moved, F.cast(finite, mstype.float32)), 1), written)
+
+    def travelled(self, value):
+        """Return a value as it arrives."""
+        if not self.half_values:
+            return value
+        finite = ops.isfinite(value)
+        clamped = ops.where(finite, ops.clamp(value, float(HALF.min), float(HALF.max)), value)
+        return F.cast(F.cast(clamped, mstype.float16), mstype.float32)
+
+    def behind(self, value, travelled):
+        """Return what rounding takes from a value that is sent: it is sent another time."""
+        left = normal(value - travelled)
+        return ops.where(ops.isnan(left), ops.zeros_like(left), left)
+
+    def mean(self, values):
+        """Return the means over the workers of what all sent."""
+        if self.worker_count == 1:
+            return values
+        mark = self.mark()
+        flat = ops.concat(self.each(_flat, values))
+        total = self.checked_total(self.all_reduce(ops.concat((flat, mark))), mark)
+        means = cut_up(normal(total / self.processes), self.ranges)
+        return self.each(like, means, values)
+
+    def mark(self):
+        """Return the mark of this step, or NaN where the residuals are another worker's, so that no process goes on."""
+        # Not by division, which is of floating-point numbers on a CPU.
+        parts = ops.bitwise_and(ops.bitwise_right_shift(self.global_step, self.limb_shifts), LARGEST_LIMB)
+        limbs = ops.concat((F.cast(parts, mstype.float32), self.settings_limbs))
+        own = (self.dgc_worker == self.own_worker).all()
+        return ops.where(own, ops.concat((limbs, limbs * limbs)), self.no_mark)
+
+    def checked_total(self, total, mark):
+        """Return the sum of what all sent, if all marks are this process's own."""
+        if ops.logical_not((total[-MARK_WORDS:] == mark * self.processes).all()):
+            raise RuntimeError(
+                "DGCMomentum received what belongs to another step or to other settings, or some worker holds another "
+                "worker's residuals: nothing was changed."
+            )
+        return total
+
+    def everywhere(self, finite):
+        """Return whether the gradients of all workers are finite."""
+        if self.worker_count == 1:
+            return finite
+        return self.all_reduce(1.0 - F.cast(finite, mstype.float32).reshape((1,))).sum() == 0

@@ -1,0 +1,100 @@
+"""The launches of a compressed step, and the exchange between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import Tensor, nn
+
+from ..paths.fused import as_tuple
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .._arguments import Tensors
+    from .transport import Workers
+
+
+class StageCell(nn.Cell):
+    """One launch: its operator, what that is to do, and what it takes besides gradients.
+
+    Args:
+        kernel: The operator.
+        flags: What it is to do.
+        before: What it takes before the tensors: whose states they are, and the counters.
+        weights: The weights.
+        held: Their states and masters.
+    """
+
+    kernel: Callable[..., Any]
+    flags: Tensor
+    no_wires: Tensor
+    before: Tensors
+    weights: Tensors
+    held: Tensors
+
+    def __init__(
+        self,
+        kernel: Callable[..., Any],
+        flags: Tensor,
+        before: Sequence[Tensor],
+        weights: Sequence[Tensor] = (),
+        held: Sequence[Tensor] = (),
+    ):
+        super().__init__(auto_prefix=False)
+        self.kernel, self.flags = kernel, flags
+        self.no_wires = Tensor(np.zeros((1, 1), np.float32))
+        # The optimizer holds these already, and Cell would list them twice.
+        for name, tensors in (("before", before), ("weights", weights), ("held", held)):
+            object.__setattr__(self, name, as_tuple(tensors))
+
+    def construct(
+        self, layout: Tensor, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, gradients: Tensors
+    ) -> Tensor | Tensors:
+        """Run the launch."""
+        return self.kernel(
+            self.flags,
+            layout,
+            *numbers,
+            sums,
+            skipping,
+            wires,
+            *self.before,
+            *self.weights,
+            *gradients,
+            *self.held,
+        )
+
+
+class ExchangeCell(nn.Cell):
+    """The step of a phase of training among several workers: send, exchange, apply."""
+
+    sender: StageCell
+    receiver: StageCell
+    layout: Tensor
+    compressed: bool
+    words: int
+    exchange: Callable[[Tensor], Tensor]
+
+    def __init__(self, sender: StageCell, receiver: StageCell, layout: NDArray[np.int32], words: int, workers: Workers):
+        super().__init__(auto_prefix=False)
+        self.sender, self.receiver, self.layout = sender, receiver, Tensor(layout)
+        self.compressed, self.words = bool(layout[:, -1].any()), words
+        self.exchange = workers.exchange(self.compressed, words)
+
+    def construct(self, numbers: Tensors, sums: Tensor, skipping: Tensor, gradients: Tensors) -> Tensor:
+        """Run the phase's launches and what is between them."""
+        sums, wire = self.send(numbers, sums, skipping, gradients)
+        return self.apply(numbers, sums, skipping, self.exchange(wire), gradients)
+
+    def send(self, numbers: Tensors, sums: Tensor, skipping: Tensor, gradients: Tensors) -> Tensor | Tensors:
+        """Return the sums and this worker's wire."""
+        return self.sender(self.layout, numbers, sums, skipping, self.sender.no_wires, gradients)
+
+    def apply(
+        self, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, gradients: Tensors
+    ) -> Tensor | Tensors:
+        """Accumulate, and move the weights by what the workers sent."""
+        return self.receiver(self.layout, numbers, sums, skipping, wires, gradients)

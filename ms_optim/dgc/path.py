@@ -1,0 +1,205 @@
+"""The compressed step in launches of the fused kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .. import _kernels
+from .._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from ..paths.fused import launch_layout, no_sums, shared_flags
+from .launches import ExchangeCell, StageCell
+from .local_mean import LocalMean
+from .schedule import Schedule, begins, place_of
+from .wire import wire_words
+
+if TYPE_CHECKING:
+    from .._held import Held
+    from .._layout import Layout, Settings
+
+
+class CompressedByAddress(nn.Cell):
+    """The parts of a step that is called from Python, compiled by themselves; see paths/fused.py.
+
+    Those of several simulated workers are called one by one: see simulated_workers.py.
+    """
+
+    def __init__(self, path: CompressedPath):
+        super().__init__(auto_prefix=False)
+        object.__setattr__(self, "path", path)
+
+    @ms.jit(backend="ms_backend")
+    def mean(self, gradients):
+        """Return the mean gradients of this host's processes."""
+        return self.path.local_mean(gradients)
+
+    @ms.jit(backend="ms_backend")
+    def run(self, step, addresses, known):
+        """Run the step on what a table of addresses names, in a known phase of training."""
+        return self.path.phase_by_address(step, addresses, known)
+
+    @ms.jit(backend="ms_backend")
+    def look(self, step, addresses):
+        """Return sums of the gradients, and whether they are not finite, if that matters."""
+        return self.path.look_by_address(step, addresses)
+
+    @ms.jit(backend="ms_backend")
+    def send(self, step, addresses, sums, skipping, known):
+        """Return the sums and this worker's wire."""
+        return self.path.send_by_address(step, addresses, sums, skipping, known)
+
+    @ms.jit(backend="ms_backend")
+    def apply(self, step, addresses, sums, skipping, wires, known):
+        """Accumulate, and move the weights by what the workers sent."""
+        return self.path.apply_by_address(step, addresses, sums, skipping, wires, known)
+
+
+class CompressedPath(nn.Cell):
+    """The compressed step in launches of the fused kernel.
+
+    Args:
+        layout: What is known of the parameters.
+        held: What the optimizer holds.
+        rule: The optimizer's rule.
+        options: Its shared arguments.
+        settings: What all paths are told.
+        rates: The Cell that evaluates the rates of a step.
+        schedule: Who sends how much, and when.
+        dgc_worker: Parameter, whose residuals the states are.
+
+    Attributes:
+        addresses: The table of addresses that steps called from Python fill; None where there is none.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        held: Held,
+        rule,
+        options,
+        settings: Settings,
+        rates: Any,
+        schedule: Schedule,
+        dgc_worker: Any,
+    ):
+        super().__init__(auto_prefix=False)
+        object.__setattr__(self, "rates", rates)
+        object.__setattr__(self, "schedule", schedule)
+        n, workers = layout.count, schedule.workers
+        self.worker_count, self.unscale, self.skips = workers.count, settings.unscale, options.skip_nonfinite
+        self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
+        self.phase_count, self.begins = len(schedule.ends) + 1, begins(schedule)
+        self.all_reduce = workers.all_reduce() if workers.count * workers.local > 1 else None
+        layouts = np.array([np.c_[launch_layout(layout), counts] for counts in schedule.counts], np.int32)
+        own = (workers.rank, schedule.settings)
+        constants = (settings.unscale, options.grad_clip_norm or 0.0, settings.seed, *rule.constants, *own)
+        self.layouts = Tensor(layouts)
+        self.constants, self.no_sums = Tensor(np.array(constants, np.float64)), no_sums()
+        self.no_worker = Tensor(np.zeros(1, np.float32))
+        shared = shared_flags(layout, held, rule, options)
+        # For each form what comes before the tensors, weights, what is held for them, and the form's flag.
+        tensors = (*held.states, *held.masters)
+        forms = [((dgc_worker, *held.counters), tuple(held.parameters), tensors, 0)]
+        self.addresses = None
+        if settings.device == "CPU":
+            forms.append(((Tensor(schedule.own_worker),), (), (), _kernels.BY_ADDRESS))
+            self.by_address = CompressedByAddress(self)
+            self.addresses = _kernels.AddressTable(held)
+        sums = ((n, len(_kernels.SUMS)), ms.float64)
+        local, look, exchanges = [], [], []
+        for before, weights, states, flag in forms:
+
+            def stage(stages, outputs, before=before, weights=weights, states=states, flag=flag):
+                if stages == GRADIENT_STAGE:
+                    weights, states = (), ()
+                given = n if flag == 0 else 1
+                written = (False,) * 8 + (True,) * (len(before) - 1 + len(weights)) + (False,) * given
+                written += (True,) * len(states)
+                kernel = _kernels.operator(rule.name, settings.device, written, outputs, layout.shapes, shared)
+                return StageCell(kernel, _kernels.flags(stages, shared + flag, rule.flags), before, weights, states)
+
+            if workers.count == 1:
+                local.append(stage(_kernels.ALL_STAGES, [sums]))
+                continue
+            look.append(stage(GRADIENT_STAGE, [sums]))
+            cells = []
+            for columns, counts in zip(layouts, schedule.counts.tolist()):
+                words = wire_words(layout.sizes, counts, schedule.wire_dtype)
+                wire = ((words,), ms.int32 if any(counts) else ms.float32)
+                send, apply = stage(MOMENTS_STAGE, [sums, wire]), stage(APPLY_STAGE + COMMIT_STAGE, [sums])
+                cells.append(ExchangeCell(send, apply, columns, words, workers))
+            exchanges.append(nn.CellList(cells))
+        self.local, self.look, self.exchanges = nn.CellList(local), nn.CellList(look), nn.CellList(exchanges)
+        object.__setattr__(self, "global_step", held.global_step)
+
+    def construct(self, rates, gradients):
+        """Take a step; return sums that nobody needs, once it is taken."""
+        gradients = self.local_mean(gradients)
+        numbers = (self.constants, rates)
+        phase = place_of(self.global_step, self.begins, self.phase_count > 1)
+        if self.worker_count == 1:
+            return self.run_locally(0, phase, numbers, gradients)
+        sums, skipping = self.looked_at(0, numbers, gradients)
+        done = self.no_sums
+        for k in range(self.phase_count):
+            if phase == k:
+                done = self.exchanges[0][k](numbers, sums, skipping, gradients)
+        return done
+
+    def run_by_address(self, step, addresses):
+        """Take a step, called from Python, on what a table of addresses names; Python knows the phase."""
+        known = self.schedule.place(step) if self.worker_count > 1 else 0
+        return self.by_address.run(step, addresses, known)
+
+    def numbers_at(self, step):
+        """Return the constants and the rates of a step."""
+        return self.constants, self.rates(step)
+
+    def phase_by_address(self, step, addresses, known):
+        """Take a step of a known phase of training."""
+        numbers = self.numbers_at(step)
+        if self.worker_count == 1:
+            phase = place_of(step, self.begins, self.phase_count > 1)
+            return self.run_locally(1, phase, numbers, (addresses,))
+        sums, skipping = self.looked_at(1, numbers, (addresses,))
+        return self.exchanges[1][known](numbers, sums, skipping, (addresses,))
+
+    # What a step of one of several simulated workers is made of; see simulated_workers.py.
+
+    def look_by_address(self, step, addresses):
+        """Return sums of the gradients, and whether they are not finite, if that matters."""
+        if not self.skips:
+            return self.no_sums, self.no_worker
+        return self.looked_here(1, self.numbers_at(step), (addresses,))
+
+    def send_by_address(self, step, addresses, sums, skipping, known):
+        """Return the sums and this worker's wire."""
+        return self.exchanges[1][known].send(self.numbers_at(step), sums, skipping, (addresses,))
+
+    def apply_by_address(self, step, addresses, sums, skipping, wires, known):
+        """Accumulate, and move the weights by what the workers sent."""
+        return self.exchanges[1][known].apply(self.numbers_at(step), sums, skipping, wires, (addresses,))
+
+    def run_locally(self, form, phase, numbers, gradients):
+        """Take the step of a worker that is alone."""
+        layout, stage = ops.gather(self.layouts, phase, 0), self.local[form]
+        return stage(layout, numbers, self.no_sums, self.no_worker, stage.no_wires, gradients)
+
+    def looked_at(self, form, numbers, gradients):
+        """Return sums of the gradients, and of how many workers they are not finite, if that matters."""
+        if not self.skips:
+            return self.no_sums, self.no_worker
+        sums, skipping = self.looked_here(form, numbers, gradients)
+        return sums, self.all_reduce(skipping)
+
+    def looked_here(self, form, numbers, gradients):
+        """Return sums of the gradients, and whether they are not finite, float32 of shape (1,)."""
+        stage = self.look[form]
+        sums = stage(self.layouts[0], numbers, self.no_sums, self.no_worker, stage.no_wires, gradients)
+        norm = F.cast(ops.sqrt(sums[:, 0].sum()) * self.unscale, mstype.float32)
+        return sums, 1.0 - F.cast(ops.isfinite(norm), mstype.float32).reshape((1,))

@@ -1,0 +1,73 @@
+"""What the steps of a compressed optimizer have in common: who sends how much of what, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import Parameter, Tensor
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .wire import LARGEST, Compression, ramp, sent, settings_number
+
+if TYPE_CHECKING:
+    from .._layout import Layout
+    from .transport import Workers
+
+
+class Schedule:
+    """How many elements of each tensor a worker sends in each phase of training.
+
+    Args:
+        layout: What is known of the parameters.
+        rule: The optimizer's rule.
+        options: Its shared arguments.
+        workers: The workers.
+        compression: When and how much is compressed.
+
+    Attributes:
+        workers: The workers.
+        wire_dtype: The dtype in which values of compressed tensors travel.
+        counts: How many elements of each tensor are sent, 0 for all: int32 of shape (phases, tensors).
+        ends: The step that each phase but the first begins with.
+        settings: A number that only workers of the same settings share.
+        own_worker: Which worker this is: int32 of shape (workers,), 1 in its place.
+
+    Raises:
+        ValueError: If a parameter has too many elements.
+    """
+
+    def __init__(self, layout: Layout, rule, options: Any, workers: Workers, compression: Compression):
+        sizes = layout.sizes
+        for name, size in zip(layout.names, sizes):
+            if size > LARGEST:
+                raise ValueError(
+                    f"For '{layout.optimizer}', the parameter '{name}' must have at most {LARGEST} elements, "
+                    f"but has {size}."
+                )
+        begin, length, sparsity, least, self.wire_dtype = compression
+        phases = ramp(begin, length, sparsity)
+        self.workers = workers
+        self.counts = np.array([[sent(part, size, least) for size in sizes] for _, part in phases], np.int32)
+        self.ends = tuple(begin for begin, _ in phases[1:])
+        known = (rule.name, rule.constants, rule.flags, options.grad_clip_norm, sizes, self.counts.tolist())
+        self.settings = settings_number(*known, self.ends)
+        self.own_worker = np.eye(workers.count, dtype=np.int32)[workers.rank]
+
+    def place(self, step: Parameter) -> int:
+        """Return the phase of training that a step is in."""
+        at = int(step.asnumpy()[0])
+        return sum(at >= end for end in self.ends)
+
+
+def place_of(step, begins, has_phases):
+    """Return the phase of training that a step is in, in a graph: an int32 tensor of no dimensions."""
+    if not has_phases:
+        return F.cast(step, mstype.int32).reshape(()) * 0
+    return F.cast(step >= begins, mstype.int32).sum()
+
+
+def begins(schedule: Schedule) -> Tensor:
+    """Return the steps that phases begin with, as :func:`place_of` takes them."""
+    return Tensor(np.array(schedule.ends or (0,), np.int32))

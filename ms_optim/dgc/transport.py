@@ -1,0 +1,128 @@
+"""How workers exchange what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import communication as comm
+
+from .._arguments import fail
+from .wire import MOST_PROCESSES
+
+
+class Workers:
+    """The workers that compress and exchange: the processes that train together, or the hosts that these are on.
+
+    Attributes:
+        count: How many workers there are.
+        rank: Which of them this process is, or belongs to.
+        group: The communication group's name; None where there is but one process.
+        local_group: The name of the group of the processes on this host; None where each process is a worker.
+        local: How many processes a host has.
+    """
+
+    count: int
+    rank: int
+    group: str | None = None
+    local_group: str | None = None
+    local: int = 1
+    local_rank: int = 0
+
+    def __init__(self, optimizer: str, group: str | None, local_group: str | None):
+        initialized = comm.GlobalComm.INITED
+        for name, value in (("group", group), ("local_group", local_group)):
+            if value is not None and not isinstance(value, str):
+                fail(TypeError, optimizer, name, "the name of a communication group or None", value)
+            if value is not None and not initialized:
+                fail(ValueError, optimizer, name, "None before mindspore.communication.init() is called", value)
+        self.group = group if group is not None else (comm.GlobalComm.WORLD_COMM_GROUP if initialized else None)
+        processes = 1 if self.group is None else comm.get_group_size(self.group)
+        if processes > MOST_PROCESSES:
+            fail(ValueError, optimizer, "group", f"of at most {MOST_PROCESSES} processes", processes)
+        mode = ms.get_auto_parallel_context("parallel_mode")
+        if processes > 1 and mode != "stand_alone":
+            raise ValueError(
+                f"For '{optimizer}', the parallel mode must be 'stand_alone', but is '{mode}': the optimizer exchanges "
+                "the gradients itself, and would get means of them. Set "
+                "mindspore.set_auto_parallel_context(parallel_mode='stand_alone')."
+            )
+        place = 0 if self.group is None else comm.get_rank(self.group)
+        self.local_group = local_group
+        self.local = 1 if local_group is None else comm.get_group_size(local_group)
+        self.local_rank = 0 if local_group is None else comm.get_rank(local_group)
+        if processes % self.local or place % self.local != self.local_rank:
+            what = "a group of this host's processes: equally many on each host, and next to each other in 'group'"
+            fail(ValueError, optimizer, "local_group", what, local_group)
+        self.count, self.rank = processes // self.local, place // self.local
+
+    def check_trainers(self, optimizer: str, num_trainers: int | None) -> None:
+        """Check the number of processes, where it is given."""
+        processes = self.count * self.local
+        if num_trainers is not None and num_trainers != processes:
+            where = f"the group '{self.group}' has {processes}" if self.group else f"there {_are(processes)}"
+            what = f"the number of processes that train together ({where})"
+            fail(ValueError, optimizer, "num_trainers", what, num_trainers)
+
+    def all_reduce(self) -> Callable[[Tensor], Tensor]:
+        """Return the operator that adds up a tensor over all processes."""
+        return ops.AllReduce(ops.ReduceOp.SUM, self.group)
+
+    def exchange(self, compressed: bool, words: int) -> Callable[[Tensor], Tensor]:
+        """Return a Cell that takes a worker's wire of so many words to all workers' wires, or to their sum."""
+        return GatherWires(self, words) if compressed else AddWires(self, words)
+
+
+def _are(processes: int) -> str:
+    return "is one process" if processes == 1 else f"are {processes}"
+
+
+class GatherWires(nn.Cell):
+    """From this worker's wire to those of all, in the workers' order.
+
+    The processes of one host hold the same wire: each sends its part of it, and it leaves the host once.
+    """
+
+    all_gather: ops.AllGather
+    divided: bool
+    words: int
+    begin: int
+    end: int
+    padding: Tensor
+    shape: tuple[int, int]
+
+    def __init__(self, workers: Workers, words: int):
+        super().__init__(auto_prefix=False)
+        self.all_gather = ops.AllGather(workers.group)
+        self.divided, self.words = workers.local > 1, words
+        part = -(-words // workers.local)
+        self.begin, self.end = workers.local_rank * part, (workers.local_rank + 1) * part
+        self.padding = Tensor(np.zeros(workers.local, np.int32))
+        self.shape = (workers.count, workers.local * part)
+
+    def construct(self, wire: Tensor) -> Tensor:
+        """Gather the wires."""
+        if not self.divided:
+            return self.all_gather(wire).reshape(self.shape)
+        part = ops.concat((wire, self.padding))[self.begin : self.end]
+        return self.all_gather(part).reshape(self.shape)[:, : self.words]
+
+
+class AddWires(nn.Cell):
+    """From this worker's wire, which holds gradients, to the sum over the workers."""
+
+    all_reduce: Callable[[Tensor], Tensor]
+    local: int
+    shape: tuple[int, int]
+
+    def __init__(self, workers: Workers, words: int):
+        super().__init__(auto_prefix=False)
+        self.all_reduce = workers.all_reduce()
+        self.local, self.shape = workers.local, (1, words)
+
+    def construct(self, wire: Tensor) -> Tensor:
+        """Add up the wires."""
+        total = self.all_reduce(wire).reshape(self.shape)
+        return total / self.local if self.local > 1 else total

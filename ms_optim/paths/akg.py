@@ -1,0 +1,148 @@
+"""The elementwise phases of the composite step in kernels that AKG compiles, and their trial: AKG errs without a word.
+
+What is of whole tensors (norms, clipping, the skipping of a step) stays in MindSpore's operators.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .. import _kernels
+from .._arithmetic import normal, summed
+
+# Two float32 statements of the same dozen roundings, on numbers that do not cancel.
+TOLERANCE = 64 * 2.0**-24
+# Trial data of so many elements is repeated: a prime, so that no tile sees the same numbers as the next.
+PERIOD = 4099
+# What the trial of a kernel on a device, for a number of elements, has found: None or what is wrong.
+_found: dict[tuple, str | None] = {}
+
+
+def rows_of(kernel, numbers, tensors):
+    """Run a kernel on flattened tensors and return its rows in their shape."""
+    flat = ()
+    for x in tensors:
+        flat += (x.reshape(-1),)
+    rows = ()
+    for row in ops.unstack(kernel(*numbers, *flat), 0):
+        rows += (row.reshape(F.shape(tensors[0])),)
+    return rows
+
+
+class AkgKernels(nn.Cell):
+    """AKG's kernels of the elementwise phases of a rule.
+
+    Args:
+        rule: The rule's name.
+        state_count: How many states it has.
+        constants: Its numbers, in the order of its kernel.
+    """
+
+    def __init__(self, rule: str, state_count: int, constants: tuple[float, ...]):
+        super().__init__(auto_prefix=False)
+        kernel, move, directions = _kernels.akg_kernels(rule)
+        self.state_count, self.direction_count = state_count, directions
+        self.constants, self.zero = Tensor(np.array(constants, np.float32)), Tensor(0.0, ms.float32)
+        self.directions = _kernels.akg_operator(kernel, state_count + directions)
+        self.move = _kernels.akg_operator(move, 2)
+
+    def stated(self, scalars, weight, gradient, weight_decay, states):
+        """Return what the rule's ``directions`` returns."""
+        numbers = ()
+        for x in (*scalars, weight_decay):
+            numbers += (self.zero + x,)
+        numbers = (self.constants, ops.stack(numbers))
+        rows = rows_of(self.directions, numbers, (weight, gradient, *states))
+        return rows[self.state_count :], rows[: self.state_count]
+
+    def along(self, coefficients, weight, directions):
+        """Return the update along some directions, and the weight that it leads to."""
+        return rows_of(self.move, (ops.stack(coefficients),), (weight, *directions))
+
+
+def why_not(rule, device: str) -> str | None:
+    """Say why there are no kernels of a rule to try on a device, or return None."""
+    reason = _kernels.why_not_akg(rule.name)
+    if reason is None and device != _kernels.device_target():
+        return f"the arithmetic runs on the host, AKG's kernels on {_kernels.device_target()}"
+    return reason
+
+
+def tried(kernels: AkgKernels, statement, rule, device: str, dtype, sizes) -> str | None:
+    """Try the kernels on tensors of some sizes; say what is wrong, or return None.
+
+    Args:
+        kernels: The kernels.
+        statement: The optimizer, which states its rule in MindSpore's operators.
+        rule: Its rule.
+        device: The device.
+        dtype: The dtype of the step's number.
+        sizes: Numbers of elements.
+    """
+    for size in sorted(set(sizes)):
+        key = (type(statement), *_kernels.akg_kernels(rule.name)[:2], device, size)
+        if key not in _found:
+            _found[key] = _tried(kernels, statement, rule.name, device, dtype, size)
+        if _found[key] is not None:
+            return _found[key]
+    return None
+
+
+def _tried(kernels, statement, rule, device, dtype, size):
+    """Try the kernels on so many elements; say what is wrong, or return None."""
+    data = trial_data(min(size, PERIOD), kernels.state_count, kernels.direction_count)
+    scalars = statement.scalars(Tensor(3.0, dtype))
+    try:
+        made = _both_phases(kernels.stated, kernels.along, kernels, scalars, [np.resize(x, size) for x in data])
+    except Exception as error:
+        # AKG runs as a program of its own: of what it stumbles over this is all that comes back.
+        return f"AKG does not compile or run the rule '{rule}' on {device}: {str(error).splitlines()[0]}"
+    right = _both_phases(statement.directions, _along, kernels, scalars, data)
+    worst = max(difference(x, np.resize(y, size)) for x, y in zip(made, right))
+    if worst <= TOLERANCE:
+        return None
+    return (
+        f"AKG's kernel for the rule '{rule}' is wrong on {device}: of {size} elements one is off by {worst:.1e} of "
+        f"its value in MindSpore's operators, where {TOLERANCE:.1e} is allowed"
+    )
+
+
+def _along(coefficients, weight, directions):
+    """Return what :meth:`AkgKernels.along` returns, in MindSpore's operators."""
+    update = summed(*(c * d for c, d in zip(coefficients, directions)))
+    return update, normal(weight - update)
+
+
+def _both_phases(stated, along, kernels, scalars, data):
+    """Return what two functions make of trial data: directions and states, and the move along directions."""
+    weight, gradient, *others = (Tensor(x) for x in data)
+    states, directions = tuple(others[: kernels.state_count]), tuple(others[kernels.state_count :])
+    found, new_states = stated(scalars, weight, gradient, Tensor(0.1, ms.float32), states)
+    coefficients = tuple(Tensor(0.5 + k, ms.float32) for k in range(len(directions)))
+    return [x.asnumpy() for x in (*found, *new_states, *along(coefficients, weight, directions))]
+
+
+def trial_data(size, states, directions):
+    """Make a weight, a gradient, states and directions of many magnitudes whose sums do not cancel."""
+    rng = np.random.default_rng(0)
+    sign = rng.choice([-1.0, 0.0, 1.0], size, p=[0.4, 0.2, 0.4])
+    scale = 10.0 ** rng.uniform(-8, 1, size)
+
+    def magnitudes():
+        return scale * rng.uniform(0.5, 2.0, size)
+
+    weight, gradient, m = (sign * magnitudes() for _ in range(3))
+    squares = [magnitudes() ** 2 for _ in range(states - 1)]
+    against = [-sign * magnitudes() for _ in range(directions)]
+    return [x.astype(np.float32) for x in (weight, gradient, m, *squares, *against)]
+
+
+def difference(actual, expected):
+    """Return the largest difference relative to what is expected, infinite where there is no number."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(actual == expected, 0.0, np.abs(actual - expected) / np.abs(expected))
+    worst = float(np.max(ratio))
+    return worst if np.isfinite(worst) else np.inf

@@ -1,0 +1,67 @@
+"""The step's number and rates, and how it is counted, for paths made of MindSpore's operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .._arithmetic import counted, normal, write
+
+if TYPE_CHECKING:
+    from .._held import Held
+    from .._layout import Layout
+
+
+class RatesOfEach(nn.Cell):
+    """Finds each parameter's learning rate and weight decay among the rates of a step."""
+
+    def __init__(self, layout: Layout):
+        super().__init__(auto_prefix=False)
+        decays = [k if k >= 0 else layout.rate_count for k in layout.decay_places]
+        self.places = Tensor(np.array([layout.rate_places, decays], np.int32))
+        self.none = Tensor(np.zeros(1, np.float32))
+
+    def construct(self, rates: Tensor) -> Tensor:
+        """Return learning rates and weight decays, 0 where there is none: float32 of shape (2, parameters)."""
+        return ops.gather(ops.concat((rates, self.none)), self.places, 0)
+
+
+class Counting(nn.Cell):
+    """Decides whether a step is applied, and counts it.
+
+    Args:
+        held: What the optimizer holds.
+        dtype: The dtype in which the step's number is given.
+        skips: Whether a step with a gradient that is not finite is skipped.
+    """
+
+    def __init__(self, held: Held, dtype, skips: bool):
+        super().__init__(auto_prefix=False)
+        self.dtype, self.log_betas = dtype, held.log_betas
+        self.never_skips = Tensor(not skips)
+        # The optimizer holds these already, and Cell would list them twice.
+        for name in ("global_step", "skipped_steps", "statistics", "beta_powers"):
+            object.__setattr__(self, name, getattr(held, name))
+
+    def number(self):
+        """Return the number of this step, from 1."""
+        return F.cast(self.global_step, self.dtype).reshape(()) + 1.0
+
+    def applies(self, finite):
+        """Return whether a step is applied, from whether all gradients are finite; never from a count below 0."""
+        return ops.logical_and(ops.logical_or(finite, self.never_skips), self.global_step[0] >= 0)
+
+    def construct(self, applied, statistics):
+        """Count the step, or count it as skipped."""
+        write(self.statistics, statistics)
+        taken = F.cast(applied, mstype.int32).reshape((1,))
+        F.assign(self.skipped_steps, counted(self.skipped_steps, 1 - taken))
+        F.assign(self.global_step, counted(self.global_step, taken))
+        for k in range(len(self.beta_powers)):
+            t = F.cast(self.global_step, self.dtype)
+            F.assign(self.beta_powers[k], normal(F.cast(ops.exp(t * self.log_betas[k]), mstype.float32)))
+        return applied

@@ -1,0 +1,63 @@
+"""Parameters and their states in stacks, read and written by MindSpore's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mindspore import dtype as mstype
+from mindspore import ops
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .._arithmetic import weights_of, write
+from .stacks import Stacks, stacked_places
+
+if TYPE_CHECKING:
+    from .._held import Held
+    from .._layout import Layout
+
+
+class HeldStacks(Stacks):
+    """Stacks of an optimizer's parameters.
+
+    Args:
+        layout: What is known of the parameters.
+        held: What the optimizer holds.
+        alone: Whether each parameter is a stack of its own.
+        kinds: What else parameters of one stack have in common, a tuple with an entry for each parameter.
+    """
+
+    def __init__(self, layout: Layout, held: Held, alone: bool, *kinds: Sequence):
+        has_master, n = held.has_master(), layout.count
+        own_kind = range(n) if alone else (0,) * n
+        common = zip(own_kind, layout.shapes, layout.dtypes, has_master, layout.centralized, layout.owned, *kinds)
+        super().__init__(stacked_places(list(common), layout.sizes))
+        first = [stack[0] for stack in self.places]
+        self.owned = tuple(layout.owned[i] for i in first)
+        self.centralized = tuple(layout.centralized[i] for i in first)
+        columns = [self.split(held.parameters), self.split(held.masters_or_weights())]
+        columns.append(tuple(has_master[i] for i in first))
+        columns += [self.split(states) for states in held.states_of_each()]
+        # For Map: parameters, masters, whether there are masters, then each state. The optimizer holds all of these
+        # already, and Cell would list them twice.
+        object.__setattr__(self, "columns", tuple(columns))
+        # The function of the same name would be compiled once more for each tensor.
+        self.assign = ops.Assign()
+
+    def weights(self, parameters, masters, has_master):
+        """Return the weights of a stack in float32."""
+        weights = self.held(parameters)
+        known = self.held(masters) if has_master else weights
+        return weights_of(F.dtype(parameters[0]), weights, known, has_master)
+
+    def write_stack(self, parameters, stack):
+        """Write the tensors of a stack to parameters; what is returned must be waited for, or a graph may drop this."""
+        dtype = F.dtype(parameters[0])
+        if dtype == mstype.bfloat16:
+            return self.each(write, parameters, ops.unstack(stack, 0))
+        return self.each(self.assign, parameters, ops.unstack(F.cast(stack, dtype), 0))
+
+    def write_weights(self, parameters, masters, has_master, weights):
+        """Write the weights of a stack, and their masters if they have any; to be waited for, too."""
+        written = self.write_stack(parameters, weights)
+        return (written, self.write_stack(masters, weights)) if has_master else written

@@ -1,0 +1,87 @@
+"""The platform's own AdamW on Ascend, an operator for each tensor."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .. import _kernels
+from .._arithmetic import norm, weights_of, write
+
+if TYPE_CHECKING:
+    from .._held import Held
+    from .._layout import Layout
+
+BIAS_CORRECTION = 4  # AdamW's flag: see ops/include/adamw.h
+
+
+def why_not(rule, options, layout: Layout, held: Held, device: str, rates_change: bool) -> str | None:
+    """Say why the platform's own AdamW cannot do what is asked for, or return None.
+
+    Args:
+        rule: The optimizer's rule.
+        options: Its shared arguments.
+        layout: What is known of the parameters.
+        held: What the optimizer holds.
+        device: The device.
+        rates_change: Whether learning rates or weight decays depend on the step.
+    """
+    low = [p for p, has_master in zip(layout.dtypes, held.has_master()) if p != mstype.float32 and not has_master]
+    beyond = {
+        "there is one for AdamW on Ascend alone": device != "Ascend" or rule.name != "adamw",
+        "it always corrects the bias": not rule.flags & BIAS_CORRECTION,
+        "it takes learning rates and weight decays that are numbers": rates_change,
+        "it keeps no weights of lower precision than the states": len(low) > 0,
+        "it cannot skip a step": options.skip_nonfinite,
+    }
+    found = [why for why, asked in beyond.items() if asked]
+    return found[0] if found else None
+
+
+class NativeAdamW(nn.Cell):
+    """MindSpore's own AdamW, which does not tell by how much it moves a weight.
+
+    Args:
+        layout: What is known of the parameters.
+        held: What the optimizer holds.
+        rule: The optimizer's rule.
+        rates: The step's rates, all of which are numbers.
+        dtype: The dtype in which squares are added up.
+    """
+
+    def __init__(self, layout: Layout, held: Held, rule, rates, dtype):
+        super().__init__(auto_prefix=False)
+        self.learning_rates = tuple(rates[k] for k in layout.rate_places)
+        self.weight_decays = tuple(rates[k] if k >= 0 else 0.0 for k in layout.decay_places)
+        self.constants = tuple(float(c) for c in rule.constants[:3])
+        self.adamw, self.dtype = _kernels.platform_adamw(), dtype
+        self.unknown = Tensor(math.nan, mstype.float32)
+        object.__setattr__(self, "global_step", held.global_step)
+
+    def shared(self, scalars, applied):
+        """Return what the operator takes for all tensors: nothing."""
+        return (applied,)
+
+    def columns(self, rate):
+        """Return the learning rate and the weight decay of each tensor."""
+        return self.learning_rates, self.weight_decays
+
+    def move(self, shared, rate, decay, gradient, scale, _, parameter, master, has_master, *states):
+        """Update a tensor; return the norms of the weight from before and of the update, and the trust ratio."""
+        weight = weights_of(F.dtype(parameter), F.cast(parameter, mstype.float32), master, has_master)
+        held = master if has_master else parameter
+        before = norm(weight, self.dtype)
+        if has_master:
+            write(held, weight)
+        step = F.depend(F.cast(self.global_step, mstype.float32), before)  # the operator adds 1
+        beta1, beta2, eps = self.constants
+        m, v = states
+        g = F.cast(gradient, mstype.float32) * scale
+        moved = self.adamw(held, m, v, v, g, step, rate, beta1, beta2, decay, eps, False, False)
+        if has_master:
+            write(parameter, F.depend(held, moved))
+        return before, F.depend(self.unknown, moved), ops.ones_like(before)

@@ -1,0 +1,192 @@
+"""The step with states in host memory and weights on an accelerator: what crosses between them, and when.
+
+A float32 weight never crosses: its gradient goes to the host, decayed already, and the update comes back. A weight of
+lower precision has its float32 master on the host: its gradient goes there in the dtype that it has, and the new
+weight comes back in its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .. import _kernels
+from .._arithmetic import norm, rounded, summed, write
+from .ascend import OperatorCell, tile_sums, total_of_tiles
+from .counting import Counting, RatesOfEach
+from .fused import LaunchCell, no_sums, picked, runs
+from .stacks import Stacks, first_of
+from .survey import Survey
+
+if TYPE_CHECKING:
+    from .._held import Held
+    from .._layout import Layout, Settings
+
+
+class CrossingPath(nn.Cell):
+    """The step of an optimizer whose kernel runs on the host while its weights are on an accelerator.
+
+    Args:
+        layout: What is known of the parameters.
+        held: What the optimizer holds.
+        statement: The optimizer, which states how weights are ``decayed``.
+        rule: Its rule.
+        options: Its shared arguments.
+        settings: What all paths are told; the step's dtype is that of the accelerator.
+        device: The accelerator.
+        masters_taken: Parameter, whether the masters were taken: 0 or 1.
+    """
+
+    addresses = None
+
+    def __init__(
+        self,
+        layout: Layout,
+        held: Held,
+        statement: Any,
+        rule,
+        options,
+        settings: Settings,
+        device: str,
+        masters_taken: Parameter,
+    ):
+        super().__init__(auto_prefix=False)
+        # It holds this Cell.
+        object.__setattr__(self, "statement", statement)
+        self.take_master = ops.Assign()
+        self.take_master.set_device("CPU")
+        with_master = held.has_master()
+        groups = [[i for i in range(layout.count) if with_master[i] == low] for low in (False, True)]
+        groups = [tuple(group) for group in groups if group]
+        self.group_count, self.group_places = len(groups), tuple(runs(group) for group in groups)
+        group_weights = tuple(ParameterTuple([held.parameters[i] for i in group]) for group in groups)
+        self.is_decayed = tuple(tuple(layout.decay_places[i] >= 0 for i in group) for group in groups)
+        self.order = Tensor(np.argsort([i for group in groups for i in group]).astype(np.int32))
+        self.with_masters = tuple(with_master[group[0]] for group in groups)
+        self.constants = Tensor(np.array([0.0, settings.seed, *rule.constants], np.float64))
+        self.no_sums, self.zero = no_sums(), Tensor(0.0, mstype.float32)
+        cells = []
+        for group, low in zip(groups, self.with_masters):
+            n = len(group)
+            # What a float32 weight is decayed and centralized by, it is on the device.
+            decays = [layout.decay_places[i] if low else -1 for i in group]
+            centralized = [low and layout.centralized[i] for i in group]
+            columns = np.array([[layout.rate_places[i] for i in group], decays, centralized, range(n)], np.int32).T
+            shared = _kernels.RETURNED + rule.shared_flags + _kernels.SKIP_NONFINITE * options.skip_nonfinite
+            shared += _kernels.MASTERS * low + _kernels.CENTRALIZES * any(centralized)
+            outputs = [((n, len(_kernels.SUMS)), ms.float64), ((n, len(_kernels.STATISTICS)), ms.float32)]
+            # To a graph, an output of no dimensions is a number and no tensor.
+            outputs += [(layout.shapes[i] or (1,), layout.dtypes[i] if low else ms.float32) for i in group]
+            states = [held.of_tensors[i] for i in held.places_of(group)]
+            written = (False,) * (7 + n) + (True,) * len(states)
+            kernel = _kernels.operator(rule.name, "CPU", written, outputs)
+            flags = _kernels.flags(_kernels.ALL_STAGES - _kernels.COMMIT_STAGE, shared, rule.flags)
+            counters = (held.global_step, held.skipped_steps)
+            cells.append(LaunchCell(kernel, flags, Tensor(np.ascontiguousarray(columns)), counters, held=states))
+        self.launches = nn.CellList(cells)
+        self.adds_at_once = device == "Ascend" and _kernels.why_not("delta", device) is None
+        if self.adds_at_once:
+            kernel = _kernels.ascend_operator("MsOptimDelta", (True, False), tile_sums(1, place=0))
+            self.add_delta = OperatorCell(kernel, total_of_tiles())
+        self.dtype, self.unscale, self.each = settings.step_dtype, settings.unscale, C.Map()
+        stacks = Stacks([[i] for i in range(layout.count)])
+        self.survey = Survey(stacks, layout.centralized, self.unscale, settings.clip_norm, self.dtype)
+        self.counting, self.rates_of_each = Counting(held, self.dtype, settings.skips), RatesOfEach(layout)
+        # The optimizer holds these already, and Cell would list them twice.
+        columns = (held.parameters, held.masters_or_weights(), with_master)
+        for name, tensors in (
+            ("group_weights", group_weights),
+            ("columns", columns),
+            ("masters_taken", masters_taken),
+        ):
+            object.__setattr__(self, name, tensors)
+
+    def construct(self, rates, gradients):
+        """Take a step; return whether it was applied."""
+        stacks, norms, finite, all_finite, clip = self.survey(gradients)
+        applied = self.counting.applies(all_finite)
+        prepared = self.each(first_of, stacks)
+        if self.masters_taken[0] == 0:
+            self.take_masters()
+        decay = ops.unstack(self.rates_of_each(rates)[1], 0)
+        weight_norms = ()
+        update_norms = ()
+        for k in range(self.group_count):
+            places, weights, low = self.group_places[k], self.group_weights[k], self.with_masters[k]
+            here = self.zero
+            if low:
+                sent = picked(gradients, places)
+                scale = F.cast(clip * self.unscale, mstype.float64)
+            else:
+                if not self.adds_at_once:
+                    here = ops.stack(self.each(self.norm_of_weight, weights))
+                decays, own = picked(decay, places), picked(prepared, places)
+                sent = self.each(F.partial(self.decayed, clip), self.is_decayed[k], decays, weights, own)
+                scale = F.cast(1.0, mstype.float64)
+            # What is not applied here is skipped there.
+            scale = ops.where(applied, scale, F.cast(float("nan"), mstype.float64)).reshape((1,))
+            returned = self.launches[k](ops.concat((scale, self.constants)), rates, self.no_sums, sent)
+            update_norms += (returned[1][:, 2],)
+            if self.adds_at_once and not low:
+                here = ops.stack(self.each(self.add_delta_to, weights, returned[2:]))
+            else:
+                self.each(_receive_weight if low else _receive_update, weights, returned[2:])
+            weight_norms += (returned[1][:, 1] if low else here,)
+        weight_norms = ops.gather(ops.concat(weight_norms), self.order, 0)
+        update_norms = ops.gather(ops.concat(update_norms), self.order, 0)
+        ratios = F.cast(applied, mstype.float32) * ops.ones_like(update_norms)
+        all_finite = F.cast(ops.concat(finite), mstype.float32)
+        columns = (ops.concat(norms), weight_norms, update_norms, ratios, all_finite)
+        return self.counting(applied, ops.stack(columns, 1))
+
+    def take_masters(self):
+        """Take the masters when weights that are loaded after construction are there, and once only.
+
+        A master that was loaded with its weight is kept: it rounds to it.
+        """
+        self.each(self.take_master_of, *self.columns)
+        F.assign(self.masters_taken, ops.ones_like(self.masters_taken))
+
+    def take_master_of(self, parameter, master, has_master):
+        """Take a weight for its master, unless that rounds to the weight."""
+        if has_master:
+            weight = F.cast(parameter, mstype.float32)
+            fits = rounded(master, parameter.dtype) == weight
+            self.take_master(master, ops.where(fits, master, weight))
+        return 0
+
+    def decayed(self, clip, is_decayed, decay, parameter, gradient):
+        """Return a gradient as it goes to the host."""
+        gradient = gradient * clip
+        if not is_decayed:
+            return gradient
+        return self.statement.decayed(gradient, F.cast(parameter, mstype.float32), decay)
+
+    def norm_of_weight(self, parameter):
+        """Return the norm of a weight."""
+        return norm(F.cast(parameter, mstype.float32), self.dtype)
+
+    def add_delta_to(self, parameter, update):
+        """Add to a weight what comes from the host, and return its norm from before."""
+        return self.add_delta(parameter, update)[0]
+
+
+def _shaped(parameter, update):
+    """Return what comes from the host in the shape of its weight."""
+    return F.cast(update, mstype.float32).reshape(()) if len(F.shape(parameter)) == 0 else update
+
+
+def _receive_weight(parameter, weight):
+    write(parameter, _shaped(parameter, weight))
+    return 0
+
+
+def _receive_update(parameter, update):
+    write(parameter, summed(F.cast(parameter, mstype.float32), _shaped(parameter, update)))
+    return 0

@@ -168,10 +168,10 @@ def mindspore_row(make, expect, mode="graph"):
 
         if launch:
             # The package's inside: a step is this, after it has asked for the addresses. They are of what stays alive.
-            held = optimizer._addresses.fill(given), given
+            path, held = optimizer._path, (optimizer._path.addresses.fill(given), given)
 
             def step():
-                optimizer._step_by_address(optimizer.global_step, held[0]).data_ptr()
+                path.run_by_address(optimizer.global_step, held[0]).data_ptr()
 
         return step, lambda i: params[i].asnumpy(), checked, before
 

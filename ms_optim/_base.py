@@ -182,6 +182,7 @@ class FusedOptimizer(StateDict, nn.Optimizer):
     loss_scale: float
     decay_flags: tuple[bool, ...]
     shares: Shares | None
+    is_sliced: bool
     state_shares: Parameter
     states: ParameterTuple
     scales: ParameterTuple
@@ -392,7 +393,7 @@ class FusedOptimizer(StateDict, nn.Optimizer):
     def _choose_path(self, shard_groups):
         """Choose how a step runs."""
         name, options, settings = type(self).__name__, self.options, self._settings()
-        slice_sums = None
+        slice_sums, self.is_sliced = None, bool(shard_groups)
         if shard_groups:
             slice_sums = SumOverProcesses([shard_groups.get(p.name) for p in self._parameters])
         whole = WholeNorms(slice_sums, settings.step_dtype) if slice_sums is not None else None

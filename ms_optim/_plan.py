@@ -21,6 +21,7 @@ from ._arguments import STATE_DTYPES, WEIGHT_DTYPES, Options
 from ._base import FusedOptimizer
 from ._shares import Shares, Workers
 from .adam_offload import DEVICES
+from .paths import ascend
 
 DTYPES = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -158,7 +159,7 @@ def why_refused(optimizer: FusedOptimizer, options: Options, device: str) -> str
     if options.shard_states and device != "CPU":
         return "states are split over workers on CPU only"
     if device == "Ascend" and not optimizer.runs_on_host:
-        return optimizer._why_not_on_ascend(options)
+        return ascend.why_not(options, False, False)
     return None
 
 

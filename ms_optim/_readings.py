@@ -86,7 +86,7 @@ def read(optimizer: FusedOptimizer) -> Reading:
         layers["density"], layers["residual_norm"] = optimizer.densities(last), optimizer.residual_norms()
         totals["density"] = float(layers["density"] @ sizes / sizes.sum())
         totals["residual_norm"] = _norm(layers["residual_norm"])
-    return Reading(type(optimizer).__name__, done + skipped, totals, layers, tuple(optimizer._names))
+    return Reading(type(optimizer).__name__, done + skipped, totals, layers, tuple(optimizer._layout.names))
 
 
 def _norm(norms: NDArray[Any]) -> float:

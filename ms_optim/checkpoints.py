@@ -97,7 +97,7 @@ def _place(optimizer: FusedOptimizer | None) -> Place:
         these = optimizer.workers
         return Place(these.rank, these.count, these.local_rank == 0)
     these = optimizer.shares.workers if optimizer is not None and optimizer.shares else workers()
-    if optimizer is not None and (optimizer.shares or optimizer._sharded):
+    if optimizer is not None and (optimizer.shares or optimizer.is_sliced):
         return Place(these.rank, these.count, True)
     return Place(0, 1, these.rank == 0)
 
@@ -279,7 +279,7 @@ def load(
 def _take(parts: list[File], net: nn.Cell | None, optimizer: FusedOptimizer | None, strict: bool) -> Loaded:
     """Load a checkpoint whose bytes are known to be right."""
     place = _place(optimizer)
-    if len(parts) != place.count and optimizer is not None and optimizer._sharded:
+    if len(parts) != place.count and optimizer is not None and optimizer.is_sliced:
         raise ValueError(
             f"For 'load', the optimizer's tensors are split over {place.count} processes, but the checkpoint "
             f"{parts[0].path} is of {len(parts)}."

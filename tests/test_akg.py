@@ -13,8 +13,9 @@ from harness import Pair
 from mindspore import Parameter, Tensor
 from test_conformance import fewer_shapes, steps
 
-from ms_optim import LANS, AdamOffload, AdamW, DGCMomentum, Lamb, _akg, _kernels
+from ms_optim import LANS, AdamOffload, AdamW, DGCMomentum, Lamb, _kernels
 from ms_optim.akg import adamw
+from ms_optim.paths import akg
 
 AKG_CASES = [case for case in CASES if case.cls is not DGCMomentum]
 # Around the kernels is the composite step, which tests/test_conformance.py puts into every scenario.
@@ -125,7 +126,7 @@ def test_what_akg_stumbles_over_is_said(monkeypatch):
     def stumbles(*_):
         raise RuntimeError("Response is empty.\n(a call stack)")
 
-    monkeypatch.setattr(_akg, "rows_of", stumbles)
+    monkeypatch.setattr(akg, "rows_of", stumbles)
     message = r"AKG does not compile or run the rule 'lamb' on CPU: Response is empty\.\.$"
     with pytest.raises(RuntimeError, match=message):
         Lamb([parameter(5)], 0.1, backend="akg")
@@ -160,5 +161,5 @@ def test_gradients_that_are_not_finite(case):
             optimizer((Tensor(gradient),))
             results[backend, skips] = [p.asnumpy() for p in (*optimizer.parameters, *optimizer.states)]
     np.testing.assert_array_equal(results["akg", True][0], parameter(7).asnumpy())
-    for akg, composite in zip(results["akg", False], results["composite", False]):
-        np.testing.assert_array_equal(np.isfinite(akg), np.isfinite(composite))
+    for fast, composite in zip(results["akg", False], results["composite", False]):
+        np.testing.assert_array_equal(np.isfinite(fast), np.isfinite(composite))

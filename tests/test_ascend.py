@@ -13,7 +13,8 @@ from mindspore import dtype as mstype
 from mindspore import ops
 from tolerances import STEPS
 
-from ms_optim import _kernels
+from ms_optim import _base, _kernels
+from ms_optim.paths.tensor_by_tensor import TensorByTensorPath
 
 pytestmark = needs_compiler
 RULES = {case.name: case for case in CASES}
@@ -40,13 +41,14 @@ def ascend(library, monkeypatch):
     monkeypatch.setattr(_kernels, "device_target", lambda: "Ascend")
     monkeypatch.setattr(_kernels, "why_not", lambda rule, device: None)
     monkeypatch.setattr(_kernels, "ascend_operator", operator)
+    # A CPU's expm1 needs the step's number in float64.
+    monkeypatch.setattr(_base, "step_dtype", lambda device: mstype.float64)
 
 
 def pair(case, scenario, variant=None, **shared):
-    """Return a pair whose optimizer takes the operators; its step count is in float64, which a CPU's expm1 needs."""
+    """Return a pair whose optimizer takes the operators."""
     made = Pair(case, scenario, variant, **shared)
-    assert made.optimizer._on_ascend
-    made.optimizer._step_dtype = mstype.float64
+    assert isinstance(made.optimizer._path, TensorByTensorPath)
     return made
 
 
@@ -106,7 +108,6 @@ def test_adam_offload_adds_what_the_host_returns(ascend, monkeypatch, mode, scen
         _kernels, "ascend_operator", lambda function, *how: launched.append(function) or operator(function, *how)
     )
     made = Pair(RULES["AdamOffload"], dataclasses.replace(SCENARIOS[scenario], shapes=SHAPES))
-    made.optimizer._step_dtype = mstype.float64
     assert launched == ["MsOptimDelta", "MsOptimSums"]
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     made.run(mode, 6)

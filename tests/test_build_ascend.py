@@ -13,7 +13,8 @@ from ascend_stand_in import OPS, Host, needs_compiler, snake
 from mindspore.ops.operations import _custom_ops_utils, custom_ops
 from sources import ROOT
 
-from ms_optim import _ascend, _build_ascend, _kernels
+from ms_optim import _build_ascend, _kernels
+from ms_optim.paths import ascend as _ascend
 
 BUILDER = """
 import argparse, pathlib

@@ -11,7 +11,7 @@ from mindspore import Parameter
 from tolerances import STEPS
 
 from ms_optim import LANS, Lamb
-from ms_optim._fused import Launch, plan
+from ms_optim.paths.fused import Launch, plan
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 LANS_CASE = next(case for case in CASES if case.optimizer is LANS)
@@ -49,8 +49,8 @@ def test_every_tensor_goes_through_every_stage_once(own, at_most, looks_at_all):
 def test_aggregate_num_bounds_a_launch(aggregate_num, launches):
     pair = Pair(LANS_CASE, SCENARIOS["grouped"], {"aggregate_num": aggregate_num})
     assert len(pair.params) == 9
-    assert len(pair.optimizer._launches) == launches
-    for launch in pair.optimizer._launches:
+    assert len(pair.optimizer._path.launches) == launches
+    for launch in pair.optimizer._path.launches:
         assert launch.layout.shape[0] <= (aggregate_num or 9)
 
 

@@ -13,7 +13,8 @@ from refusals import refused
 from tolerances import STEPS
 
 from ms_optim import AdamOffload, _kernels
-from ms_optim._fused import LaunchCell
+from ms_optim.paths.fused import LaunchCell
+from ms_optim.paths.offload import CrossingPath
 
 CASE = next(case for case in CASES if case.optimizer is AdamOffload)
 ALSO = {
@@ -37,7 +38,7 @@ def params(dtype="float32", n=2):
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "integer_decay"])
 def test_crossing_changes_nothing(scenario, mode):
     pair = Pair(CASE, SCENARIOS[scenario])
-    assert pair.optimizer._crosses
+    assert isinstance(pair.optimizer._path, CrossingPath)
     # In PyNative mode the same operators are called one by one, slowly.
     pair.run(mode, STEPS if mode == "graph" else 12)
     pair.check()
@@ -86,15 +87,14 @@ def test_each_dtype_crosses_in_a_launch_of_its_own_and_ends_the_same(mode):
     for a, b in zip(together, (apart[0], apart[2], apart[1], apart[3])):
         assert a.name == b.name
         np.testing.assert_array_equal(numbers(a), numbers(b))
-    assert len(one._groups) == 2
+    assert one._path.group_count == 2
     np.testing.assert_array_equal(one.statistics.asnumpy()[0::2], two[0].statistics.asnumpy())
     np.testing.assert_array_equal(one.statistics.asnumpy()[1::2], two[1].statistics.asnumpy())
 
 
 def inputs_of(optimizer, launch):
     """Return the tensors that a launch takes and those that it writes, by name."""
-    held = [*optimizer.states, *optimizer.masters]
-    return [held[k].name for k in optimizer._launch_held[launch]]
+    return [p.name for p in optimizer._path.launches[launch].held]
 
 
 @pytest.mark.parametrize("device", ["CPU", "Ascend", "GPU"])
@@ -103,7 +103,7 @@ def test_the_operator_is_placed_on_the_host(device, dtype, monkeypatch):
     monkeypatch.setattr(_kernels, "device_target", lambda: device)
     optimizer = AdamOffload(params(dtype))
     assert optimizer.fused
-    for launch in optimizer._launches:
+    for launch in optimizer._path.launches:
         assert launch.kernel.attrs["primitive_target"] == "CPU"
 
 
@@ -114,11 +114,11 @@ def test_states_never_leave_the_host(dtype):
     optimizer = AdamOffload(params(dtype))
     kept = [p.name for p in (*optimizer.states, *optimizer.masters)]
     assert sorted(inputs_of(optimizer, 0)) == sorted(kept)
-    outputs = optimizer._launches[0].kernel.out_dtype
+    outputs = optimizer._path.launches[0].kernel.out_dtype
     returned = [str(t) for t in outputs[2:]]
     assert returned == ["BFloat16" if dtype == "bfloat16" else "Float32"] * 2
     if dtype == "bfloat16":
-        assert optimizer._take_master.attrs["primitive_target"] == "CPU"
+        assert optimizer._path.take_master.attrs["primitive_target"] == "CPU"
 
 
 @pytest.mark.usefixtures("accelerator")
@@ -307,11 +307,11 @@ def test_locks_of_overlapping_weights_do_not_deadlock():
 def test_locking_asks_the_kernel_for_its_locks(mode):
     (w,) = params(n=1)
     optimizer = AdamOffload([w], 0.1, use_locking=True)
-    (launch,) = optimizer._launches
+    (launch,) = optimizer._path.launches
     assert (launch.flags.shape[1] - 1) & _kernels.LOCKS
     Step(optimizer)(tensor(np.ones((2, 3)), "float32"))
     np.testing.assert_allclose(w.asnumpy(), 0.9, rtol=1e-6)
-    assert not (AdamOffload(params())._launches[0].flags.shape[1] - 1) & _kernels.LOCKS
+    assert not (AdamOffload(params())._path.launches[0].flags.shape[1] - 1) & _kernels.LOCKS
 
 
 def test_locking_needs_the_kernel():

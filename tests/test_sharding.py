@@ -25,7 +25,7 @@ from sharding import (
 from tolerances import TOLERANCE
 
 from ms_optim import LANS, AdamOffload, AdamW, DGCMomentum, Lamb, pattern_groups
-from ms_optim._fused import Launch, sharded_plan
+from ms_optim.paths.fused import Launch, sharded_plan
 
 # How far a whole tensor may stray from the reference, as a vector, relative to the largest that it has been.
 RELATIVE = 1e-6

@@ -13,7 +13,8 @@ from processes import launched
 from shares import CONFIGURATIONS, ELEMENTWISE, IN_GRAPH, RESUMED, SHAPES, WORKERS, build, gradients
 
 from ms_optim import AdamW, DGCMomentum, _shares, merge_states
-from ms_optim._shares import ENTRY, GRAIN, Shares, Workers, cut, pieces
+from ms_optim._shares import ENTRY, GRAIN, Shares, Workers, cut
+from ms_optim.paths.sharded_states import pieces
 
 GPT2_LAYER = [(768,), (768,), (2304, 768), (2304,), (768, 768), (768,), (768,), (768,), (3072, 768), (3072,)]
 GPT2 = [(50257, 768), (1024, 768), *[*GPT2_LAYER, (768, 3072), (768,)] * 12, (768,), (768,)]

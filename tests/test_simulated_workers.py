@@ -100,7 +100,7 @@ def test_exchanges_do_not_grow_with_the_tensors():
         worker = Counting(2, 0)
         optimizer = DGCMomentum(params, 0.01, group=worker, **RAMP)
         made.append(worker.made)
-        for exchanges in optimizer._exchanges:
-            assert len(exchanges) == len(optimizer._ends) + 1
-        assert worker.made == sum(map(len, optimizer._exchanges))
+        for exchanges in optimizer._path.exchanges:
+            assert len(exchanges) == len(optimizer._schedule.ends) + 1
+        assert worker.made == sum(map(len, optimizer._path.exchanges))
     assert made[0] == made[1] > 1

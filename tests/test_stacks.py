@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, ops
 
-from ms_optim import FusedOptimizer, Lamb, Rule, _stacks
-from ms_optim._stacks import slices_of, stacked_places
+from ms_optim import FusedOptimizer, Lamb, Rule
+from ms_optim.paths import stacks as _stacks
+from ms_optim.paths.stacks import slices_of, stacked_places
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 9))

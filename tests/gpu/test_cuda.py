@@ -20,8 +20,7 @@ from sources import ROOT, TESTS
 from tolerances import TOLERANCE
 
 import ms_optim
-from ms_optim import _kernels
-from ms_optim._shares import SplitStep
+from ms_optim import _kernels, _shares
 
 HOST_ONLY = _kernels.BY_ADDRESS | _kernels.LOCKS | _kernels.RETURNED | _kernels.SHARES
 SIZES = [(), (1,), (7,), (127,), (129,), (255,), (257,), (4097,), (13, 11), (6, 4, 3, 3), (3, 8193)]
@@ -373,9 +372,6 @@ def test_operators_are_made_for_a_gpu(on_gpu, name, options):
 
 @pytest.mark.usefixtures("on_gpu")
 def test_split_states_are_refused_in_words(monkeypatch):
-    def split(self, rule, options):
-        self._splits = options.shard_states
-
-    monkeypatch.setattr(SplitStep, "_split_states", split)
+    monkeypatch.setattr(_shares, "workers", lambda: _shares.Workers(0, 2, None))
     with pytest.raises(RuntimeError, match=r"'shard_states'.*device target 'CPU'.*GPU"):
         make("AdamW", shard_states=True)

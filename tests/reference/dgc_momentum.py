@@ -99,8 +99,8 @@ class DGCMomentum(Reference):
     def travelled(self, i, worker, r, mask):
         """Return what arrives of numbers.
 
-        Where float32 and float64 lie on either side of the middle between two float16 numbers, either may arrive: float32
-        is off by a rounding of the largest magnitude that the residual has held.
+        Where float32 and float64 lie on either side of the middle between two float16 numbers, either may arrive:
+        float32 is off by a rounding of the largest magnitude that the residual has held.
         """
         if self.wire_dtype == "float32":
             return r

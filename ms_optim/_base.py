@@ -210,7 +210,7 @@ class FusedOptimizer(StateDict, nn.Optimizer):
         check_weight_decay(name, "weight_decay", weight_decay)
         check_type(name, "rule", rule, Rule)
         # The kernels unscale gradients themselves: told of the loss scale, the base class would scale the decay by it.
-        super().__init__(learning_rate, params, weight_decay)
+        nn.Optimizer.__init__(self, learning_rate, params, weight_decay)
         self.loss_scale = float(options.loss_scale)
         self.options = options
         self.rule = rule
@@ -222,19 +222,17 @@ class FusedOptimizer(StateDict, nn.Optimizer):
         self._names, self._shapes = self._layout.names, self._layout.shapes
         self.shares = split_states(self._layout, rule.states, options, self.use_parallel)
         kept = self.shares.kept if self.shares else tuple(enumerate(self._layout.shapes))
-        self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
-        self.statistics = Parameter(
-            Tensor(np.zeros((self.param_length, len(_kernels.STATISTICS)), np.float32)),
-            name="statistics",
-            requires_grad=False,
-        )
         if options.state_dtype != "float32" and not rule.takes_low_states:
             fail(ValueError, name, "state_dtype", "'float32'", options.state_dtype)
-        counters = (self.global_step, self.skipped_steps, self.statistics)
+        skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
+        empty = Tensor(np.zeros((self.param_length, len(_kernels.STATISTICS)), np.float32))
+        statistics = Parameter(empty, name="statistics", requires_grad=False)
+        counters = (self.global_step, skipped_steps, statistics)
         self._held = held = Held(self._layout, self._parameters, rule.states, options, kept, counters)
         self.states, self.scales, self.masters = held.states, held.scales, held.masters
         if self.shares:
             self.state_shares = self.shares.entry(held.of_tensors)
+        self.skipped_steps, self.statistics = skipped_steps, statistics
         self._hold_more()
         self._choose_path(shard_groups)
         self._note_names()

@@ -64,6 +64,17 @@ class Held:
         log_betas: The logarithms of these betas.
     """
 
+    optimizer: str
+    parameters: ParameterTuple
+    states: ParameterTuple
+    scales: ParameterTuple
+    masters: ParameterTuple
+    state_count: int
+    master_places: tuple[int, ...]
+    scale_places: tuple[int, ...]
+    global_step: Parameter
+    skipped_steps: Parameter
+    statistics: Parameter
     beta_powers: tuple[Parameter, ...] = ()
     log_betas: tuple[float, ...] = ()
 

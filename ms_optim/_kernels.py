@@ -14,12 +14,16 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops.auto_generate import AdamW
 from mindspore.ops.signature import make_sig, sig_rw
+
+if TYPE_CHECKING:
+    from ._held import Held
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 WHITE_LIST = "MS_CUSTOM_AOT_WHITE_LIST"
@@ -317,7 +321,7 @@ class AddressTable:
     parameter that was loaded or set since then lives elsewhere (and a graph would go on writing to where it was).
     """
 
-    def __init__(self, held):
+    def __init__(self, held: Held):
         parameters, n = held.parameters, len(held.parameters)
         self._parameters = parameters
         self._states = held.states_of_each()
@@ -336,7 +340,7 @@ class AddressTable:
             self._table[:n, self._types + 2 + k] = [DTYPES[s.dtype] for s in group]
         self._table[n, 3] = n
 
-    def fill(self, gradients) -> Tensor:
+    def fill(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the table for a step with these gradients; what it names was checked before."""
         table, n = self._table, len(self._parameters)
         table[:n, 0] = [_address(p) for p in self._parameters]

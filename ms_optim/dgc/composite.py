@@ -88,7 +88,7 @@ class CompressedCompositePath(nn.Cell):
         self.half_values = schedule.wire_dtype == "float16"
         self.worker_count, self.processes = workers.count, workers.count * workers.local
         self.share = 1.0 / math.sqrt(workers.count)
-        self.all_reduce = workers.all_reduce() if self.processes > 1 else None
+        self.all_reduce: Any = workers.all_reduce() if self.processes > 1 else None
         self.own_worker = Tensor(schedule.own_worker)
         self.limb_shifts = Tensor([LIMB_BITS * k for k in range(STEP_LIMBS)], mstype.int32)
         limbs = [schedule.settings >> LIMB_BITS * k & LARGEST_LIMB for k in range(LIMBS - STEP_LIMBS)]

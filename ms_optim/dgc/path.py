@@ -94,7 +94,7 @@ class CompressedPath(nn.Cell):
         self.worker_count, self.unscale, self.skips = workers.count, settings.unscale, options.skip_nonfinite
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
         self.phase_count, self.begins = len(schedule.ends) + 1, begins(schedule)
-        self.all_reduce = workers.all_reduce() if workers.count * workers.local > 1 else None
+        self.all_reduce: Any = workers.all_reduce() if workers.count * workers.local > 1 else None
         layouts = np.array([np.c_[launch_layout(layout), counts] for counts in schedule.counts], np.int32)
         own = (workers.rank, schedule.settings)
         constants = (settings.unscale, options.grad_clip_norm or 0.0, settings.seed, *rule.constants, *own)

@@ -5,6 +5,8 @@ What is of whole tensors (norms, clipping, the skipping of a step) stays in Mind
 
 from __future__ import annotations
 
+from typing import Any
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -21,7 +23,7 @@ PERIOD = 4099
 _found: dict[tuple, str | None] = {}
 
 
-def rows_of(kernel, numbers, tensors):
+def rows_of(kernel, numbers, tensors) -> Any:
     """Run a kernel on flattened tensors and return its rows in their shape."""
     flat = ()
     for x in tensors:

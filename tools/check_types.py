@@ -25,8 +25,7 @@ OF_MINDSPORE = re.compile(
     r'|Type of parameter "\w+" is partially unknown\s+Parameter type is "\w+( \| None)?"'
     r'|Return type is partially unknown\s+Return type is "\w+"'
 )
-# Kernels in a language that only looks like Python, which AKG's compiler reads; and the folders of what is inside, which
-# users do not import.
+# Kernels in a language that only looks like Python, which AKG's compiler reads; folders of what users do not import.
 NOT_PUBLIC = ("ms_optim.akg.", "ms_optim.paths.", "ms_optim.dgc.")
 
 

@@ -413,10 +413,15 @@ class FusedOptimizer(StateDict, nn.Optimizer):
         if not self.fused or self.runs_on_host:
             composite = self._composite_path(settings, whole, akg_kernels)
             if self.fused:
-                # What AdamOffload takes where its arithmetic is moved to the device; one path is a part at a time.
-                object.__setattr__(self, "_path_on_device", composite)
+                # For where the arithmetic is moved to the device. A Cell lists what it holds: this is no part of it yet.
+                object.__setattr__(self, "_other_path", composite)
             else:
                 self._path = composite
+
+    def _swap_paths(self):
+        """Take the other path of an optimizer whose arithmetic runs on the host."""
+        current, self._path = self._path, self._other_path
+        object.__setattr__(self, "_other_path", current)
 
     def _composite_path(self, settings, whole, akg_kernels):
         """Return the path in MindSpore's operators."""

@@ -15,7 +15,7 @@ from ._arithmetic import normal, summed
 from ._base import Rule
 from ._docs import documented
 from ._offload_report import OffloadReport, report
-from .paths.offload import CrossingPath
+from .paths.offload import CrossingPath, check_crossing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -127,7 +127,7 @@ class AdamOffload(AdamFamily):
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})
         if use_locking and not self.fused:
             raise RuntimeError(f"For '{name}', use_locking=True needs the host's operator: {self.backend_reason}.")
-        self._has_kernel, self._target, self._runs_on = self.fused, "CPU", "CPU"
+        self._has_kernel, self._target = self.fused, "CPU"
         self._succeeded = Tensor(True)
 
     def _hold_more(self):
@@ -141,13 +141,10 @@ class AdamOffload(AdamFamily):
         device = _kernels.device_target()
         if device == "CPU":
             return super()._fused_path(settings, slice_sums)
-        if self.options.stochastic_rounding:
-            raise RuntimeError(f"For '{self.cls_name}', 'stochastic_rounding' needs weights in host memory.")
-        if slice_sums is not None:
-            raise RuntimeError(f"For '{self.cls_name}', the group key 'shard_group' needs weights in host memory.")
+        check_crossing(self.cls_name, self.options, slice_sums is not None)
         self.masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)
-        layout, held, rule, options = self._layout, self._held, self.rule, self.options
-        return CrossingPath(layout, held, self, rule, options, settings, device, self.masters_taken)
+        taken = (settings, device, self.masters_taken)
+        return CrossingPath(self._layout, self._held, self, self.rule, self.options, *taken)
 
     @property
     def target(self) -> str:
@@ -168,14 +165,9 @@ class AdamOffload(AdamFamily):
         device = _kernels.device_target()
         if value not in ("CPU", device):
             fail(ValueError, self.cls_name, "target", f"'CPU' where the device target is {device}", value)
-        self._target = value
-        if self._has_kernel:
-            if value != self._runs_on:
-                current = self._path
-                self._path = self._path_on_device
-                object.__setattr__(self, "_path_on_device", current)
-                self._runs_on = value
-            self.fused = value == "CPU"
+        if self._has_kernel and value != self._target:
+            self._swap_paths()
+        self._target, self.fused = value, self._has_kernel and value == "CPU"
 
     def offload_report(self, device: str | None = None) -> OffloadReport:
         """Return the bytes on device and host, and what crosses in a step, before training starts.

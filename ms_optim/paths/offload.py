@@ -29,6 +29,17 @@ if TYPE_CHECKING:
     from .._layout import Layout, Settings
 
 
+def check_crossing(optimizer: str, options, is_sliced: bool) -> None:
+    """Check what is asked for where weights are not in host memory.
+
+    Raises:
+        RuntimeError: If that needs weights in host memory.
+    """
+    asked = {"'stochastic_rounding'": options.stochastic_rounding, "the group key 'shard_group'": is_sliced}
+    for what in (what for what, is_asked in asked.items() if is_asked):
+        raise RuntimeError(f"For '{optimizer}', {what} needs weights in host memory.")
+
+
 class CrossingPath(nn.Cell):
     """The step of an optimizer whose kernel runs on the host while its weights are on an accelerator.
 

@@ -413,7 +413,7 @@ class FusedOptimizer(StateDict, nn.Optimizer):
         if not self.fused or self.runs_on_host:
             composite = self._composite_path(settings, whole, akg_kernels)
             if self.fused:
-                # For where the arithmetic is moved to the device. A Cell lists what it holds: this is no part of it yet.
+                # For where the arithmetic is moved to the device. A Cell lists what it holds: this is no part yet.
                 object.__setattr__(self, "_other_path", composite)
             else:
                 self._path = composite

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Parameter, ParameterTuple, Tensor
+from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from . import _memory
@@ -103,9 +105,14 @@ class Held:
         self.masters = made(_zeros_like, masters)
         self.global_step, self.skipped_steps, self.statistics = counters
 
-    def keep_beta_powers(self, powers: tuple[Parameter, ...], log_betas: tuple[float, ...]) -> None:
-        """Have each step keep these at beta^t."""
-        self.beta_powers, self.log_betas = powers, log_betas
+    def keep_beta_powers(self, betas: Sequence[float]) -> tuple[Parameter, ...]:
+        """Make Parameters that each step keeps at beta^t."""
+        self.log_betas = tuple(math.log(beta) for beta in betas)
+        self.beta_powers = tuple(
+            Parameter(Tensor([1.0], mstype.float32), name=f"beta{k}_power", requires_grad=False)
+            for k in range(1, 1 + len(betas))
+        )
+        return self.beta_powers
 
     @property
     def counters(self) -> tuple[Parameter, ...]:

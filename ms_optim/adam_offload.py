@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from mindspore import Parameter, Tensor, ops
-from mindspore import dtype as mstype
 
 from . import _kernels
 from ._adam import AdamFamily
@@ -99,7 +97,6 @@ class AdamOffload(AdamFamily):
     beta_powers: tuple[Parameter, ...]
     beta1_power: Parameter
     beta2_power: Parameter
-    masters_taken: Parameter
 
     def __init__(
         self,
@@ -119,9 +116,7 @@ class AdamOffload(AdamFamily):
         check_type(name, "use_nesterov", use_nesterov, bool)
         check_type(name, "loss_scale", loss_scale, float)
         locks = _kernels.LOCKS * use_locking
-        rule = Rule(
-            "adam_offload", ("moment1", "moment2"), flags=int(use_nesterov), shared_flags=locks, is_elementwise=True
-        )
+        rule = Rule("adam_offload", ("moment1", "moment2"), (), int(use_nesterov), locks, is_elementwise=True)
         betas = {"beta1": beta1, "beta2": beta2}
         self.use_locking, self.use_nesterov = use_locking, use_nesterov
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})
@@ -131,20 +126,15 @@ class AdamOffload(AdamFamily):
         self._succeeded = Tensor(True)
 
     def _hold_more(self):
-        self.beta1_power, self.beta2_power = (
-            Parameter(Tensor([1.0], mstype.float32), name=f"beta{k}_power", requires_grad=False) for k in (1, 2)
-        )
-        self.beta_powers = (self.beta1_power, self.beta2_power)
-        self._held.keep_beta_powers(self.beta_powers, tuple(math.log(beta) for beta in self.rule.constants[:2]))
+        self.beta_powers = self.beta1_power, self.beta2_power = self._held.keep_beta_powers(self.rule.constants[:2])
 
     def _fused_path(self, settings, slice_sums):
-        device = _kernels.device_target()
-        if device == "CPU":
+        if (device := _kernels.device_target()) == "CPU":
             return super()._fused_path(settings, slice_sums)
         check_crossing(self.cls_name, self.options, slice_sums is not None)
-        self.masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)
-        taken = (settings, device, self.masters_taken)
-        return CrossingPath(self._layout, self._held, self, self.rule, self.options, *taken)
+        path = CrossingPath(self._layout, self._held, self, self.rule, self.options, settings, device)
+        self.masters_taken = path.masters_taken
+        return path
 
     @property
     def target(self) -> str:

@@ -51,7 +51,9 @@ class CrossingPath(nn.Cell):
         options: Its shared arguments.
         settings: What all paths are told; the step's dtype is that of the accelerator.
         device: The accelerator.
-        masters_taken: Parameter, whether the masters were taken: 0 or 1.
+
+    Attributes:
+        masters_taken: Parameter, whether the masters were taken: 0 or 1; the optimizer lists it.
     """
 
     addresses = None
@@ -65,7 +67,6 @@ class CrossingPath(nn.Cell):
         options,
         settings: Settings,
         device: str,
-        masters_taken: Parameter,
     ):
         super().__init__(auto_prefix=False)
         # It holds this Cell.
@@ -111,6 +112,7 @@ class CrossingPath(nn.Cell):
         self.counting, self.rates_of_each = Counting(held, self.dtype, settings.skips), RatesOfEach(layout)
         # The optimizer holds these already, and Cell would list them twice.
         columns = (held.parameters, held.masters_or_weights(), with_master)
+        masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)
         for name, tensors in (
             ("group_weights", group_weights),
             ("columns", columns),

@@ -410,7 +410,7 @@ class FusedOptimizer(StateDict, nn.Optimizer):
             )
         if self.fused:
             self._path = self._fused_path(settings, slice_sums)
-        if not self.fused or self.runs_on_host:
+        if not self.fused or (self.runs_on_host and self.shares is None):
             composite = self._composite_path(settings, whole, akg_kernels)
             if self.fused:
                 # For where the arithmetic is moved to the device. A Cell lists what it holds: this is no part yet.

@@ -91,6 +91,10 @@ class AdamOffload(OffloadedStep, AdamFamily):
 
     _support_parallel_optimizer = False
     runs_on_host = True
+    rules = (Rule("adam_offload", ("moment1", "moment2"), is_elementwise=True),)
+    # The decay enters the moments: where it cancels the gradient, a small eps magnifies how each path rounds.
+    trials = ({"eps": 1e-3},)
+    counters = (*AdamFamily.counters, "beta1_power", "beta2_power")
 
     use_locking: bool
     use_nesterov: bool
@@ -117,10 +121,7 @@ class AdamOffload(OffloadedStep, AdamFamily):
         check_type(name, "use_locking", use_locking, bool)
         check_type(name, "use_nesterov", use_nesterov, bool)
         check_type(name, "loss_scale", loss_scale, float)
-        locks = _kernels.LOCKS * use_locking
-        rule = Rule(
-            "adam_offload", ("moment1", "moment2"), flags=int(use_nesterov), shared_flags=locks, is_elementwise=True
-        )
+        rule = self.rules[0]._replace(flags=int(use_nesterov), shared_flags=_kernels.LOCKS * use_locking)
         betas = {"beta1": beta1, "beta2": beta2}
         self.use_locking, self.use_nesterov = use_locking, use_nesterov
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})

@@ -80,6 +80,11 @@ class AdamW(AdamFamily):
     """
 
     decays_every_name = True
+    rules = (
+        Rule("adamw", ("adam_m", "adam_v"), is_elementwise=True),
+        Rule("adamw_amsgrad", ("adam_m", "adam_v", "adam_vhat"), is_elementwise=True),
+    )
+    trials = ({}, {"amsgrad": True})
 
     amsgrad: bool
     maximize: bool
@@ -105,9 +110,7 @@ class AdamW(AdamFamily):
         check_type(name, "maximize", maximize, bool)
         check_type(name, "bias_correction", bias_correction, bool)
         shared = choose_backend(name, "use_fused", use_fused, shared)
-        rule = Rule("adamw", ("adam_m", "adam_v"), flags=2 * maximize + 4 * bias_correction, is_elementwise=True)
-        if amsgrad:
-            rule = rule._replace(name="adamw_amsgrad", states=(*rule.states, "adam_vhat"), flags=rule.flags + 1)
+        rule = self.rules[amsgrad]._replace(flags=amsgrad + 2 * maximize + 4 * bias_correction)
         named_betas = {"betas[0]": betas[0], "betas[1]": betas[1]}
         self.amsgrad, self.maximize = amsgrad, maximize
         super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)

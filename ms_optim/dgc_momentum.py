@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspore import ops
 
@@ -122,6 +122,12 @@ class DGCMomentum(CompressedStep):
 
     # Its states are each worker's own, of its own gradients.
     takes_shares = False
+    rules = (Rule("dgc_momentum", ("dgc_u", "dgc_r"), is_elementwise=True, takes_low_states=False),)
+    # Compression from the first step, as it is later in a long run.
+    required: ClassVar[dict[str, Any]] = {"momentum": 0.9, "rampup_begin_step": 0}
+    # Steps without compression come first, and small tensors are compressed too.
+    trials = ({"momentum": 0.9, "rampup_begin_step": 3, "min_compress_numel": 100},)
+    counters = (*CompressedStep.counters, "dgc_worker")
 
     momentum: float
     use_nesterov: bool
@@ -165,14 +171,7 @@ class DGCMomentum(CompressedStep):
         workers.check_trainers(name, num_trainers)
         compression = Compression(rampup_begin_step, rampup_step, tuple(sparsity), min_compress_numel, wire_dtype)
         flags = use_nesterov + 2 * (decay_type == "l1") + 4 * (wire_dtype == "float16")
-        rule = Rule(
-            "dgc_momentum",
-            ("dgc_u", "dgc_r"),
-            (float(momentum), float(workers.count)),
-            flags,
-            is_elementwise=True,
-            takes_low_states=False,
-        )
+        rule = self.rules[0]._replace(constants=(float(momentum), float(workers.count)), flags=flags)
         super().__init__(
             params,
             learning_rate,

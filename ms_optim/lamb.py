@@ -83,6 +83,8 @@ class Lamb(AdamFamily):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     """
 
+    rules = (Rule("lamb", ("lamb_m", "lamb_v"), is_layerwise=True, is_elementwise=True),)
+
     always_adapt: bool
     weight_norm_bounds: tuple[float, float]
     trust_ratio_bounds: tuple[float, float]
@@ -107,8 +109,7 @@ class Lamb(AdamFamily):
         check_type(name, "bias_correction", bias_correction, bool)
         phi = check_bounds(name, "weight_norm_bounds", weight_norm_bounds)
         ratio = check_bounds(name, "trust_ratio_bounds", trust_ratio_bounds)
-        flags = bias_correction + 2 * always_adapt
-        rule = Rule("lamb", ("lamb_m", "lamb_v"), (*phi, *ratio), flags, is_layerwise=True, is_elementwise=True)
+        rule = self.rules[0]._replace(constants=(*phi, *ratio), flags=bias_correction + 2 * always_adapt)
         betas = {"beta1": beta1, "beta2": beta2}
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared, bias_correction)
         self.always_adapt = always_adapt

@@ -97,6 +97,7 @@ class LANS(AdamFamily):
     """
 
     normalizes_gradient = True
+    rules = (Rule("lans", ("lans_m", "lans_v"), is_layerwise=True, is_elementwise=True),)
 
     weight_norm_bounds: tuple[float, float]
     clip_gradient: float | None
@@ -126,16 +127,7 @@ class LANS(AdamFamily):
         check_positive(name, "rescale_grad", rescale_grad)
         shared = choose_backend(name, "use_fused_step", use_fused_step, shared)
         largest = math.inf if clip_gradient is None else float(clip_gradient)
-        at_most = aggregate_num or 0
-        rule = Rule(
-            "lans",
-            ("lans_m", "lans_v"),
-            (largest, *phi),
-            at_most=at_most,
-            rescale=rescale_grad,
-            is_layerwise=True,
-            is_elementwise=True,
-        )
+        rule = self.rules[0]._replace(constants=(largest, *phi), at_most=aggregate_num or 0, rescale=rescale_grad)
         betas = {"beta1": beta1, "beta2": beta2}
         # Before the path is chosen, which may take a trial of the rule.
         self.weight_norm_bounds, self.clip_gradient = phi, clip_gradient

@@ -1,46 +1,35 @@
 """MindFormers: its registry gets the optimizers, and its YAML files reach what they can do.
 
-Importing this module registers ``MsOptimAdamW``, ``MsOptimLamb``, ``MsOptimLANS``, ``MsOptimAdamOffload`` and
-``MsOptimDGCMomentum``, and each under its own name too where MindFormers has no optimizer of that name; and
-``WarmUpHoldDecayLR`` among its learning rates. It is the only module that needs MindFormers.
+Importing this module makes and registers a class for each optimizer: ``MsOptimAdamW`` for ``AdamW``, and so on. Each is
+registered under the optimizer's name too, where MindFormers has no optimizer of that name. ``WarmUpHoldDecayLR`` is
+registered among the learning rates. This is the only module that needs MindFormers.
 """
-
-# MindFormers is not everywhere, and FromYaml is mixed into optimizers.
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 try:
-    from mindformers.tools.logger import logger
-    from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
+    # MindFormers is not installed wherever this is checked.
+    from mindformers.tools.logger import logger  # pyright: ignore[reportMissingImports]
+    from mindformers.tools.register import (  # pyright: ignore[reportMissingImports]
+        MindFormerModuleType,
+        MindFormerRegister,
+    )
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         f"{_error}; ms_optim.mindformers needs MindFormers 1.9 with MindSpore 2.9: pip install 'ms_optim[mindformers]'",
         name=_error.name,
     ) from _error
 
-from . import schedules
+from . import OPTIMIZERS, schedules
 from ._arguments import check_type
-from .adam_offload import AdamOffload
-from .adamw import AdamW
-from .dgc_momentum import DGCMomentum
-from .lamb import Lamb
-from .lans import LANS
+from ._base import FusedOptimizer
 
 if TYPE_CHECKING:
     from ._arguments import Params
 
-__all__ = [
-    "MsOptimAdamOffload",
-    "MsOptimAdamW",
-    "MsOptimDGCMomentum",
-    "MsOptimLANS",
-    "MsOptimLamb",
-    "register",
-]
-
+PREFIX = "MsOptim"
 OPTIMIZER: str = MindFormerModuleType.OPTIMIZER
 SCHEDULE, CENTRALIZATION = "weight_decay_schedule", "grad_centralization"
 # The weight decay schedules, and the argument of each that `weight_decay` stands for unless it is given.
@@ -55,14 +44,14 @@ SCHEDULES: dict[str, str | None] = {
 }
 
 
-class FromYaml:
-    """Takes what MindFormers makes of the section `optimizer` of a YAML file; a mixin before an optimizer.
+class FromYaml(FusedOptimizer):
+    """Takes what MindFormers makes of the section `optimizer` of a YAML file; inherited before an optimizer.
 
-    Besides the optimizer's own arguments, by name, there may be
+    The section takes the optimizer's own arguments by name, and two more:
 
-    - weight_decay_schedule (dict): `type` names a weight decay schedule of this package, the rest are its arguments;
-      the decay that it starts from is `weight_decay` unless it is among them. MindFormers tells parameters that decay
-      from those that do not by `weight_decay`, so that must not be 0.
+    - weight_decay_schedule (dict): `type` names a weight decay schedule of this package. The other keys are the
+      schedule's arguments. The schedule starts from `weight_decay` unless they say otherwise. `weight_decay` must not
+      be 0, because MindFormers uses it to tell parameters that decay from those that do not.
     - grad_centralization (bool): Whether gradients of 2 or more dimensions are centralized. Default: ``False`` .
     """
 
@@ -87,6 +76,11 @@ class FromYaml:
     def keywords(cls) -> list[str]:
         """Return the keys that the section takes."""
         return [*super().keywords(), SCHEDULE, CENTRALIZATION]
+
+    @classmethod
+    def get_actual_adamw_cls(cls, use_fused: bool) -> type[FromYaml]:
+        """Return the class itself: MindFormers asks the class that is registered as "AdamW" which one to use."""
+        return cls
 
     def _described(self) -> str:
         path = f"the fused kernel {self.rule.name!r}"
@@ -148,41 +142,33 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
     return given, made
 
 
-class MsOptimAdamW(FromYaml, AdamW):
-    """:class:`ms_optim.AdamW` as MindFormers makes it from a YAML file."""
-
-    @classmethod
-    def get_actual_adamw_cls(cls, use_fused: bool) -> type[MsOptimAdamW]:
-        """Return the class; MindFormers asks whatever is registered as "AdamW" for the one to use."""
-        return cls
+def _for_yaml(optimizer: type[FusedOptimizer]) -> type[FromYaml]:
+    """Make the class that is registered for an optimizer."""
+    name = f"{PREFIX}{optimizer.__name__}"
+    doc = f":class:`ms_optim.{optimizer.__name__}` as MindFormers makes it from a YAML file."
+    return type(name, (FromYaml, optimizer), {"__doc__": doc, "__module__": __name__})
 
 
-class MsOptimLamb(FromYaml, Lamb):
-    """:class:`ms_optim.Lamb` as MindFormers makes it from a YAML file."""
+CLASSES = {cls.__name__: cls for cls in map(_for_yaml, OPTIMIZERS)}
+globals().update(CLASSES)
+__all__ = ["register", *CLASSES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-class MsOptimLANS(FromYaml, LANS):
-    """:class:`ms_optim.LANS` as MindFormers makes it from a YAML file."""
-
-
-class MsOptimAdamOffload(FromYaml, AdamOffload):
-    """:class:`ms_optim.AdamOffload` as MindFormers makes it from a YAML file."""
-
-
-class MsOptimDGCMomentum(FromYaml, DGCMomentum):
-    """:class:`ms_optim.DGCMomentum` as MindFormers makes it from a YAML file."""
+def __getattr__(name: str) -> type[FromYaml]:
+    """Tell type checkers what the classes are; Python finds them without."""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(override: bool = False) -> None:
     """Register the optimizers in MindFormers; importing this module has done so, without `override`.
 
     Args:
-        override: Whether to take the names "AdamW", "Lamb" and "AdamOffload" from MindFormers' and MindSpore's
-            optimizers, too. Default: ``False`` .
+        override: Whether to take names that MindFormers' and MindSpore's own optimizers have, such as "AdamW". Default:
+            ``False`` .
     """
-    for cls in (MsOptimAdamW, MsOptimLamb, MsOptimLANS, MsOptimAdamOffload, MsOptimDGCMomentum):
+    for cls in CLASSES.values():
         MindFormerRegister.register_cls(cls, OPTIMIZER)
-        name = cls.__name__.removeprefix("MsOptim")
+        name = cls.__name__.removeprefix(PREFIX)
         if override or not MindFormerRegister.is_exist(OPTIMIZER, name):
             MindFormerRegister.register_cls(cls, OPTIMIZER, alias=name)
     MindFormerRegister.register_cls(schedules.WarmUpHoldDecayLR, MindFormerModuleType.LR)

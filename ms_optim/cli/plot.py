@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._arguments import fail
-from ._readings import Record, load
+from .._arguments import fail
+from .._readings import Record, load
 
 if TYPE_CHECKING:
-    from ._arguments import FilePath
+    from .._arguments import FilePath
 
 NAME = "plot"
 WIDTH = 10.0

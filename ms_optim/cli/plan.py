@@ -16,11 +16,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import _doctor, _kernels, _memory
-from ._arguments import STATE_DTYPES, WEIGHT_DTYPES, Options
-from ._base import FusedOptimizer
-from ._shares import Shares, Workers
-from .adam_offload import DEVICES
+from .. import OPTIMIZERS, _kernels, _memory
+from .._arguments import STATE_DTYPES, WEIGHT_DTYPES, Options
+from .._base import FusedOptimizer
+from .._shares import Shares, Workers
+from ..adam_offload import DEVICES
 
 DTYPES = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--shapes", type=weights_of_json, help="a JSON file: shapes of the parameters, or by name")
     source.add_argument("--checkpoint", type=weights_of_checkpoint, help="a MindSpore checkpoint of the network")
     parser.add_argument("--dtype", choices=DTYPES, help="of the parameters; default: the checkpoint's, or float32")
-    parser.add_argument("--optimizer", nargs="+", choices=[x.__name__ for x in _doctor.optimizers()])
+    parser.add_argument("--optimizer", nargs="+", choices=[optimizer.__name__ for optimizer in OPTIMIZERS])
     parser.add_argument("--state-dtype", nargs="+", choices=STATE_DTYPES, default=STATE_DTYPES)
     parser.add_argument("--no-master-weights", action="store_true", help="no float32 masters of weights in 16 bits")
     parser.add_argument("--device", choices=DEVICES, default=_kernels.device_target(), help="default: this machine's")
@@ -84,7 +84,7 @@ def main(arguments: argparse.Namespace) -> int:
     chosen = DTYPES.get(arguments.dtype)
     weights = [Weight(w.shape, chosen or w.dtype or ms.float32) for w in given]
     plans, refused = [], []
-    for optimizer in _doctor.optimizers():
+    for optimizer in OPTIMIZERS:
         if arguments.optimizer and optimizer.__name__ not in arguments.optimizer:
             continue
         for state_dtype in arguments.state_dtype:
@@ -122,11 +122,10 @@ def plan(
     Raises:
         NotPossibleError: If the optimizer would refuse the options.
     """
-    small = _doctor.build(optimizer, _doctor.choices(optimizer)[0], "composite")
-    reason = why_refused(small, options, device)
+    reason = why_refused(optimizer, options, device)
     if reason is not None:
         raise NotPossibleError(reason)
-    prefixes = small.rule.states
+    prefixes = optimizer.rules[0].states
     shapes, dtypes = [w.shape for w in weights], [w.dtype for w in weights]
     kept = [tuple(enumerate(shapes))]
     if options.shard_states and workers > 1:
@@ -136,7 +135,7 @@ def plan(
         kept = [shares.kept_by(rank) for rank in range(workers)]
     states, scales, masters = max((held(prefixes, options, shapes, dtypes, own) for own in kept), key=sum)
     own = sum(_memory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
-    on_device, on_host = _memory.placed(device, small.runs_on_host, 2 * own, states + scales + masters)
+    on_device, on_host = _memory.placed(device, optimizer.runs_on_host, 2 * own, states + scales + masters)
     name = optimizer.__name__
     return Plan(name, options.state_dtype, own, own, masters, states, scales, on_device, on_host)
 
@@ -149,16 +148,16 @@ def held(prefixes, options, shapes, dtypes, kept) -> tuple[int, int, int]:
     return sum(x.nbytes for x in states), sum(x.nbytes for x in scales), sum(x.nbytes for x in masters)
 
 
-def why_refused(optimizer: FusedOptimizer, options: Options, device: str) -> str | None:
+def why_refused(optimizer: type[FusedOptimizer], options: Options, device: str) -> str | None:
     """Say why an optimizer would refuse what is asked for, or return None."""
-    if options.state_dtype != "float32" and not optimizer.rule.takes_low_states:
+    if options.state_dtype != "float32" and not optimizer.rules[0].takes_low_states:
         return "it keeps its states in float32"
     if options.shard_states and not optimizer.takes_shares:
         return "its states are each worker's own and cannot be split"
     if options.shard_states and device != "CPU":
         return "states are split over workers on CPU only"
-    if device == "Ascend" and not optimizer.runs_on_host:
-        return optimizer._why_not_on_ascend(options)
+    if device == "Ascend" and not optimizer.runs_on_host and options.state_dtype != "float32":
+        return "the operators for Ascend do not know 'state_dtype'"
     return None
 
 
@@ -216,17 +215,14 @@ def weights_of_checkpoint(path: str) -> list[Weight]:
         content = ms.load_checkpoint(path)
     except (OSError, ValueError, RuntimeError) as error:
         raise argparse.ArgumentTypeError(f"cannot read {path} as a checkpoint: {error}") from None
-    added, prefixes = {"learning_rate"}, {"master"}
-    for optimizer in _doctor.optimizers():
-        small = _doctor.build(optimizer, _doctor.choices(optimizer)[-1], "composite")
-        states = {state.name for state in small.states}
-        added |= {p.name for p in small.get_parameters()} - states - {p.name for p in small.parameters}
-        prefixes |= {name for prefix in small.rule.states for name in (prefix, f"{prefix}_scale")}
+    counters = {name for optimizer in OPTIMIZERS for name in optimizer.counters}
+    states = {prefix for optimizer in OPTIMIZERS for rule in optimizer.rules for prefix in rule.states}
+    prefixes = {"master", *states, *(f"{prefix}_scale" for prefix in states)}
 
     def is_weight(name, value):
         prefix, _, rest = name.partition(".")
         is_state = rest in content and (prefix in prefixes or content[rest].shape == value.shape)
-        return value.dtype in WEIGHT_DTYPES and name not in added and not is_state and not name.endswith(BUFFERS)
+        return value.dtype in WEIGHT_DTYPES and name not in counters and not is_state and not name.endswith(BUFFERS)
 
     found = [Weight(tuple(p.shape), p.dtype) for name, p in content.items() if is_weight(name, p)]
     if not found:

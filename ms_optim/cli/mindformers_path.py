@@ -2,7 +2,7 @@
 
 import argparse
 
-from . import _kernels
+from .. import _kernels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,15 +16,14 @@ from mindspore import Parameter, Tensor
 from rich.console import Console
 from rich.table import Table
 
-from . import _doctor, _kernels
-from ._base import FusedOptimizer
-from .compression import CompressedStep
+from .. import OPTIMIZERS, _kernels
+from .._base import FusedOptimizer
+from ..compression import CompressedStep
+from . import doctor
 
 # Tensors of a layer of a transformer, as many as the size asks for.
 LAYER = [(768,), (2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072)]
 WARM_UP = 2
-# DGCMomentum compresses from the first step.
-CHOICES = {"DGCMomentum": {"momentum": 0.9, "rampup_begin_step": 0}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    names = [x.__name__ for x in _doctor.optimizers()]
+    names = [optimizer.__name__ for optimizer in OPTIMIZERS]
     parser.add_argument("--optimizer", nargs="+", choices=names, default=names)
     parser.add_argument("--megabytes", type=_positive(float), default=50.0, help="of float32 weights; default: 50")
     parser.add_argument("--steps", type=_positive(int), default=15, help="timed steps of each; default: 15")
@@ -82,12 +81,12 @@ def main(arguments: argparse.Namespace) -> int:
         return 1
     shapes = tensors(int(arguments.megabytes * 1e6) // 4)
     parameters = sum(int(np.prod(shape)) for shape in shapes)
-    chosen = [x for x in _doctor.optimizers() if x.__name__ in arguments.optimizer]
+    chosen = [optimizer for optimizer in OPTIMIZERS if optimizer.__name__ in arguments.optimizer]
     threads = thread_count()
     # Operators called one by one, as the check does, are faster in one thread.
     ms.set_context(pynative_synchronize=True)
-    with _doctor.others_on_stderr():
-        checks = [_doctor.examine(optimizer, _doctor.choices(optimizer)[0]) for optimizer in chosen]
+    with doctor.others_on_stderr():
+        checks = [doctor.examine(optimizer, optimizer.trials[0]) for optimizer in chosen]
     ms.set_context(pynative_synchronize=False)
     speeds, times = [], []
     for optimizer, (_, _, _, right) in zip(chosen, checks):
@@ -164,7 +163,7 @@ def measure(optimizer: type[FusedOptimizer], shapes: list[tuple[int, ...]], step
     params = [Parameter(Tensor(w), name=f"w{i}") for i, w in enumerate(weights)]
     given = tuple(Tensor(g) for g in gradients)
     del weights, gradients
-    built = optimizer(params, 1e-3, weight_decay=0.01, **CHOICES.get(optimizer.__name__, {}))
+    built = optimizer(params, 1e-3, weight_decay=0.01, **optimizer.required)
     return timed(built, given, steps), least_bytes(built)
 
 

@@ -13,7 +13,7 @@ import tempfile
 
 import mindspore
 
-from . import _kernels
+from .. import _kernels
 
 BUILDER = pathlib.Path(mindspore.__path__[0]) / "lib" / "plugin" / "ascend" / "custom_compiler"
 CANN_VARIABLE, CANN_DEFAULT = "ASCEND_HOME_PATH", "/usr/local/Ascend/cann"

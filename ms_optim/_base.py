@@ -200,13 +200,13 @@ class FusedOptimizer(StateDict, nn.Optimizer, FusedStep, SplitStep, AscendStep, 
 
     # What a class of this package states for the commands, MindFormers and the tests, which list all optimizers.
     # Its rules without the numbers that the arguments decide, one for each kernel; the first is the default.
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    rules: tuple[Rule, ...] = ()
     # Arguments that have no default, besides the parameters and the learning rate, with values for an example.
     required: ClassVar[dict[str, Any]] = {}
     # Arguments of an example that shows whether a kernel is right, for each of the rules.
-    trials: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    trials: tuple[dict[str, Any], ...] = ({},)
     # Names of the parameters that it keeps besides its states and masters.
-    counters: ClassVar[tuple[str, ...]] = ("global_step", "learning_rate", "skipped_steps", "statistics")
+    counters: tuple[str, ...] = ("global_step", "learning_rate", "skipped_steps", "statistics")
 
     # What construction makes.
     loss_scale: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
@@ -91,10 +91,9 @@ class AdamOffload(OffloadedStep, AdamFamily):
 
     _support_parallel_optimizer = False
     runs_on_host = True
-    rules = (Rule("adam_offload", ("moment1", "moment2"), is_elementwise=True),)
-    # The decay enters the moments: where it cancels the gradient, a small eps magnifies how each path rounds.
-    trials = ({"eps": 1e-3},)
-    counters = (*AdamFamily.counters, "beta1_power", "beta2_power")
+    rules: tuple[Rule, ...] = (Rule("adam_offload", ("moment1", "moment2"), is_elementwise=True),)
+    trials: tuple[dict[str, Any], ...] = ({"eps": 1e-3},)  # a smaller one magnifies rounding where decay meets gradient
+    counters: tuple[str, ...] = (*AdamFamily.counters, "beta1_power", "beta2_power")
 
     use_locking: bool
     use_nesterov: bool

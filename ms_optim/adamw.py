@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore import ops
 
@@ -80,11 +80,11 @@ class AdamW(AdamFamily):
     """
 
     decays_every_name = True
-    rules = (
+    rules: tuple[Rule, ...] = (
         Rule("adamw", ("adam_m", "adam_v"), is_elementwise=True),
         Rule("adamw_amsgrad", ("adam_m", "adam_v", "adam_vhat"), is_elementwise=True),
     )
-    trials = ({}, {"amsgrad": True})
+    trials: tuple[dict[str, Any], ...] = ({}, {"amsgrad": True})
 
     amsgrad: bool
     maximize: bool

@@ -122,12 +122,12 @@ class DGCMomentum(CompressedStep):
 
     # Its states are each worker's own, of its own gradients.
     takes_shares = False
-    rules = (Rule("dgc_momentum", ("dgc_u", "dgc_r"), is_elementwise=True, takes_low_states=False),)
+    rules: tuple[Rule, ...] = (Rule("dgc_momentum", ("dgc_u", "dgc_r"), is_elementwise=True, takes_low_states=False),)
     # Compression from the first step, as it is later in a long run.
     required: ClassVar[dict[str, Any]] = {"momentum": 0.9, "rampup_begin_step": 0}
     # Steps without compression come first, and small tensors are compressed too.
-    trials = ({"momentum": 0.9, "rampup_begin_step": 3, "min_compress_numel": 100},)
-    counters = (*CompressedStep.counters, "dgc_worker")
+    trials: tuple[dict[str, Any], ...] = ({"momentum": 0.9, "rampup_begin_step": 3, "min_compress_numel": 100},)
+    counters: tuple[str, ...] = (*CompressedStep.counters, "dgc_worker")
 
     momentum: float
     use_nesterov: bool

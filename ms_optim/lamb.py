@@ -83,7 +83,7 @@ class Lamb(AdamFamily):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     """
 
-    rules = (Rule("lamb", ("lamb_m", "lamb_v"), is_layerwise=True, is_elementwise=True),)
+    rules: tuple[Rule, ...] = (Rule("lamb", ("lamb_m", "lamb_v"), is_layerwise=True, is_elementwise=True),)
 
     always_adapt: bool
     weight_norm_bounds: tuple[float, float]

@@ -97,7 +97,7 @@ class LANS(AdamFamily):
     """
 
     normalizes_gradient = True
-    rules = (Rule("lans", ("lans_m", "lans_v"), is_layerwise=True, is_elementwise=True),)
+    rules: tuple[Rule, ...] = (Rule("lans", ("lans_m", "lans_v"), is_layerwise=True, is_elementwise=True),)
 
     weight_norm_bounds: tuple[float, float]
     clip_gradient: float | None

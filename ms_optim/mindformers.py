@@ -149,7 +149,7 @@ def _for_yaml(optimizer: type[FusedOptimizer]) -> type[FromYaml]:
     return type(name, (FromYaml, optimizer), {"__doc__": doc, "__module__": __name__})
 
 
-CLASSES = {cls.__name__: cls for cls in map(_for_yaml, OPTIMIZERS)}
+CLASSES: dict[str, type[FromYaml]] = {cls.__name__: cls for cls in map(_for_yaml, OPTIMIZERS)}
 globals().update(CLASSES)
 __all__ = ["register", *CLASSES]  # pyright: ignore[reportUnsupportedDunderAll]
 

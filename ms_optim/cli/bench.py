@@ -22,7 +22,7 @@ from ..compression import CompressedStep
 from . import doctor
 
 # Tensors of a layer of a transformer, as many as the size asks for.
-LAYER = [(768,), (2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072)]
+LAYER: list[tuple[int, ...]] = [(768,), (2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072)]
 WARM_UP = 2
 
 
@@ -179,7 +179,13 @@ def timed(optimizer: FusedOptimizer, gradients: tuple[Tensor, ...], steps: int) 
     return statistics.median(times[WARM_UP:])
 
 
-def row(optimizer, examined, timing, parameters: int, speed: float) -> Row:
+def row(
+    optimizer: type[FusedOptimizer],
+    examined: tuple[str, str, str, bool],
+    timing: tuple[float, int] | None,
+    parameters: int,
+    speed: float,
+) -> Row:
     """Set a measurement beside the bandwidth."""
     path, _, check, right = examined
     if timing is None:

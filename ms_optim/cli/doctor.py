@@ -22,7 +22,7 @@ import ms_optim
 from .. import _kernels
 from .._base import FusedOptimizer
 
-SHAPES = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
+SHAPES: list[tuple[int, ...]] = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
 STEPS = 10
 # Two float32 paths differ by rounding: each rounds about 10 times a step.
 TOLERANCE = 100 * 2.0**-24

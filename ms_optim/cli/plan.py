@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -22,7 +22,7 @@ from .._base import FusedOptimizer
 from .._shares import Shares, Workers
 from ..adam_offload import DEVICES
 
-DTYPES = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
+DTYPES: dict[str, Any] = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 # What normalization layers keep beside their parameters, as MindSpore names it.
@@ -140,7 +140,13 @@ def plan(
     return Plan(name, options.state_dtype, own, own, masters, states, scales, on_device, on_host)
 
 
-def held(prefixes, options, shapes, dtypes, kept) -> tuple[int, int, int]:
+def held(
+    prefixes: Sequence[str],
+    options: Options,
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[Any],
+    kept: Iterable[Any],
+) -> tuple[int, int, int]:
     """Return the bytes of states, scales and masters."""
     states = list(_memory.states(prefixes, options, shapes, kept))
     scales = [scale for state in states if (scale := _memory.scale(state)) is not None]
@@ -247,7 +253,9 @@ def elements(weights: Sequence[Weight]) -> int:
     return sum(math.prod(w.shape) for w in weights)
 
 
-def as_json(plans, refused, weights, arguments) -> str:
+def as_json(
+    plans: Sequence[Plan], refused: Sequence[dict[str, str]], weights: Sequence[Weight], arguments: argparse.Namespace
+) -> str:
     """Return all figures, in bytes, as JSON."""
     rows = []
     for one in plans:
@@ -262,7 +270,9 @@ def as_json(plans, refused, weights, arguments) -> str:
     return json.dumps({**asked, "plans": rows, "not_possible": refused}, indent=2)
 
 
-def show(plans, refused, weights, arguments) -> None:
+def show(
+    plans: Sequence[Plan], refused: Sequence[dict[str, str]], weights: Sequence[Weight], arguments: argparse.Namespace
+) -> None:
     """Print the figures as a table."""
     console = Console(highlight=False)
     if plans:

@@ -48,7 +48,7 @@ class AdamW(AdamFamily):
         amsgrad (bool): Whether the denominator uses the largest second moment so far, kept in a third state.
             Default: ``False`` .
         maximize (bool): Whether to follow the gradient up instead of down. Default: ``False`` .
-        use_fused (bool): Whether to use the fused kernel; ``False`` is another word for `backend` "composite".
+        use_fused (bool): Whether to use the fused kernel; ``False`` means the same as `backend` "composite".
             Default: ``True`` .
         bias_correction (bool): Whether to divide the moments by :math:`1 - \beta^t`. Default: ``True`` .
         {shared}
@@ -116,7 +116,7 @@ class AdamW(AdamFamily):
         super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)
 
     def entering(self, gradient: Tensor) -> Tensor:
-        """State which way the weights go."""
+        """State the sign of the gradient, which `maximize` turns."""
         return -gradient if self.maximize else gradient
 
     def directions(

@@ -37,7 +37,7 @@ class Lamb(AdamFamily):
         w_t &= w_{t-1} - \eta_t \frac{\phi(\lVert w_{t-1} \rVert)}{\lVert u_t \rVert} u_t
         \end{aligned}
 
-    The fraction, the trust ratio, is 1 where either norm is 0. Norms are those of the whole tensor.
+    The fraction is the trust ratio; it is 1 where either norm is 0. Norms are those of the whole tensor.
 
     Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
@@ -52,10 +52,10 @@ class Lamb(AdamFamily):
             paper's third version. Default: ``True`` .
         always_adapt (bool): Whether the trust ratio also applies where the weight decay is 0; with ``False`` it is 1
             there. Default: ``True`` .
-        weight_norm_bounds (Union[tuple[float], None]): The limits (low, high) that :math:`\phi` holds the weight's
-            norm to, either ``None`` for no limit, as infinity is above. Default: ``None`` .
-        trust_ratio_bounds (Union[tuple[float], None]): The limits (low, high) that hold the trust ratio, either
-            ``None`` for no limit, as infinity is above. Default: ``None`` .
+        weight_norm_bounds (Union[tuple[float], None]): The limits (low, high) of the weight's norm, which
+            :math:`\phi` applies; ``None`` in place of either, and infinity above, mean no limit. Default: ``None`` .
+        trust_ratio_bounds (Union[tuple[float], None]): The limits (low, high) of the trust ratio; ``None`` in place of
+            either, and infinity above, mean no limit. Default: ``None`` .
         {shared}
 
     Inputs:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PREFIX = "MsOptim"
 OPTIMIZER: str = MindFormerModuleType.OPTIMIZER
 SCHEDULE, CENTRALIZATION = "weight_decay_schedule", "grad_centralization"
-# The weight decay schedules, and the argument of each that `weight_decay` stands for unless it is given.
+# The weight decay schedules, and the argument of each that is `weight_decay` unless it is given.
 SCHEDULES: dict[str, str | None] = {
     "ConstantWeightDecay": "weight_decay",
     "CosineWeightDecay": "max_weight_decay",
@@ -61,7 +61,7 @@ class FromYaml(FusedOptimizer):
         centralization = arguments.pop(CENTRALIZATION, False)
         check_type(name, CENTRALIZATION, centralization, bool)
         if arguments.get("weight_decay", 0.0) is None:
-            # As MindFormers understands it.
+            # MindFormers takes None for 0.
             arguments["weight_decay"] = 0.0
         for argument, value in arguments.items():
             _check_number(name, argument, value)
@@ -100,7 +100,7 @@ def _groups(params):
 
 
 def _check_number(name: str, argument: str, value: Any) -> None:
-    """Raise a TypeError for what was meant as a number, and YAML takes for a string."""
+    """Raise a TypeError for a number that YAML has read as a string."""
     for number in value if isinstance(value, (list, tuple)) else [value]:
         if not isinstance(number, str):
             continue
@@ -109,13 +109,13 @@ def _check_number(name: str, argument: str, value: Any) -> None:
         except ValueError:
             continue
         raise TypeError(
-            f"For '{name}', the argument {argument!r} must be a number, but got the string {number!r}: YAML takes a "
-            "number with an exponent for a string unless it has a point, as 1.0e-8 has, and no quotes."
+            f"For '{name}', the argument {argument!r} must be a number, but got the string {number!r}: YAML reads a "
+            "number with an exponent as a string unless it has a point, as in 1.0e-8, and no quotes."
         )
 
 
 def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
-    """Return groups with a schedule in place of every weight decay that is not 0, and the schedule."""
+    """Return the groups, in which a schedule replaces every weight decay that is not 0, and the schedule."""
     if not isinstance(schedule, dict) or str(schedule.get("type")) not in SCHEDULES:
         got = schedule.get("type") if isinstance(schedule, dict) else schedule
         raise ValueError(
@@ -125,8 +125,8 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
     groups = _groups(params)
     if not weight_decay and not any(group.get("weight_decay") for group in groups):
         raise ValueError(
-            f"For '{name}', the argument 'weight_decay' must be greater than 0 beside '{SCHEDULE}', as by it "
-            f"MindFormers tells parameters that decay from those that do not, but got {weight_decay!r}."
+            f"For '{name}', the argument 'weight_decay' must be greater than 0 beside '{SCHEDULE}', as "
+            f"MindFormers tells by it which parameters decay, but got {weight_decay!r}."
         )
     arguments = {key: value for key, value in schedule.items() if key != "type"}
     for argument, value in arguments.items():
@@ -160,7 +160,7 @@ def __getattr__(name: str) -> type[FromYaml]:
 
 
 def register(override: bool = False) -> None:
-    """Register the optimizers in MindFormers; importing this module has done so, without `override`.
+    """Register the optimizers in MindFormers; the import of this module has done so, without `override`.
 
     Args:
         override: Whether to take names that MindFormers' and MindSpore's own optimizers have, such as "AdamW". Default:

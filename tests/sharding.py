@@ -65,6 +65,8 @@ def _configurations():
     yield Configuration(ms_optim.LANS, "composite", "graph", ALL)
     yield Configuration(ms_optim.AdamW, "composite", "pynative", ALL)
     yield Configuration(ms_optim.LANS, "akg", "pynative", ALL)
+    for optimizer in REFERENCES.keys() - {ms_optim.AdamW, ms_optim.Lamb, ms_optim.LANS, ms_optim.AdamOffload}:
+        yield Configuration(optimizer, "aot", "graph", ALL)
 
 
 def configurations(processes):

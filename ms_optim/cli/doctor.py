@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the report; return 0 if every kernel that runs is right, else 1."""
-    # Operators called one by one wait for each other longer than they work, unless one thread does it all.
+    # Operators that are called one by one are faster in one thread: in several, they mostly wait for each other.
     ms.runtime.launch_blocking()
     with others_on_stderr():
         here, checks = machine(), [check for optimizer in ms_optim.OPTIMIZERS for check in checked(optimizer)]
@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def others_on_stderr():
-    """Keep standard output for the report: AKG's compiler, a program of its own, prints there too."""
+    """Send what is printed meanwhile to standard error, even by AKG's compiler, which is a program of its own."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -62,7 +62,7 @@ def others_on_stderr():
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """An optimizer's path where it was asked for, why, what comparing it gave, and whether that is right."""
+    """An optimizer with its arguments, a backend, the path that it took, why, and how the comparison ended."""
 
     optimizer: str
     backend: str
@@ -73,7 +73,7 @@ class Check:
 
 
 def checked(optimizer: type[FusedOptimizer]) -> list[Check]:
-    """Examine an optimizer on all its kernels."""
+    """Check each kernel of an optimizer."""
     found = []
     for trial in optimizer.trials:
         arguments = ", ".join(f"{name}={value}" for name, value in trial.items())
@@ -83,7 +83,7 @@ def checked(optimizer: type[FusedOptimizer]) -> list[Check]:
 
 
 def machine() -> dict[str, Any]:
-    """Return versions, and for each kind of kernels why there are none; None where they are there."""
+    """Return versions, and for each kind of kernels the reason why they are missing, or None."""
     here: dict[str, Any] = {"ms_optim": ms_optim.__version__, "mindspore": ms.__version__}
     here |= {"python": platform.python_version(), "processor": platform.machine()}
     here["device_target"] = _kernels.device_target()
@@ -118,7 +118,7 @@ def show(here: dict[str, Any], checks: list[Check]) -> None:
 def examine(
     optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str = "auto"
 ) -> tuple[str, str, str, bool]:
-    """Return an optimizer's path, the reason for it, the result of the check, and whether that is right."""
+    """Return an optimizer's path, the reason for it, the result of the check, and whether the path is right."""
     try:
         built = build(optimizer, trial, backend)
     except RuntimeError as error:
@@ -135,7 +135,7 @@ def examine(
 
 
 def build(optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str) -> FusedOptimizer:
-    """Make an optimizer of fixed weights."""
+    """Make an optimizer whose weights are always the same."""
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
     params = [Parameter(Tensor(np.asarray(w)), name=f"w{i}") for i, w in enumerate(weights)]
@@ -144,7 +144,7 @@ def build(optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str) 
 
 
 def disagreement(one: FusedOptimizer, other: FusedOptimizer) -> float:
-    """Return the largest difference of weights and states, relative to the largest number that each tensor held."""
+    """Return the largest difference of weights and states, relative to the largest number ever in the tensor."""
     rng = np.random.default_rng(1)
     held = list(zip([*one.parameters, *one.states], [*other.parameters, *other.states]))
     largest = np.full(len(held), 1e-30)

@@ -1,4 +1,4 @@
-"""The folder to name in REGISTER_PATH, for auto_register in MindFormers' YAML files."""
+"""Print the folder for REGISTER_PATH, which auto_register in MindFormers' YAML files needs."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""How much memory each optimizer takes, on the device and on its host, for a number of parameters or a network."""
+"""How much memory each optimizer takes, on the device and on the host, for a number of parameters or a network."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..adam_offload import DEVICES
 DTYPES: dict[str, Any] = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-# What normalization layers keep beside their parameters, as MindSpore names it.
+# MindSpore's names of the buffers of normalization layers.
 BUFFERS = ("moving_mean", "moving_variance")
 
 
 class Weight(NamedTuple):
-    """A parameter's shape, and its dtype where that is known."""
+    """A parameter's shape, and its dtype or None."""
 
     shape: tuple[int, ...]
     dtype: Any = None
@@ -38,7 +38,7 @@ class Weight(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Bytes that training with an optimizer holds on one worker; gradients are of their parameter's dtype."""
+    """Bytes that training with an optimizer takes on one worker; gradients have the dtype of their parameter."""
 
     optimizer: str
     state_dtype: str
@@ -57,24 +57,29 @@ class Plan:
 
 
 class NotPossibleError(ValueError):
-    """What an optimizer would refuse."""
+    """An optimizer would refuse the options."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--parameters", type=parameters, help="how many there are, such as 7e9, in large tensors")
-    source.add_argument("--shapes", type=weights_of_json, help="a JSON file: shapes of the parameters, or by name")
+    source.add_argument("--parameters", type=parameters, help="number of parameters, such as 7e9, as one large tensor")
+    source.add_argument("--shapes", type=weights_of_json, help="a JSON file: a list of shapes, or shapes by name")
     source.add_argument("--checkpoint", type=weights_of_checkpoint, help="a MindSpore checkpoint of the network")
     parser.add_argument("--dtype", choices=DTYPES, help="of the parameters; default: the checkpoint's, or float32")
     parser.add_argument("--optimizer", nargs="+", choices=[optimizer.__name__ for optimizer in OPTIMIZERS])
     parser.add_argument("--state-dtype", nargs="+", choices=STATE_DTYPES, default=STATE_DTYPES)
-    parser.add_argument("--no-master-weights", action="store_true", help="no float32 masters of weights in 16 bits")
-    parser.add_argument("--device", choices=DEVICES, default=_kernels.device_target(), help="default: this machine's")
-    parser.add_argument("--workers", type=count, default=1, help="how many train together")
+    parser.add_argument("--no-master-weights", action="store_true", help="keep no float32 masters of 16-bit weights")
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=_kernels.device_target(),
+        help="default: this machine's",
+    )
+    parser.add_argument("--workers", type=count, default=1, help="number of workers that train together; default: 1")
     parser.add_argument("--shard-states", action="store_true", help="the workers split the states")
-    parser.add_argument("--memory", type=size, help="what the device has, such as 64GB; on CPU, what the host has")
-    parser.add_argument("--host-memory", type=size, help="what the host has, for a worker, where --device is not CPU")
+    parser.add_argument("--memory", type=size, help="memory of the device, such as 64GB; on CPU, memory of the host")
+    parser.add_argument("--host-memory", type=size, help="memory of the host for each worker, unless --device is CPU")
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes")
 
 
@@ -110,14 +115,14 @@ def main(arguments: argparse.Namespace) -> int:
 def plan(
     optimizer: type[FusedOptimizer], weights: Sequence[Weight], options: Options, device: str, workers: int = 1
 ) -> Plan:
-    """Count what the worker that holds the most holds.
+    """Count the bytes on the worker that holds the most.
 
     Args:
         optimizer: The optimizer's class.
         weights: The parameters' shapes and dtypes.
         options: The optimizer's shared arguments.
         device: Where the weights are, "CPU", "GPU" or "Ascend".
-        workers: How many workers train together.
+        workers: The number of workers that train together.
 
     Raises:
         NotPossibleError: If the optimizer would refuse the options.
@@ -155,7 +160,7 @@ def held(
 
 
 def why_refused(optimizer: type[FusedOptimizer], options: Options, device: str) -> str | None:
-    """Say why an optimizer would refuse what is asked for, or return None."""
+    """Return why an optimizer would refuse the options, or None."""
     if options.state_dtype != "float32" and not optimizer.rules[0].takes_low_states:
         return "it keeps its states in float32"
     if options.shard_states and not optimizer.takes_shares:
@@ -195,7 +200,7 @@ def size(text: str) -> int:
 
 
 def weights_of_json(path: str) -> list[Weight]:
-    """Read shapes from a JSON file: a list of them, or an object whose values they are."""
+    """Read shapes from a JSON file: a list of shapes, or an object of shapes by name."""
     what = 'a list of shapes, or an object of them by name, as {"dense.weight": [64, 32]}'
     try:
         content = json.loads(pathlib.Path(path).read_text())
@@ -213,9 +218,10 @@ def weights_of_json(path: str) -> list[Weight]:
 
 
 def weights_of_checkpoint(path: str) -> list[Weight]:
-    """Read shapes and dtypes from a checkpoint, without what optimizers and normalization layers add to the weights.
+    """Read the shapes and dtypes of the weights in a checkpoint; states, counters and buffers are left out.
 
-    States are known by this package's names, or by their weight's name after a first word, and its shape.
+    A state has the name of its weight after a first word. Either that word is a prefix of this package's states, or the
+    state has the shape of its weight.
     """
     try:
         content = ms.load_checkpoint(path)
@@ -240,7 +246,7 @@ def weights_of_checkpoint(path: str) -> list[Weight]:
 
 
 def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:
-    """Return how many bytes are left, less than 0 where it does not fit; None where no memory was given."""
+    """Return how many bytes are left, less than 0 if the plan does not fit, or None if no memory was given."""
     on_device = plan.host if arguments.device == "CPU" else plan.device
     left = [] if arguments.memory is None else [arguments.memory - on_device]
     if arguments.host_memory is not None and arguments.device != "CPU":
@@ -249,14 +255,14 @@ def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:
 
 
 def elements(weights: Sequence[Weight]) -> int:
-    """Return how many elements the parameters have."""
+    """Return the number of elements of the parameters."""
     return sum(math.prod(w.shape) for w in weights)
 
 
 def as_json(
     plans: Sequence[Plan], refused: Sequence[dict[str, str]], weights: Sequence[Weight], arguments: argparse.Namespace
 ) -> str:
-    """Return all figures, in bytes, as JSON."""
+    """Return all numbers, in bytes, as JSON."""
     rows = []
     for one in plans:
         left = spare(one, arguments)
@@ -273,7 +279,7 @@ def as_json(
 def show(
     plans: Sequence[Plan], refused: Sequence[dict[str, str]], weights: Sequence[Weight], arguments: argparse.Namespace
 ) -> None:
-    """Print the figures as a table."""
+    """Print the numbers as a table."""
     console = Console(highlight=False)
     if plans:
         largest = max(one.total for one in plans)
@@ -294,10 +300,10 @@ def show(
             left = spare(one, arguments)
             cells += [f"{'yes' if left >= 0 else 'no'}, {left / UNITS[unit]:+,.2f}"] if left is not None else []
             table.add_row(one.optimizer, one.state_dtype, *cells)
-        # A figure that is cut off is none: a terminal that is too narrow breaks the lines instead.
+        # No number is cut off: in a narrow terminal, lines wrap instead.
         console.width = max(console.width, Console(width=1000).measure(table).maximum)
         console.print(table)
-        console.print("Activations, workspaces and what the framework takes come on top.")
+        console.print("Activations, workspaces and the framework's own memory are not counted.")
     for one in refused:
         line = f"Not possible: {one['optimizer']}, state_dtype {one['state_dtype']}: {one['reason']}."
         console.print(line, soft_wrap=True)

@@ -408,7 +408,7 @@ def main():
     from rich.console import Console
     from rich.table import Table
 
-    from ms_optim._bench import bandwidth
+    from ms_optim.cli.bench import bandwidth
 
     console = Console(width=max(120, Console().width))
     chosen = {n: row for n, row in ROWS.items() if not arguments.rows or n.lower().startswith(tuple(arguments.rows))}

@@ -3,12 +3,12 @@
 from importlib.metadata import version
 
 from ._base import FusedOptimizer, Rule
-from ._plot import plot
 from ._shares import merge_states
 from .adam_offload import AdamOffload
 from .adamw import AdamW
 from .callbacks import OptimizerMonitor
 from .checkpoints import CheckpointSaver, Loaded, SpoiledError, load, save
+from .cli.plot import plot
 from .dgc_momentum import DGCMomentum
 from .groups import ParamGroups, layerwise_groups, no_decay_groups, pattern_groups
 from .lamb import Lamb
@@ -59,4 +59,6 @@ __all__ = [
     "plot",
     "save",
 ]
+# All optimizers, in the order in which commands, MindFormers and tests list them.
+OPTIMIZERS: tuple[type[FusedOptimizer], ...] = (AdamW, Lamb, LANS, AdamOffload, DGCMomentum)
 __version__ = version("ms_optim")

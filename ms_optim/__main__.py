@@ -3,15 +3,15 @@
 import argparse
 import sys
 
-from . import _bench, _build_ascend, _doctor, _mindformers_path, _plan, _plot
+from .cli import bench, build_ascend, doctor, mindformers_path, plan, plot
 
 COMMANDS = {
-    "doctor": _doctor,
-    "bench": _bench,
-    "plan": _plan,
-    "plot": _plot,
-    "mindformers-path": _mindformers_path,
-    "build-ascend": _build_ascend,
+    "doctor": doctor,
+    "bench": bench,
+    "plan": plan,
+    "plot": plot,
+    "mindformers-path": mindformers_path,
+    "build-ascend": build_ascend,
 }
 
 

@@ -46,9 +46,9 @@ class AdamFamily(FusedOptimizer):
         check_eps(name, eps)
         beta1, beta2 = betas.values()
         rule = rule._replace(constants=(beta1, beta2, eps, *rule.constants))
-        # Before the path is chosen, which may take a trial of the rule.
+        # Set before the base class chooses a path, as that may try the rule.
         self.beta1, self.beta2, self.eps, self.bias_correction = beta1, beta2, eps, bias_correction
-        # Formed here, in float64: in a graph they would be differences of float32 numbers, 1 - 0.999 off by 1e-5.
+        # Computed here, in float64: a graph would compute in float32, where 1 - 0.999 is off by 1e-5.
         self._one_minus_beta1, self._one_minus_beta2 = 1.0 - beta1, 1.0 - beta2
         self._log_beta1, self._log_beta2 = math.log(beta1), math.log(beta2)
         super().__init__(params, learning_rate, weight_decay, rule, **shared)

@@ -1,4 +1,4 @@
-"""Checks of what users pass in: each error names the argument, what was expected and what came."""
+"""Checks of arguments: each error names the argument, what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ STATE_DTYPES = ("float32", "bfloat16", "8bit")
 BACKENDS = ("auto", "aot", "akg", "composite", "native")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
 NUMBER_DTYPES = (*WEIGHT_DTYPES, mstype.float64, *mstype.int_type, *mstype.uint_type)
-# In quotes: checkers that know none of MindSpore's types take them for Any in annotations, for unknown in expressions.
-# What all optimizers take; a learning rate that is a Cell is a LearningRateSchedule.
+# Type checkers know none of MindSpore's types: in an expression such a type is unknown, in an annotation it is Any. A
+# string counts as an annotation, so these aliases are strings.
+# Arguments of all optimizers. A learning rate that is a Cell is a LearningRateSchedule.
 Params: TypeAlias = "Sequence[Parameter] | Sequence[dict[str, Any]]"
 LearningRate: TypeAlias = "float | Tensor | Iterable[float] | nn.Cell"
 WeightDecay: TypeAlias = "float | nn.Cell"
-# What is grouped, what a schedule is called with, what rules are stated in, and where files are.
+# The network of groups, the step of a schedule, the tensors and numbers of a rule, and the path of a file.
 Network: TypeAlias = "nn.Cell | Sequence[Parameter]"
 GlobalStep: TypeAlias = "Tensor | int"
 Tensors: TypeAlias = "tuple[Tensor, ...]"
 Scalars: TypeAlias = "tuple[Tensor | float, ...]"
 FilePath: TypeAlias = "str | os.PathLike[str]"
-# Steps compute in float32: a denormal number counts as 0 there, a larger one than these is infinite.
+# A step computes in float32: a number below the first limit counts as 0, one above the second is infinite.
 LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NORMAL = "a normal number in float32, from 2**-126 to 3.4e38"
 FINITE = "finite in float32, at most 3.4e38"
 GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
 
 
-class Unclipped(TypedDict, total=False):
-    """Keyword arguments that every optimizer takes after its own, but for those that some name themselves."""
+class Common(TypedDict, total=False):
+    """Shared keyword arguments that no optimizer has among its own."""
 
     state_dtype: str
     master_weights: bool
@@ -44,15 +45,15 @@ class Unclipped(TypedDict, total=False):
     backend: str
 
 
-class Unscaled(Unclipped, total=False):
-    """The same with global clipping and states that may be split over workers."""
+class SharedButLossScale(Common, total=False):
+    """Shared keyword arguments of an optimizer that has `loss_scale` among its own."""
 
     grad_clip_norm: float | None
     shard_states: bool
 
 
-class Shared(Unscaled, total=False):
-    """Keyword arguments that every optimizer takes after its own."""
+class Shared(SharedButLossScale, total=False):
+    """Keyword arguments that the optimizers share; each takes them after its own."""
 
     loss_scale: float
 
@@ -71,21 +72,21 @@ class Options:
     shard_states: bool = False
 
     @classmethod
-    def of(cls, optimizer: str, given: dict[str, Any], known: Sequence[str]) -> Options:
+    def of(cls, optimizer: str, given: dict[str, Any], accepted: Sequence[str]) -> Options:
         """Check the keyword arguments given to an optimizer.
 
         Args:
             optimizer: Name of the optimizer's class, for the errors.
             given: Keyword arguments by name.
-            known: Names of all arguments that this optimizer takes.
+            accepted: Names of all arguments that this optimizer takes.
 
         Raises:
             TypeError: If a name is unknown or a value has the wrong type.
             ValueError: If a value is out of range.
         """
-        unknown = [name for name in given if name not in known]
+        unknown = [name for name in given if name not in accepted]
         if unknown:
-            raise TypeError(f"For '{optimizer}', unknown keyword argument {unknown[0]!r}: it takes {sorted(known)}.")
+            raise TypeError(f"For '{optimizer}', unknown keyword argument {unknown[0]!r}: it takes {sorted(accepted)}.")
         options = cls(**given)
         check_positive(optimizer, "loss_scale", options.loss_scale)
         if options.grad_clip_norm is not None:
@@ -106,12 +107,12 @@ class Options:
 
 
 def fail(error: type[Exception], optimizer: str, name: str, expected: str, value: Any) -> NoReturn:
-    """Raise an error that names the argument, what was expected and what came."""
+    """Raise an error that names the argument, what was expected and what was given."""
     if isinstance(value, Tensor):
-        came = f"a Tensor of shape {value.shape}"
+        got = f"a Tensor of shape {value.shape}"
     else:
-        came = f"{value!r} of type {type(value).__name__}"
-    raise error(f"For '{optimizer}', the argument '{name}' must be {expected}, but got {came}.")
+        got = f"{value!r} of type {type(value).__name__}"
+    raise error(f"For '{optimizer}', the argument '{name}' must be {expected}, but got {got}.")
 
 
 def check_type(optimizer: str, name: str, value: Any, expected: type) -> None:
@@ -148,7 +149,7 @@ def check_not_negative(optimizer: str, name: str, value: Any) -> None:
 
 
 def check_count(optimizer: str, name: str, value: Any, least: int = 0) -> None:
-    """Check that a value is an int that counts: at least so many, and no more than an int32 holds."""
+    """Check that a value is an int, not less than `least`, that fits into an int32."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         fail(TypeError, optimizer, name, f"an int, {least} or greater", value)
     if not least <= value < 2**31:
@@ -185,11 +186,11 @@ def check_eps(optimizer: str, value: Any) -> None:
 
 
 def check_bounds(optimizer: str, names: str | tuple[str, str], value: Any) -> tuple[float, float]:
-    """Check limits (low, high), either None, and return them as numbers; an infinite upper limit is none.
+    """Check a pair of limits (low, high) and return them as numbers; None and infinity mean no limit.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
-        names: Name of the argument that holds both, or of one argument for each.
+        names: Name of the argument that holds both limits, or the names of two arguments with one each.
         value: None for no limits, or the pair.
     """
     if value is None:
@@ -212,7 +213,7 @@ def check_bounds(optimizer: str, names: str | tuple[str, str], value: Any) -> tu
 
 
 def choose_backend(optimizer: str, name: str, fused: Any, shared: Shared) -> Shared:
-    """Translate an argument that chooses between fused kernel and MindSpore's operators into `backend`."""
+    """Set `backend` by an argument that chooses between the fused kernel and MindSpore's operators."""
     check_type(optimizer, name, fused, bool)
     if fused:
         return shared
@@ -222,12 +223,12 @@ def choose_backend(optimizer: str, name: str, fused: Any, shared: Shared) -> Sha
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is an int or a float, True and False not counted."""
+    """Return whether a value is an int or a float; True and False are not numbers."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def ordered(value: Any) -> list[Any] | None:
-    """Return an iterable as a list; None for what is none, or has no order or more dimensions than one."""
+    """Return an iterable as a list; None if the value is no iterable, has no order or has several dimensions."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, dict, set, frozenset, Tensor)):
         return None
     return None if isinstance(value, np.ndarray) and value.ndim != 1 else list(value)
@@ -295,8 +296,8 @@ def check_params(optimizer: str, params: Any) -> list[Any]:
 
     Raises:
         TypeError: If an element is neither a Parameter nor a dict, or a group's value has the wrong type.
-        ValueError: If there is nothing to optimize, a parameter stands twice, or ``order_params`` does not match.
-        KeyError: If a group has a key that is not known, or lacks ``params``.
+        ValueError: If there is nothing to optimize, a parameter is listed twice, or ``order_params`` does not match.
+        KeyError: If a group has an unknown key, or lacks ``params``.
     """
     if params is None:
         fail(ValueError, optimizer, "params", "a list of Parameters or of dicts", params)
@@ -321,14 +322,14 @@ def check_params(optimizer: str, params: Any) -> list[Any]:
     check_parameters(optimizer, members)
     orders = [group["order_params"] for group in groups if "order_params" in group]
     if len(orders) > 1:
-        raise ValueError(f"For '{optimizer}', 'order_params' must stand in one group at most, but got {len(orders)}.")
+        raise ValueError(f"For '{optimizer}', 'order_params' must be in one group at most, but is in {len(orders)}.")
     if orders:
         _check_order(optimizer, members, orders[0])
     return groups
 
 
 def check_parameters(optimizer: str, params: list[Parameter], argument: str = "params") -> None:
-    """Check that each is of a dtype that can be trained, and that none stands twice."""
+    """Check that each parameter has a dtype that can be trained, and that none is listed twice."""
     seen: dict[str, Parameter] = {}
     for p in params:
         if p.dtype not in WEIGHT_DTYPES:
@@ -338,9 +339,9 @@ def check_parameters(optimizer: str, params: list[Parameter], argument: str = "p
         if p.size == 0:
             raise ValueError(f"For '{optimizer}', the parameter '{p.name}' must not be empty, but has shape {p.shape}.")
         if p.name in seen:
-            how = f"stands twice in '{argument}'" if seen[p.name] is p else "shares its name with another parameter"
+            how = f"is listed twice in '{argument}'" if seen[p.name] is p else "shares its name with another parameter"
             raise ValueError(
-                f"For '{optimizer}', each parameter must stand once in '{argument}', but '{p.name}' {how}."
+                f"For '{optimizer}', each parameter must be listed once in '{argument}', but '{p.name}' {how}."
             )
         seen[p.name] = p
 
@@ -368,7 +369,7 @@ def _check_group(optimizer: str, index: int, group: dict[str, Any]) -> dict[str,
 
 
 def check_settings(optimizer: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Check what a group states besides its parameters, and return it with an iterable learning rate as a list."""
+    """Check a group's settings, which are all but its parameters; return an iterable learning rate as a list."""
     checked = dict(settings)
     if "lr" in settings:
         checked["lr"] = check_learning_rate(optimizer, f"{name}['lr']", settings["lr"])
@@ -388,7 +389,7 @@ def _check_order(optimizer: str, members: list[Parameter], order: list[Parameter
     if missing or extra:
         raise ValueError(
             f"For '{optimizer}', 'order_params' must hold exactly the parameters of the groups, but it lacks {missing} "
-            f"and has {extra} besides."
+            f"and has also {extra}."
         )
 
 
@@ -403,7 +404,7 @@ def check_amounts(caller: str, key: str, value: Tensor) -> None:
 
 
 def worker_of(caller: str, value: Tensor) -> tuple[int, int]:
-    """Return the worker whose states an entry 'dgc_worker' stands beside, and the number of workers."""
+    """Return the worker that the entry 'dgc_worker' of a state dict names, and the number of workers."""
     places = value.asnumpy()
     if value.dtype != mstype.int32 or places.ndim != 1 or np.count_nonzero(places) != 1 or places.max() != 1:
         raise ValueError(
@@ -416,16 +417,16 @@ def worker_of(caller: str, value: Tensor) -> tuple[int, int]:
 def check_shapes(
     optimizer: str, names: tuple, shapes: tuple, given_shapes: tuple, given_dtypes: tuple, takes_sparse: bool = True
 ) -> None:
-    """Check the shapes and dtypes of gradients against the parameters they belong to.
+    """Check the shapes and dtypes of gradients against their parameters.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
         names: The parameters' names.
         shapes: The parameters' shapes.
-        given_shapes: The gradients' shapes; None where a graph does not know it yet, in a network with sparse
-            gradients.
+        given_shapes: The gradients' shapes. A shape is None while a graph does not know it yet, which happens with
+            sparse gradients.
         given_dtypes: The gradients' dtypes.
-        takes_sparse: Whether there may be sparse gradients.
+        takes_sparse: Whether sparse gradients are accepted.
 
     Raises:
         ValueError: If there are too few or too many gradients, or one has another shape than its parameter.
@@ -441,7 +442,7 @@ def check_shapes(
             if not takes_sparse:
                 raise TypeError(
                     f"For '{optimizer}', the gradient of '{name}' must be a Tensor, but is sparse (a RowTensor): only "
-                    "fused kernels take those. Build the embedding with sparse=False (and target='DEVICE')."
+                    "fused kernels accept those. Build the embedding with sparse=False (and target='DEVICE')."
                 )
             continue
         if tuple(given) != tuple(shape):
@@ -469,7 +470,7 @@ def check_tensors(optimizer: str, gradients: Any, kinds: Any) -> None:
 
 
 def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any) -> Sequence[Tensor]:
-    """Check gradients that come from Python and return them, contiguous in memory.
+    """Check gradients that are passed from Python and return them, contiguous in memory.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
@@ -479,7 +480,7 @@ def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any)
 
     Raises:
         TypeError: If it is not a tuple or list of Tensors.
-        ValueError: As :func:`check_shapes`.
+        ValueError: If :func:`check_shapes` raises one.
     """
     check_tensors(optimizer, gradients, Tensor)
     check_shapes(optimizer, names, shapes, tuple(g.shape for g in gradients), tuple(g.dtype for g in gradients))

@@ -7,7 +7,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -177,6 +177,16 @@ class FusedOptimizer(StateDict, nn.Optimizer):
     takes_shares = True
     # Parameters that the step keeps at beta1^t and beta2^t for checkpoints.
     beta_powers: tuple[Parameter, ...] = ()
+
+    # What a class of this package states for the commands, MindFormers and the tests, which list all optimizers.
+    # Its rules without the numbers that the arguments decide, one for each kernel; the first is the default.
+    rules: tuple[Rule, ...] = ()
+    # Arguments that have no default, besides the parameters and the learning rate, with values for an example.
+    required: ClassVar[dict[str, Any]] = {}
+    # Arguments of an example that shows whether a kernel is right, for each of the rules.
+    trials: tuple[dict[str, Any], ...] = ({},)
+    # Names of the parameters that it keeps besides its states and masters.
+    counters: tuple[str, ...] = ("global_step", "learning_rate", "skipped_steps", "statistics")
 
     # What construction makes.
     loss_scale: float

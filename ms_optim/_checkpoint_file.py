@@ -1,6 +1,6 @@
-"""One file of a checkpoint, in the format safetensors: how it is written whole or not at all, read and checked.
+"""One file of a checkpoint, in the format safetensors: writes it whole or not at all, reads and checks it.
 
-Numbers, strings and checksums are in the metadata of the header.
+The header's metadata holds numbers, strings and checksums.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ NUMPY = {name: np.dtype(mstype.dtype_to_nptype(dtype)) for name, dtype in DTYPES
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_CHECKSUM = '"header_crc32": "'
 NO_CHECKSUM = "0" * 8
-VERSION = 1  # of what the metadata hold
+VERSION = 1  # of the metadata's content
 PAGE = 4096  # bytes that are added up for a checksum
-CHUNK = 256 * PAGE  # bytes that are looked at and written at once: while they are in a cache
+CHUNK = 256 * PAGE  # bytes that are added up and then written while they are in a cache
 
 
 class SpoiledError(ValueError):
-    """A checkpoint is cut off, or bits of it are not those that were written."""
+    """A checkpoint is cut off, or some of its bits have changed since it was written."""
 
 
 class Entry(NamedTuple):
-    """A tensor of a file: what it is, its dtype as the format calls it, shape, bytes from and to, and checksum."""
+    """A tensor of a file: its kind, the format's name of its dtype, its shape, where its bytes are, its checksum."""
 
     kind: str
     dtype: str
@@ -59,13 +59,13 @@ class Entry(NamedTuple):
 
 
 class File:
-    """A file that was read: its entries by name, the numbers of each, and what else it says.
+    """A file that was read: its entries by name, and the content of its metadata.
 
     Args:
         path: The file.
 
     Raises:
-        SpoiledError: If the header is not the one that was written, or the file is shorter or longer than it says.
+        SpoiledError: If the header has changed, or the file is shorter or longer than the header says.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -75,23 +75,23 @@ class File:
             size = os.fstat(file.fileno()).st_size
             raw = file.read(min(length, size))
             header = _checked_header(path, length, raw)
-            told = json.loads(header["__metadata__"]["ms_optim"])
-            if told["version"] > VERSION:
+            content = json.loads(header["__metadata__"]["ms_optim"])
+            if content["version"] > VERSION:
                 raise ValueError(f"ms_optim: the checkpoint {path} is of a later version of ms_optim.")
             sums = header.pop("__metadata__")["checksums"]
-            self.step: int | None = told["step"]
-            self.more: Any = told["more"]
+            self.step: int | None = content["step"]
+            self.more: Any = content["more"]
             self.entries: dict[str, Entry] = {}
             begin = 8 + length
             for k, (name, tensor) in enumerate(header.items()):
                 low, high = tensor["data_offsets"]
                 place = (begin + low, begin + high, sums[8 * k : 8 * k + 8])
-                self.entries[name] = Entry(told["kinds"][k], tensor["dtype"], tuple(tensor["shape"]), *place)
+                self.entries[name] = Entry(content["kinds"][k], tensor["dtype"], tuple(tensor["shape"]), *place)
             end = max((entry.end for entry in self.entries.values()), default=begin)
             if size != end:
                 what = "cut off" if size < end else "longer than it was"
                 raise SpoiledError(f"ms_optim: the checkpoint {path} is {what}: it has {size} bytes, not {end}.")
-            # Pages of the file, not a copy of it; what is written to them stays in this process.
+            # This maps the file's pages and copies nothing; changes to them stay in this process.
             self._data = np.memmap(file, np.uint8, "c")
 
     def array(self, name: str) -> NDArray[Any]:
@@ -122,14 +122,14 @@ class File:
 
 
 def _checksum(data: NDArray[np.uint8], then: Callable[[NDArray[np.uint8]], object] | None = None) -> str:
-    """Return the checksum of bytes: the CRC-32 of the sums of their pages, as 64-bit words, and of what is left over.
+    """Return the checksum of bytes: the CRC-32 of the sums of their pages, as 64-bit words, and of the remaining bytes.
 
     Adding up is ten times as fast as CRC-32. A flipped bit changes the sum of its page by a power of 2, which CRC-32
-    never misses: it turns over a run of at most 64 bits.
+    never misses, as a carry changes a run of at most 64 bits.
 
     Args:
         data: The bytes.
-        then: Called with each chunk once it was looked at.
+        then: Called with each chunk after it was added up.
     """
     checksum = 0
     for begin in range(0, data.size, CHUNK):
@@ -142,9 +142,9 @@ def _checksum(data: NDArray[np.uint8], then: Callable[[NDArray[np.uint8]], objec
     return f"{checksum:08x}"
 
 
-def _header_text(tensors: dict[str, dict[str, Any]], told: str, sums: str, checksum: str) -> bytes:
-    """Return the length and the header; equally long whatever the checksums are."""
-    metadata = {"format": "ms", "ms_optim": told, "checksums": sums, "header_crc32": checksum}
+def _header_text(tensors: dict[str, dict[str, Any]], content: str, sums: str, checksum: str) -> bytes:
+    """Return the length and the header; the length does not depend on the checksums."""
+    metadata = {"format": "ms", "ms_optim": content, "checksums": sums, "header_crc32": checksum}
     text = json.dumps({"__metadata__": metadata, **tensors}).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
@@ -158,35 +158,33 @@ def _checked_header(path: pathlib.Path, length: int, raw: bytes) -> dict[str, An
     before, key, after = raw.partition(HEADER_CHECKSUM.encode())
     blank = length.to_bytes(8, "little") + before + key + NO_CHECKSUM.encode() + after[8:]
     if len(raw) < length or not key or after[:8] != _header_checksum(blank):
-        raise SpoiledError(
-            f"ms_optim: {path} is no checkpoint that ms_optim.save wrote, or its header is cut off or spoiled."
-        )
+        raise SpoiledError(f"ms_optim: {path} is no checkpoint of ms_optim.save, or its header is cut off or spoiled.")
     return json.loads(raw)
 
 
 def write_file(path: pathlib.Path, step: int | None, more: Any, entries: dict[str, tuple[str, Tensor]]) -> None:
-    """Write a file beside the old one, and put it in that one's place once all of it is on the disk."""
+    """Write a file beside the old one; it replaces the old one once all of it is on the disk."""
     tensors, kinds, end = {}, [], 0
-    # Large dtypes first, so that all begin at multiples of their size.
+    # Large dtypes come first, so that each tensor begins at a multiple of its item size.
     for name, (kind, tensor) in sorted(entries.items(), key=lambda entry: -entry[1][1].itemsize):
         begin, end = end, end + tensor.nbytes
         tensors[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
         kinds.append(kind)
-    told = json.dumps({"version": VERSION, "step": step, "more": more, "kinds": kinds})
-    # A link stays a link, to the new file.
+    content = json.dumps({"version": VERSION, "step": step, "more": more, "kinds": kinds})
+    # A link stays a link and leads to the new file.
     path = pathlib.Path(os.path.realpath(path))
     beside = path.with_name(f".{path.name}.tmp")
     try:
         with beside.open("wb", buffering=0) as file:
-            file.seek(len(_header_text(tensors, told, NO_CHECKSUM * len(tensors), NO_CHECKSUM)))
+            file.seek(len(_header_text(tensors, content, NO_CHECKSUM * len(tensors), NO_CHECKSUM)))
             sums = ""
             for name in tensors:
-                # In host memory this is no copy.
+                # This copies nothing that is in host memory.
                 data = np.ascontiguousarray(entries[name][1].asnumpy()).reshape(-1).view(np.uint8)
                 sums += _checksum(data, lambda chunk: _write_all(file, chunk))
-            checksum = _header_checksum(_header_text(tensors, told, sums, NO_CHECKSUM)).decode()
+            checksum = _header_checksum(_header_text(tensors, content, sums, NO_CHECKSUM)).decode()
             file.seek(0)
-            _write_all(file, _header_text(tensors, told, sums, checksum))
+            _write_all(file, _header_text(tensors, content, sums, checksum))
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:

@@ -1,6 +1,6 @@
-"""States in 8-bit codes, to and from float32: what ops/include/codes.h does in a step, here for checkpoints.
+"""Converts states between 8-bit codes and float32 for checkpoints, as ops/include/codes.h does in a step.
 
-Here a number is rounded to the nearest code: there is no step whose noise could be taken.
+A step rounds at random. A checkpoint rounds to the nearest code, as it has no step to draw random numbers for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _delta(dtype) -> np.ndarray:
 
 
 def decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return the float32 numbers that codes stand for.
+    """Return the float32 numbers of codes.
 
     Args:
         codes: int8 or uint8, of any shape.

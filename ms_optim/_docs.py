@@ -1,4 +1,4 @@
-"""Argument text that several docstrings share, and the decorator that puts it into their docstrings."""
+"""Text that several docstrings share, and the decorator that puts it into them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ params (Union[list[Parameter], list[dict]]): The parameters to update, of dtype 
       Default: `weight_decay`.
     - grad_centralization: Optional. Whether to subtract from each gradient of 2 or more dimensions its mean over
       all dimensions but the first. Default: ``False`` .
-    - shard_group: Optional. The name of the communication group, a str, over whose processes the group's tensors are
-      split: what this process holds are slices, and norms are those of whole tensors. With `grad_centralization`,
-      tensors must be split along their first dimension. Default: none, tensors are whole.
+    - shard_group: Optional. The name, a str, of a communication group whose processes each hold a slice of the
+      group's tensors. Norms are then those of whole tensors. With `grad_centralization`, tensors must be sliced along
+      their first dimension. Default: none, tensors are whole.
     - order_params: Optional, in a dict of its own. All the parameters of the groups, in the order in which the
-      optimizer shall keep them.
+      optimizer keeps them.
 """,
     "learning_rate": """\
 learning_rate (Union[float, int, Tensor, Iterable, LearningRateSchedule]): The learning rate, 0 or greater. A
@@ -36,39 +36,39 @@ weight_decay (Union[float, int, Cell]): The weight decay, 0 or greater; a Cell i
     from 0, and returns it. Default: ``0.0`` .
 """,
     "loss_scale": """\
-loss_scale (float): What the loss was multiplied by: gradients are divided by it first. Set it to the scale of a
-    FixedLossScaleManager with drop_overflow_update=False. It and its inverse are normal numbers in float32: from
-    2**-126 to 2**126. Default: ``1.0`` .
+loss_scale (float): The factor that the loss was multiplied by; gradients are divided by it first. Set it to the scale
+    of a FixedLossScaleManager with drop_overflow_update=False. It and its inverse must be normal numbers in float32:
+    from 2**-126 to 2**126. Default: ``1.0`` .
 """,
     "grad_clip_norm": """\
 grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients, over all groups, after unscaling and
     centralization; larger gradients are scaled down to it. Default: ``None`` .
 """,
-    "unclipped": """\
+    "common": """\
 state_dtype (str): How the states are held: "float32"; "bfloat16"; or "8bit", as codes of 8 bits with one float32
     scale for each block of 256, for parameters of at least 4,096 elements. Default: ``"float32"`` .
-master_weights (bool): Whether float16 and bfloat16 parameters keep float32 masters, whose rounding they are.
-    Default: ``True`` .
+master_weights (bool): Whether float16 and bfloat16 parameters have float32 masters. A step updates the masters, and
+    the parameters are rounded from them. Default: ``True`` .
 stochastic_rounding (bool): Whether float16 and bfloat16 parameters without masters are rounded up or down at
-    random, so that on average nothing is lost; the random numbers follow from MindSpore's seed, the step and the
+    random, so that on average nothing is lost. The random numbers depend on MindSpore's seed, the step and the
     element. Default: ``False`` .
-skip_nonfinite (bool): Whether a step with an infinity or NaN anywhere in its gradients, once they are unscaled,
-    changes nothing, not even the step count, and is counted in `skipped_steps`. Default: ``False`` .
+skip_nonfinite (bool): Whether a step is skipped if a gradient, once unscaled, has an infinity or NaN. A skipped step
+    changes nothing, not even the step count; `skipped_steps` counts it. Default: ``False`` .
 backend (str): "auto" runs the fused kernel where there is one, else kernels that AKG compiles where they are right,
     else MindSpore's own operators; "aot" insists on the fused kernel, "akg" on AKG's, "composite" on MindSpore's
-    operators, "native" on the platform's own fused operator, which there is for AdamW on Ascend, see docs/ascend.md.
+    operators, "native" on the platform's own fused operator, which exists for AdamW on Ascend: see docs/ascend.md.
     Default: ``"auto"`` .
 """,
     "shard_states": """\
-shard_states (bool): Whether the workers of data parallel training split the states: each keeps those of its share
-    of the weights, updates that, and all gather the weights. `gradients` are to be the mean over the workers
-    already, as the parallel mode "data_parallel" with gradients_mean=True makes them. It needs the fused kernel.
+shard_states (bool): Whether the workers of data parallel training split the states: each keeps the states of its
+    share of the weights and updates that share, then all workers gather the weights. `gradients` must already be the
+    mean over the workers, as in the parallel mode "data_parallel" with gradients_mean=True. It needs the fused kernel.
     With one worker it changes nothing. Default: ``False`` .
 """,
     "inputs": """\
 - **gradients** (tuple[Tensor]) - One gradient for each parameter, in the optimizer's order, of the parameter's
-  shape and of dtype float32, float16 or bfloat16. They are not modified. In Graph mode the fused kernel takes
-  a RowTensor, the sparse gradient of an embedding, for the dense gradient that it stands for.
+  shape and of dtype float32, float16 or bfloat16. They are not modified. In Graph mode the fused kernel also
+  accepts a RowTensor, the sparse gradient of an embedding, in place of a dense gradient.
 """,
     "raises": """\
 TypeError: If `learning_rate` is not an int, float, Tensor, Iterable or LearningRateSchedule.
@@ -77,7 +77,7 @@ TypeError: If `weight_decay` is not a float, an int or a Cell.
 TypeError: If a keyword argument is unknown, or has the wrong type.
 KeyError: If a group has an unknown key.
 ValueError: If `learning_rate` or `weight_decay` is less than 0, or not finite in float32.
-ValueError: If a parameter stands twice, or `order_params` does not hold exactly the parameters of the groups.
+ValueError: If a parameter is listed twice, or `order_params` does not hold exactly the parameters of the groups.
 ValueError: If a keyword argument is out of its range or not one of its choices, or two of them exclude each other.
 ValueError: If `gradients` does not match the parameters in number and shape.
 RuntimeError: If `global_step` is less than 0, or an Iterable has no learning rate for the step. In a graph,
@@ -105,12 +105,12 @@ TypeError: If a weight decay is not a number, or a number of steps is not an int
 ValueError: If a weight decay is less than 0 or not finite, or a number of steps is less than 1.
 """,
     "network": """\
-network (Union[Cell, list[Parameter]]): The network, whose trainable parameters are grouped, or parameters.
+network (Union[Cell, list[Parameter]]): The network whose trainable parameters are grouped, or a list of parameters.
 """,
     "no_decay": """\
-weight_decay (Union[float, int, Cell, None]): The weight decay of the others; ``None`` leaves it to the optimizer.
-    Default: ``None`` .
-no_decay (Union[list[str], tuple[str]]): Patterns of further names that are not decayed, as in
+weight_decay (Union[float, int, Cell, None]): The weight decay of the parameters that are decayed; ``None`` means
+    the optimizer's own. Default: ``None`` .
+no_decay (Union[list[str], tuple[str]]): Patterns of names of more parameters that are not decayed, as in
     :func:`pattern_groups`. Default: ``()`` .
 """,
     "groups": """\
@@ -119,15 +119,15 @@ them in the order of the network. Printed, it is a table.
 """,
     "network_raises": """\
 TypeError: If `network` is neither a Cell nor a list of Parameters, or a parameter is not of floating-point dtype.
-ValueError: If `network` has no trainable parameters, or one is empty, stands twice or shares its name.
+ValueError: If `network` has no trainable parameters, or one is empty, is listed twice or shares its name.
 """,
     "platforms": "``Ascend`` ``GPU`` ``CPU``",
 }
-SECTIONS["shared"] = "".join(SECTIONS[name] for name in ("loss_scale", "grad_clip_norm", "unclipped", "shard_states"))
+SECTIONS["shared"] = "".join(SECTIONS[name] for name in ("loss_scale", "grad_clip_norm", "common", "shard_states"))
 
 
 def documented(public: T) -> T:
-    """Fill the places `{name}` in a docstring with the shared sections, indented alike."""
+    """Replace each line `{name}` of a docstring by the shared text of that name, with the line's indent."""
     lines = []
     for line in (public.__doc__ or "").splitlines():
         name = line.strip().strip("{}").split("|")

@@ -1,6 +1,6 @@
-"""What an optimizer holds besides weights and gradients, before it is made: each state, its scales and the masters.
+"""The tensors that an optimizer holds besides weights and gradients: states, their scales, and masters.
 
-Optimizers are made by these rules, and ``python -m ms_optim plan`` counts by them.
+An optimizer creates its tensors by these rules; ``python -m ms_optim plan`` counts their bytes and creates none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CODES = (ms.int8, ms.uint8)
 
 
 class Held(NamedTuple):
-    """A tensor that is held for a parameter: what its name begins with, the parameter's place, its dtype and shape."""
+    """A tensor that is held for a parameter: the prefix of its name, the parameter's index, its dtype and its shape."""
 
     prefix: str
     place: int
@@ -32,12 +32,12 @@ class Held(NamedTuple):
 
 
 def needs_master(options, dtype) -> bool:
-    """Say whether a parameter of some dtype keeps a float32 master."""
+    """Return whether a parameter of a dtype has a float32 master."""
     return options.master_weights and dtype != ms.float32
 
 
 def bytes_each(prefixes: Sequence[str], options, dtype, size: int) -> int:
-    """Return the bytes of states and master for each element of a parameter; scales are too few to count."""
+    """Return the bytes of states and master for each element of a parameter; scales are too small to matter."""
     dtypes = [_kernels.state_dtype(options.state_dtype, k, size) for k in range(len(prefixes))]
     return sum(BYTES[d] for d in dtypes) + BYTES[ms.float32] * needs_master(options, dtype)
 
@@ -46,10 +46,10 @@ def states(prefixes: Sequence[str], options, shapes: Sequence[tuple[int, ...]], 
     """Yield an optimizer's states.
 
     Args:
-        prefixes: What their names begin with, in the rule's order.
+        prefixes: Prefixes of the states' names, in the rule's order.
         options: The optimizer's shared arguments.
         shapes: The parameters' shapes.
-        kept: Places of the parameters whose states are held, and the shape of what is held: all of it, or a share.
+        kept: Indices of the parameters whose states are held, and the shapes held: those of whole parameters or shares.
     """
     kept = tuple(kept)
     for k, prefix in enumerate(prefixes):
@@ -58,7 +58,7 @@ def states(prefixes: Sequence[str], options, shapes: Sequence[tuple[int, ...]], 
 
 
 def scale(state: Held) -> Held | None:
-    """Return the scales of a state that is held in codes, one for each block; else None."""
+    """Return the scales of a state in codes, one for each block; None for any other state."""
     if state.dtype not in CODES:
         return None
     blocks = -(-math.prod(state.shape) // _kernels.CODE_BLOCK)
@@ -66,12 +66,12 @@ def scale(state: Held) -> Held | None:
 
 
 def masters(options, dtypes: Sequence[Any], kept: Iterable) -> Iterator[Held]:
-    """Yield the masters of parameters of some dtypes; see :func:`states`."""
+    """Yield an optimizer's masters; see :func:`states` for the arguments."""
     return (Held("master", i, ms.float32, tuple(shape)) for i, shape in kept if needs_master(options, dtypes[i]))
 
 
 def placed(device: str, runs_on_host: bool, weights_and_gradients: int, held: int) -> tuple[int, int]:
-    """Return the bytes on the device and in host memory; on "CPU" all are the host's."""
+    """Return the bytes on the device and in host memory; on "CPU", all are in host memory."""
     if device == "CPU":
         return 0, weights_and_gradients + held
     return (weights_and_gradients, held) if runs_on_host else (weights_and_gradients + held, 0)

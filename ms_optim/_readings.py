@@ -1,4 +1,4 @@
-"""Readings: what a monitor notes of an optimizer's last step, and the two CSV files that keep it."""
+"""Readings: what a monitor records of an optimizer's last step, and the two CSV files that hold readings."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Reading(NamedTuple):
-    """What is known of an optimizer's last step.
+    """The numbers of an optimizer's last step.
 
     Attributes:
         optimizer: Name of its class.
-        step: How many steps it was given, those that it skipped included.
-        totals: Figures of the whole step by name.
-        layers: Columns of figures by name, one for each parameter.
+        step: The number of steps so far, skipped ones included.
+        totals: Numbers of the whole step by name.
+        layers: Columns by name, with a number for each parameter.
         parameters: The parameters' names.
     """
 
@@ -39,24 +39,24 @@ class Reading(NamedTuple):
 
 
 def steps_of(optimizer: FusedOptimizer) -> int:
-    """Return how many steps an optimizer was given, those that it skipped included."""
+    """Return the number of steps so far, skipped ones included."""
     return int(optimizer.global_step.asnumpy()[0]) + int(optimizer.skipped_steps.asnumpy()[0])
 
 
 def read(optimizer: FusedOptimizer) -> Reading:
-    """Read what an optimizer knows of its last step."""
+    """Read the numbers of an optimizer's last step."""
     layers: dict[str, NDArray[Any]] = dict(zip(STATISTICS, optimizer.statistics.asnumpy().astype(np.float64).T))
-    # What did not move has no trust ratio, and its weight may not have been looked at.
+    # A tensor that did not move has no trust ratio, and the step may not have computed the norm of its weight.
     moved = layers["trust_ratio"] != 0
     for name in ("weight_norm", "trust_ratio"):
         layers[name] = np.where(moved, layers[name], np.nan)
     layers["update_ratio"] = _ratio(layers["update_norm"], layers["weight_norm"])
     skipped = int(optimizer.skipped_steps.asnumpy()[0])
-    # A step that was skipped comes again, with the rates that it had.
+    # A step that moved something has advanced the count; a skipped one has not.
     done = int(optimizer.global_step.asnumpy()[0])
     last = Tensor([max(done - bool(moved.any()), 0)], mstype.int32)
 
-    # Of what moved, unless nothing did.
+    # The totals are of the tensors that moved, or of all where none did.
     counted = moved if moved.any() else np.full_like(moved, True)
     weight, ratios = layers["weight_norm"][counted], layers["trust_ratio"][counted]
     norms = {
@@ -90,18 +90,18 @@ def read(optimizer: FusedOptimizer) -> Reading:
 
 
 def _norm(norms: NDArray[Any]) -> float:
-    """Return the norm of tensors of some norms."""
+    """Return the norm of all tensors from the norm of each."""
     return float(np.sqrt(np.sum(np.square(norms))))
 
 
 def _ratio(one, other):
-    """Return one / other, NaN where that says nothing."""
+    """Return one / other, NaN where the other is not greater than 0."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     return np.divide(one, other, out=np.full(other.shape, np.nan), where=other > 0)
 
 
 class ReadingFiles:
-    """A CSV file with a row for each reading, and one beside it with a row for each of its parameters."""
+    """Two CSV files: one with a row for each reading, one with a row for each parameter of each reading."""
 
     totals: pathlib.Path
     layers: pathlib.Path
@@ -110,10 +110,10 @@ class ReadingFiles:
         self.totals, self.layers = path, path.with_suffix(".layers.csv")
 
     def prepare(self, reading: Reading) -> None:
-        """Begin the files, or check that what they hold is of this optimizer, and cut off a line that was torn.
+        """Create the files, or check that they belong to this optimizer and cut off an incomplete last line.
 
         Raises:
-            ValueError: If a file holds something else.
+            ValueError: If a file belongs to another optimizer or is of another kind.
         """
         self.totals.parent.mkdir(parents=True, exist_ok=True)
         for path, (header, rows) in self._tables(reading).items():
@@ -128,20 +128,20 @@ class ReadingFiles:
                 odd = next((name for name in [*header, *held] if (name in header) != (name in held)), None)
                 what = f"only one of the two has the column {odd!r}" if odd else "its columns are in another order"
                 raise ValueError(_refusal(path, reading, what))
-            # The second column says whose a row is: the optimizer's name, or the parameter's.
+            # The second column is the name of the optimizer or of the parameter.
             for line, row in zip(first, rows):
                 if len(line) == len(header) and line[1] != row[1]:
                     raise ValueError(_refusal(path, reading, f"it has {line[1]!r} where this one has {row[1]!r}"))
-            _cut_torn_line(path)
+            _cut_incomplete_line(path)
 
     def append(self, reading: Reading) -> None:
-        """Write a reading down."""
+        """Append the rows of a reading."""
         for path, (_, rows) in self._tables(reading).items():
             with path.open("a", newline="") as file:
                 file.write(_text(rows))
 
     def _tables(self, reading):
-        """Return the header and the rows of a reading for each file: the totals last, as what makes it whole."""
+        """Return the header and the rows of a reading for each file; the totals last, as they complete a reading."""
         columns = [[_number(x) for x in column] for column in reading.layers.values()]
         layers = [[reading.step, *row] for row in zip(reading.parameters, *columns)]
         totals = [reading.step, reading.optimizer, *map(_number, reading.totals.values())]
@@ -152,7 +152,7 @@ class ReadingFiles:
 
 
 def _number(x) -> str:
-    """Return the shortest digits that stand for a float32, or an int."""
+    """Return an int, or a float32 with as few digits as identify it."""
     return str(x) if isinstance(x, (int, np.integer)) else str(np.float32(x))
 
 
@@ -164,13 +164,13 @@ def _text(rows: Iterable[Iterable]) -> str:
 
 def _refusal(path, reading, what):
     return (
-        f"For 'OptimizerMonitor', the file '{path}' is there already, but not of this {reading.optimizer} and its "
-        f"parameters: {what}. Name another file in 'csv', or take that one away."
+        f"For 'OptimizerMonitor', the file '{path}' exists, but belongs to another optimizer than this "
+        f"{reading.optimizer} or to other parameters: {what}. Name another file in 'csv', or remove that one."
     )
 
 
-def _cut_torn_line(path):
-    """Cut off what a process that was killed wrote of its last line."""
+def _cut_incomplete_line(path):
+    """Cut off a last line without its end, which a killed process leaves."""
     with path.open("rb+") as file:
         size = file.seek(0, io.SEEK_END)
         begin = file.seek(max(0, size - (1 << 20)))
@@ -178,13 +178,13 @@ def _cut_torn_line(path):
 
 
 class Record(NamedTuple):
-    """What the two files tell of a run, each array's first dimension by reading.
+    """A run, from its two files. The first dimension of each array is the reading.
 
     Attributes:
         optimizer: Name of the optimizer's class.
-        totals: Columns of the first file by name; ``step`` grows.
+        totals: Columns of the first file by name; ``step`` increases.
         parameters: The parameters' names.
-        layers: Of the second file, the columns that were asked for, by reading and parameter.
+        layers: The requested columns of the second file, by reading and parameter.
     """
 
     optimizer: str
@@ -196,14 +196,14 @@ class Record(NamedTuple):
 def load(path: pathlib.Path, wanted: tuple[str, ...]) -> Record:
     """Read both files.
 
-    Where a run was resumed from before its last reading, the later rows count.
+    A run that was resumed at an earlier step has written some steps twice: the later rows count.
 
     Args:
         path: The first file.
-        wanted: Names of columns of the second file.
+        wanted: Names of the columns to read of the second file.
 
     Raises:
-        ValueError: If they are not what a monitor wrote, or hold no readings.
+        ValueError: If the files were not written by a monitor, or hold no readings.
     """
     files = ReadingFiles(path)
     with files.totals.open(newline="") as file:

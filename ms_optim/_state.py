@@ -1,4 +1,4 @@
-"""What an optimizer keeps from step to step, in and out."""
+"""State dicts: saving and loading what an optimizer keeps from step to step."""
 
 # StateDict reads attributes of the optimizer it is mixed into.
 # pyright: reportAttributeAccessIssue=false
@@ -23,7 +23,7 @@ FLOATS = (mstype.float32, mstype.bfloat16)
 def write(parameter: Parameter, value: np.ndarray) -> None:
     """Write numbers of a Parameter's own dtype and shape into the memory that it has.
 
-    ``Parameter.set_data`` would give it other memory, and a graph that is compiled already goes on in the old one.
+    ``Parameter.set_data`` would give it other memory, while a compiled graph goes on with the old one.
     """
     if parameter.has_init:
         parameter.init_data()
@@ -31,14 +31,14 @@ def write(parameter: Parameter, value: np.ndarray) -> None:
     if held.ctypes.data == parameter.data_ptr():
         np.copyto(held, value, casting="no")
     else:
-        # On a device, or no block of memory of its own: what was read is a copy.
+        # What was read is a copy: the parameter is on a device, or its memory is not contiguous.
         ops.assign(parameter, Tensor(value, parameter.dtype))
 
 
 def unwrapped(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return entries without the prefix that a Cell around the optimizer gave to their names, as for `opt.global_step`.
+    """Return entries without the prefix that an outer Cell gave to the optimizer's names, as in `opt.global_step`.
 
-    Names without the prefix, those of other parts of a network, stay as they are.
+    Names without the prefix belong to other parts of a network and stay as they are.
     """
     steps = [name for name in entries if name.rpartition(".")[2] == "global_step"]
     if len(steps) != 1:
@@ -51,10 +51,10 @@ class StateDict:
     """Saving and loading of an optimizer's own parameters; a mixin that reads the optimizer's attributes."""
 
     def current_step_lr(self) -> float | tuple[float, ...]:
-        """Return the learning rate of the step to come.
+        """Return the learning rate of the next step.
 
         Returns:
-            A float, or where groups have learning rates of their own, a tuple with one for each parameter.
+            A float; where groups have learning rates of their own, a tuple with one for each parameter.
         """
         rates = self._rates_at(self.global_step)
         if self.is_group_lr:
@@ -68,14 +68,14 @@ class StateDict:
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Return a copy of the weights and of all that the optimizer keeps from step to step, by name.
 
-        A Cell that holds the optimizer renames its parameters; here they have the names from construction. Where states
-        are split over workers it is this one's share: see :func:`ms_optim.merge_states`.
+        An outer Cell renames the optimizer's parameters; here they have their names from construction. Sharded states
+        are this worker's share: see :func:`ms_optim.merge_states`.
 
-        MindSpore's ``save_checkpoint(optimizer, path)`` writes the same without a copy; :func:`ms_optim.save` too,
-        with checksums, and so that a process killed meanwhile leaves the file that was there.
+        MindSpore's ``save_checkpoint(optimizer, path)`` writes the same without a copy. So does :func:`ms_optim.save`,
+        which adds checksums and leaves the old file if the process is killed meanwhile.
 
         Args:
-            args: With these, which a Cell passes when it collects its own, it is what ``nn.Cell.state_dict`` returns.
+            args: Arguments of ``nn.Cell.state_dict``, which an outer Cell passes; its result is then returned.
             kwargs: Likewise.
         """
         if args or kwargs:
@@ -83,24 +83,23 @@ class StateDict:
         return {name: Tensor(p.asnumpy(), p.dtype) for name, p in self._named_parameters().items()}
 
     def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True) -> None:
-        """Go on from where another optimizer stood.
+        """Load the states of another optimizer and go on from its step.
 
-        The numbers are written into the memory that the states have, so that graphs that are compiled see them, too.
+        The numbers are written into the memory that the states have, so that compiled graphs see them, too.
 
         Args:
             state_dict: Tensors or Parameters by name, as :meth:`state_dict` returns them or ``load_checkpoint`` reads
-                them, with or without the prefix of a Cell that held the optimizer. Weights and statistics among them
-                are passed over. States are converted where they are held in another `state_dtype` here: to fewer bits
-                by rounding to nearest.
-            strict: Whether names that are missing or not known are an error; if not, they are passed over. Codes of 8
-                bits and their scales are then taken together or not at all. Default: ``True`` .
+                them, with or without the prefix of an outer Cell. Weights and statistics among them are ignored.
+                States of another `state_dtype` are converted, to fewer bits by rounding to nearest.
+            strict: Whether missing and unknown names are an error; if not, they are ignored. 8-bit codes and their
+                scales are then taken together or not at all. Default: ``True`` .
 
         Raises:
             TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
-            KeyError: If `strict` and an entry is missing or not known.
+            KeyError: If `strict` and an entry is missing or unknown.
             ValueError: If an entry has another shape; if a count, a learning rate or a scale is less than 0 or not
-                finite; or if it is a share of states that are split over other workers: :func:`ms_optim.merge_states`
-                makes a full state dict of all, of which each worker takes its share.
+                finite; or if the states are a share among other workers: :func:`ms_optim.merge_states` merges all
+                shares into a full state dict, of which each worker takes its own share.
 
         Nothing is changed where an error is raised.
         """
@@ -108,7 +107,7 @@ class StateDict:
             write(parameter, value)
 
     def _fitting(self, state_dict: dict[str, Tensor], strict: bool) -> list[tuple[Parameter, np.ndarray]]:
-        """Return what is to be written of a state dict and where to, once all of it is known to fit."""
+        """Check a whole state dict, and return the parameters to write with their values."""
         name = type(self).__name__
         check_type(name, "strict", strict, bool)
         own = self._own_parameters()
@@ -126,7 +125,7 @@ class StateDict:
                 )
             if unknown:
                 raise KeyError(
-                    f"For '{name}', 'state_dict' has the entry {unknown[0]!r}, which is none of the optimizer's."
+                    f"For '{name}', 'state_dict' has the entry {unknown[0]!r}, which the optimizer does not have."
                 )
         for key in own.keys() & given.keys():
             p, value = own[key], given[key]
@@ -146,23 +145,23 @@ class StateDict:
         for key, value in state_dict.items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"For '{name}', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
-        passed_over = {*self._layout.names, "statistics"}
-        # What a Cell around another optimizer called the parameters of schedules.
+        ignored = {*self._layout.names, "statistics"}
+        # Names that an outer Cell gave to the parameters of schedules.
         first = {place: name for place, name in self._first_names.items() if place != name}
         entries = {first.get(key, key): value for key, value in unwrapped(state_dict).items()}
         for key in self._amounts() & entries.keys():
             check_amounts(name, key, entries[key])
-        return {key: value for key, value in entries.items() if key not in passed_over}
+        return {key: value for key, value in entries.items() if key not in ignored}
 
     def _amounts(self) -> set[str]:
-        """Return the names of counts, learning rates and scales: no other entries must be 0 or greater."""
+        """Return the names of counts, learning rates and scales, the entries that must be 0 or greater."""
         scales = {f"{prefix}_scale.{name}" for prefix in self.rule.states for name in self._layout.names}
         rates = (getattr(rate, "learning_rate", rate) for rate in (*self._rates.fixed, *self._rates.schedules))
         numbers = {id(p) for p in (self.global_step, self.skipped_steps, *rates)}
         return scales | {name for name, p in self._own_parameters().items() if id(p) in numbers}
 
     def _converted(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries with states in the dtypes in which they are held here, codes only with their scales."""
+        """Return the entries with states in this optimizer's dtypes, and codes only with their scales."""
         given, held = dict(given), {id(state) for state in self.states}
         for name, state in own.items():
             if id(state) not in held:
@@ -196,13 +195,13 @@ class StateDict:
         return given
 
     def _note_names(self) -> None:
-        """Note the names from construction by places in the optimizer: a Cell that holds it changes the names."""
+        """Note the names from construction by their paths in the optimizer, as an outer Cell changes the names."""
         self._first_names = {place: p.name for place, p in self.parameters_and_names()}
 
     def _named_parameters(self) -> dict[str, Parameter]:
         """Return the weights and the optimizer's own parameters by their names from construction, without statistics.
 
-        What is made later, by the constructor of a subclass, is an attribute of its own name.
+        A parameter that a subclass makes later has its path in the optimizer as its name.
         """
         placed = self.parameters_and_names()
         return {self._first_names.get(place, place): p for place, p in placed if p is not self.statistics}

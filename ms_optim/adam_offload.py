@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Parameter, Tensor, ops
 
@@ -18,7 +18,7 @@ from .paths.offload import CrossingPath, check_crossing
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._arguments import LearningRate, Params, Scalars, Tensors, Unscaled, WeightDecay
+    from ._arguments import LearningRate, Params, Scalars, SharedButLossScale, Tensors, WeightDecay
 
 DEVICES = ("CPU", "GPU", "Ascend")
 
@@ -43,8 +43,8 @@ class AdamOffload(AdamFamily):
     With `use_nesterov`, :math:`\beta_1 m_t + (1 - \beta_1) g_t` takes the place of :math:`m_t` in the last line. The
     decay acts through the moments, and :math:`\epsilon` is not corrected for bias: this is not :class:`AdamW`.
 
-    On every device the arithmetic runs on the host's processor. What crosses is the gradient one way and the update
-    the other. Weights of lower precision have their float32 masters on the host, and cross in their own precision.
+    The arithmetic runs on the host's processor, whatever the device. Gradients cross to the host, and updates cross
+    back. Weights of lower precision have float32 masters on the host, and cross in their own precision.
 
     Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
@@ -90,6 +90,9 @@ class AdamOffload(AdamFamily):
 
     _support_parallel_optimizer = False
     runs_on_host = True
+    rules: tuple[Rule, ...] = (Rule("adam_offload", ("moment1", "moment2"), is_elementwise=True),)
+    trials: tuple[dict[str, Any], ...] = ({"eps": 1e-3},)  # a smaller eps magnifies rounding
+    counters: tuple[str, ...] = (*AdamFamily.counters, "beta1_power", "beta2_power")
 
     use_locking: bool
     use_nesterov: bool
@@ -109,14 +112,13 @@ class AdamOffload(AdamFamily):
         use_nesterov: bool = False,
         weight_decay: WeightDecay = 0.0,
         loss_scale: float = 1.0,
-        **shared: Unpack[Unscaled],
+        **shared: Unpack[SharedButLossScale],
     ):
         name = type(self).__name__
         check_type(name, "use_locking", use_locking, bool)
         check_type(name, "use_nesterov", use_nesterov, bool)
         check_type(name, "loss_scale", loss_scale, float)
-        locks = _kernels.LOCKS * use_locking
-        rule = Rule("adam_offload", ("moment1", "moment2"), (), int(use_nesterov), locks, is_elementwise=True)
+        rule = self.rules[0]._replace(flags=int(use_nesterov), shared_flags=_kernels.LOCKS * use_locking)
         betas = {"beta1": beta1, "beta2": beta2}
         self.use_locking, self.use_nesterov = use_locking, use_nesterov
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})
@@ -138,14 +140,13 @@ class AdamOffload(AdamFamily):
 
     @property
     def target(self) -> str:
-        """Where the arithmetic runs: "CPU", the host, or the device that the weights are on.
+        """Where the arithmetic runs: "CPU", which is the host, or the device that the weights are on.
 
-        Setting it to the device takes the moments there too and leaves nothing offloaded; it is to be set before the
-        first step.
+        Setting it to the device moves the moments there, too: nothing is offloaded then. Set it before the first step.
 
         Raises:
             TypeError: If it is set to anything but a string.
-            ValueError: If it is set to a device that is not there.
+            ValueError: If it is set to a device that is not the device target.
         """
         return self._target
 
@@ -160,7 +161,7 @@ class AdamOffload(AdamFamily):
         self._target, self.fused = value, self._has_kernel and value == "CPU"
 
     def offload_report(self, device: str | None = None) -> OffloadReport:
-        """Return the bytes on device and host, and what crosses in a step, before training starts.
+        """Return the bytes on device and host, and the bytes that cross in a step, before training starts.
 
         Args:
             device: "CPU", "GPU" or "Ascend". Default: ``None`` , the current device target.
@@ -182,18 +183,18 @@ class AdamOffload(AdamFamily):
         return (root2 / correction1,)
 
     def akg_constants(self) -> tuple[float, ...]:
-        """Return what Adam's family does, and the parts of m and of the gradient in what the weight moves along."""
+        """Return the numbers of Adam's family, and the factors of m and of the gradient in the direction."""
         of_moment, of_gradient = (self.beta1, self._one_minus_beta1) if self.use_nesterov else (1.0, 0.0)
         return (*super().akg_constants(), of_moment, of_gradient)
 
     def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
-        """Return the gradient that enters the moments."""
+        """Return the gradient with its decay, which enters the moments."""
         return summed(gradient, weight_decay * weight)
 
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """State the update, which is to be scaled by the rate alone."""
+        """State the update, which the rate alone scales."""
         g = self.decayed(gradient, weight, weight_decay)
         m, v = self.moments(g, states)
         first = summed(self.beta1 * m, self._one_minus_beta1 * g) if self.use_nesterov else m

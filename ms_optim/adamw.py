@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore import ops
 
@@ -48,7 +48,7 @@ class AdamW(AdamFamily):
         amsgrad (bool): Whether the denominator uses the largest second moment so far, kept in a third state.
             Default: ``False`` .
         maximize (bool): Whether to follow the gradient up instead of down. Default: ``False`` .
-        use_fused (bool): Whether to use the fused kernel; ``False`` is another word for `backend` "composite".
+        use_fused (bool): Whether to use the fused kernel; ``False`` means the same as `backend` "composite".
             Default: ``True`` .
         bias_correction (bool): Whether to divide the moments by :math:`1 - \beta^t`. Default: ``True`` .
         {shared}
@@ -80,6 +80,11 @@ class AdamW(AdamFamily):
     """
 
     decays_every_name = True
+    rules: tuple[Rule, ...] = (
+        Rule("adamw", ("adam_m", "adam_v"), is_elementwise=True),
+        Rule("adamw_amsgrad", ("adam_m", "adam_v", "adam_vhat"), is_elementwise=True),
+    )
+    trials: tuple[dict[str, Any], ...] = ({}, {"amsgrad": True})
 
     amsgrad: bool
     maximize: bool
@@ -105,15 +110,13 @@ class AdamW(AdamFamily):
         check_type(name, "maximize", maximize, bool)
         check_type(name, "bias_correction", bias_correction, bool)
         shared = choose_backend(name, "use_fused", use_fused, shared)
-        rule = Rule("adamw", ("adam_m", "adam_v"), flags=2 * maximize + 4 * bias_correction, is_elementwise=True)
-        if amsgrad:
-            rule = rule._replace(name="adamw_amsgrad", states=(*rule.states, "adam_vhat"), flags=rule.flags + 1)
+        rule = self.rules[amsgrad]._replace(flags=amsgrad + 2 * maximize + 4 * bias_correction)
         named_betas = {"betas[0]": betas[0], "betas[1]": betas[1]}
         self.amsgrad, self.maximize = amsgrad, maximize
         super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)
 
     def entering(self, gradient: Tensor) -> Tensor:
-        """State which way the weights go."""
+        """State the sign of the gradient, which `maximize` turns."""
         return -gradient if self.maximize else gradient
 
     def directions(

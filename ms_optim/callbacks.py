@@ -1,4 +1,4 @@
-"""OptimizerMonitor: what each layer's step looks like, on the screen, in a CSV file and in TensorBoard."""
+"""OptimizerMonitor: shows the steps of an optimizer layer by layer, on the screen, in CSV files and in TensorBoard."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ NAME = "OptimizerMonitor"
 class OptimizerMonitor(Callback):
     """Shows and records what an optimizer does: norms, trust ratios, rates and skipped steps.
 
-    It is a callback of ``Model.train``, and in a loop of one's own :meth:`step` is called after each step. A step
-    returns its statistics anyway: the monitor reads them every so many steps, and does nothing at the others.
+    It is a callback of ``Model.train``. In a training loop of your own, call :meth:`step` after each step. A step
+    computes its statistics anyway: the monitor reads them every `every` steps, and does nothing in between.
 
-    A row of the CSV file has the figures of a step: how many steps were skipped and how many gradients are not finite,
+    A row of the CSV file has the numbers of a step: how many steps were skipped and how many gradients are not finite,
     the norms of gradient, weights and update, the ratio of the last two, the least, median and largest trust ratio, and
-    for each group of parameters that share them, the learning rate and the weight decay; of DGCMomentum the density,
-    the part of all elements that a worker sends, and the norm of its residuals. A second file beside it,
-    `run.layers.csv` for `run.csv`, has a row for each parameter. A run that is resumed adds to its files.
-    :func:`plot` draws them.
+    the learning rate and the weight decay of each group of parameters that share them. DGCMomentum adds the density,
+    which is the part of all elements that a worker sends, and the norm of its residuals. A second file beside it,
+    `run.layers.csv` for `run.csv`, has a row for each parameter. A resumed run appends to its files. :func:`plot` draws
+    them.
 
     Where several processes train together, the first one shows and records.
 
     Args:
         every (int): The number of steps from one reading to the next; steps that are skipped count. Default: ``100`` .
-        csv (Union[str, PathLike, None]): The CSV file to write, or to go on with. Default: ``None`` .
+        csv (Union[str, PathLike, None]): The CSV file to write or append to. Default: ``None`` .
         tensorboard (Union[str, PathLike, None]): The folder to write TensorBoard's files to, which needs tensorboardX.
             Default: ``None`` .
         verbose (bool): Whether to print a line for each reading. Default: ``True`` .
 
     Raises:
         TypeError: If an argument has the wrong type, or the model is not trained by an optimizer of this package.
-        ValueError: If `every` is less than 1, `csv` is of another optimizer or other parameters, or the model has
+        ValueError: If `every` is less than 1, `csv` belongs to another optimizer or other parameters, or the model has
             several optimizers of this package.
-        ImportError: If `tensorboard` is given and there is no tensorboardX.
+        ImportError: If `tensorboard` is given and tensorboardX is not installed.
 
     Examples:
         >>> import numpy as np
@@ -96,17 +96,17 @@ class OptimizerMonitor(Callback):
         self._silent = False
         self._steps = self._read_at = self._cur_step_num = 0
 
-    # ---- In a loop of one's own ----
+    # ---- In a training loop ----
 
     def step(self, optimizer: FusedOptimizer) -> None:
-        """Note that an optimizer has taken a step, and read it if it is time to.
+        """Count a step of an optimizer, and read the optimizer every `every` steps.
 
         Args:
             optimizer: The optimizer.
 
         Raises:
-            TypeError: If `optimizer` is none of this package.
-            ValueError: If the CSV file is of another optimizer or other parameters.
+            TypeError: If `optimizer` is not of this package.
+            ValueError: If the CSV file belongs to another optimizer or other parameters.
         """
         if optimizer is not self._optimizer:
             if not isinstance(optimizer, FusedOptimizer):
@@ -115,7 +115,7 @@ class OptimizerMonitor(Callback):
         self._advance(1)
 
     def close(self) -> None:
-        """Finish TensorBoard's file; leaving a ``with`` statement does so too."""
+        """Finish TensorBoard's file; the end of a ``with`` statement does so too."""
         if self._writer is not None:
             self._writer.close()
         self._writer = self._optimizer = None
@@ -126,13 +126,13 @@ class OptimizerMonitor(Callback):
     # ---- In Model.train ----
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Find the optimizer and look at the CSV file before anything is trained."""
+        """Find the optimizer and check the CSV file before training starts."""
         arguments = run_context.original_args()
         self._begin(optimizer_of(NAME, arguments.get("optimizer"), arguments.get("train_network")))
         self._cur_step_num = arguments.cur_step_num
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Read the optimizer if it is time to; where data sinks, one call stands for many steps."""
+        """Count the steps since the last call, which are several in sink mode, and read the optimizer if it is time."""
         now = run_context.original_args().cur_step_num
         self._advance(now - self._cur_step_num)
         self._cur_step_num = now
@@ -144,7 +144,7 @@ class OptimizerMonitor(Callback):
     # ---- In both ----
 
     def _begin(self, optimizer, taken=0):
-        """Begin with an optimizer that has taken so many steps that the monitor is yet to be told of."""
+        """Begin with an optimizer, `taken` of whose steps are yet to be counted."""
         self.close()
         self._optimizer = optimizer
         self._silent = comm.GlobalComm.INITED and comm.get_rank() != 0
@@ -154,7 +154,7 @@ class OptimizerMonitor(Callback):
         if self.files is not None:
             self.files.prepare(read(optimizer))
         if self.folder is not None:
-            # What was written of later steps, before the run was resumed here, is to be forgotten.
+            # A run that was resumed here has written later steps before: they are dropped.
             writer = importlib.import_module("tensorboardX").SummaryWriter
             self._writer = writer(str(self.folder), purge_step=self._steps + 1 if self._steps else None)
 
@@ -164,7 +164,7 @@ class OptimizerMonitor(Callback):
         if self._silent or self._steps // self.every == before // self.every:
             return
         reading = read(self._optimizer)
-        # A training step that found an overflow itself may not have called the optimizer.
+        # A training step that finds an overflow may skip the optimizer.
         if reading.step == self._read_at:
             return
         self._read_at = reading.step
@@ -178,7 +178,7 @@ class OptimizerMonitor(Callback):
 
 
 def optimizer_of(callback: str, optimizer: Any, network: Any) -> FusedOptimizer:
-    """Find the optimizer that a Model trains with, itself or within what wraps it."""
+    """Find the optimizer that a Model trains with; a Cell may wrap it."""
     cells = [c for outer in (optimizer, network) if isinstance(outer, nn.Cell) for _, c in outer.cells_and_names()]
     found = {id(cell): cell for cell in cells if isinstance(cell, FusedOptimizer)}
     if not found:
@@ -195,7 +195,7 @@ def optimizer_of(callback: str, optimizer: Any, network: Any) -> FusedOptimizer:
 
 
 def line(reading: Reading) -> str:
-    """Return a line that tells what matters most of a reading."""
+    """Return one line with the main numbers of a reading."""
     totals = reading.totals
 
     def span(name):
@@ -225,12 +225,12 @@ def line(reading: Reading) -> str:
 
 
 def is_layerwise(reading: Reading) -> bool:
-    """Tell whether the trust ratios say anything: without them all are 1."""
+    """Return whether a reading is of a rule with trust ratios; for others all are 1."""
     return not reading.totals["trust_ratio_min"] == reading.totals["trust_ratio_max"] == 1.0
 
 
 def scalars(reading: Reading) -> list[tuple[str, float]]:
-    """Return what goes to TensorBoard of a reading, pairs of tag and number."""
+    """Return the numbers of a reading for TensorBoard, as pairs of tag and number."""
     totals, layers = reading.totals, {"update_ratio": reading.layers["update_ratio"]}
     if is_layerwise(reading):
         layers["trust_ratio"] = reading.layers["trust_ratio"]

@@ -1,10 +1,10 @@
-"""Checkpoints: a process that is killed leaves the old one or the new one, and a flipped bit is named.
+"""Checkpoints that survive a killed process, which leaves the old one or the new one, and that detect flipped bits.
 
-A checkpoint is a file in the format safetensors, with checksums in its metadata. Weights, states and Tensors of one's
-own are its tensors; numbers, strings and dicts are JSON in the metadata.
+A checkpoint is a file in the format safetensors, with checksums in its metadata. Its tensors are weights, states and
+the user's own Tensors; numbers, strings and dicts are JSON in the metadata.
 """
 
-# It reads optimizers from within the package.
+# It reads private attributes of optimizers.
 # pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 
     from ._arguments import FilePath
 
-# What a tensor of a checkpoint is.
+# The kinds of tensors in a checkpoint.
 WEIGHT, STATE, MORE = "weight", "state", "more"
 
 
 class Loaded(NamedTuple):
-    """What a checkpoint holds besides weights and states.
+    """The content of a checkpoint besides weights and states.
 
     Attributes:
-        step: The optimizer's `global_step`, the steps taken without those skipped; None if no optimizer was saved.
-        more: What was handed to :func:`save` by name. Tensors are new ones.
+        step: The optimizer's `global_step`, which does not count skipped steps; None if no optimizer was saved.
+        more: The further values that were passed to :func:`save`, by name. Tensors are new ones.
     """
 
     step: int | None
     more: dict[str, Any]
 
 
-# ---- What is handed over besides -----------------------------------------------------------------------------------
+# ---- The user's own values ------------------------------------------------------------------------------------------
 
 
 def _packed(value: Any, place: str, tensors: list[tuple[str, Tensor]]) -> Any:
-    """Return a value as JSON, and note the Tensors in it."""
+    """Return a value as JSON, and append the Tensors in it to a list."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Tensor):
@@ -84,7 +84,7 @@ def _unpacked(value: Any, file: File) -> Any:
 
 
 class Place(NamedTuple):
-    """Which worker's part of a checkpoint this process saves and takes, of how many, and whether it is to save."""
+    """The part of a checkpoint that this process loads, the number of parts, and whether this process saves it."""
 
     rank: int
     count: int
@@ -92,14 +92,14 @@ class Place(NamedTuple):
 
 
 def _place(optimizer: FusedOptimizer | None) -> Place:
-    """Return the place among workers whose checkpoints differ; where they do not, the first process saves for all."""
+    """Return the place among workers that each save a part; where all hold the same, the first saves for all."""
     if optimizer is not None and getattr(optimizer, "workers", None) is not None:
-        these = optimizer.workers
-        return Place(these.rank, these.count, these.local_rank == 0)
-    these = optimizer.shares.workers if optimizer is not None and optimizer.shares else workers()
+        group = optimizer.workers
+        return Place(group.rank, group.count, group.local_rank == 0)
+    group = optimizer.shares.workers if optimizer is not None and optimizer.shares else workers()
     if optimizer is not None and (optimizer.shares or optimizer.is_sliced):
-        return Place(these.rank, these.count, True)
-    return Place(0, 1, these.rank == 0)
+        return Place(group.rank, group.count, True)
+    return Place(0, 1, group.rank == 0)
 
 
 def _part(path: pathlib.Path, rank: int, count: int) -> pathlib.Path:
@@ -121,7 +121,7 @@ def _sets(folder: pathlib.Path, name: re.Pattern) -> dict[tuple[str, int], dict[
 
 
 def _candidates(path: pathlib.Path) -> Iterator[list[File] | SpoiledError]:
-    """Yield what there is to load, the last step first: the files of a checkpoint, or why they cannot be read."""
+    """Yield each checkpoint, the last step first: its files, or the error that they cannot be read with."""
     kept = path.is_dir()
     found = _sets(path, STEP) if kept else _sets(path.parent, re.compile(re.escape(path.name)))
     if not found:
@@ -134,7 +134,7 @@ def _candidates(path: pathlib.Path) -> Iterator[list[File] | SpoiledError]:
         except SpoiledError as error:
             one, step = error, int(name[5:-12]) if kept else math.inf
         read.append((-1 if step is None else step, one))
-    # Where a step stands twice, on other numbers of workers, what can be read goes first.
+    # Where a step was saved twice, by other numbers of workers, checkpoints that can be read come first.
     read.sort(key=lambda each: (each[0], not isinstance(each[1], SpoiledError)), reverse=True)
     yield from (one for _, one in read)
 
@@ -154,25 +154,26 @@ def _read_set(path: pathlib.Path, count: int, files: dict[int, pathlib.Path]) ->
 
 
 def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer | None = None, **more: Any) -> None:
-    """Save weights, states and what else a run needs to go on.
+    """Save weights, states and whatever else a run needs to go on.
 
-    The file is written beside the old one, reaches the disk, and then takes its place: a process that is killed at any
-    moment leaves the old file or the new one. Every tensor and the header have a checksum. Nothing is copied in
-    host memory. The file is in the format safetensors: ``mindspore.load_checkpoint(path, format="safetensors")`` reads
-    its tensors, too.
+    The file is written beside the old one and replaces it once it is on the disk: a process that is killed at any
+    moment leaves the old file or the new one. Every tensor and the header have a checksum. Nothing is copied in host
+    memory. The file is in the format safetensors: ``mindspore.load_checkpoint(path, format="safetensors")`` reads its
+    tensors, too.
 
-    Several workers each save a part where their states differ, those of an optimizer with ``shard_states=True``, with a
-    `shard_group`, or of DGCMomentum: `run.0-of-4.safetensors` for `run.safetensors`. Each part is the old or the new
-    one; in one folder for each step, as :class:`CheckpointSaver` has it, a checkpoint that is not whole is passed over.
-    Elsewhere the first process saves for all; call it on all of them.
+    Call it on all processes. Workers whose states differ each save a part: `run.0-of-4.safetensors` for
+    `run.safetensors`. Their states differ with ``shard_states=True``, with a `shard_group` and with DGCMomentum.
+    Otherwise the first process saves for all. Each part is the old or the new one: give each step a name of its own, as
+    :class:`CheckpointSaver` does, and :func:`load` ignores a checkpoint that is not whole.
 
     Args:
         path (Union[str, PathLike]): The file, whose folder must be there. Its name should end with `.safetensors`.
-        net (Union[Cell, None]): The network, whose parameters are saved by name; ``model.train_network`` will do, too.
+        net (Union[Cell, None]): The network, whose parameters are saved by name; it may be ``model.train_network``.
             Default: ``None`` .
-        optimizer (Union[FusedOptimizer, None]): The optimizer, whose states are saved, by their names from
-            construction, with those of its weights that are not in `net`. Default: ``None`` .
-        more: What else to save, by name: numbers, strings, bools, None, Tensors, and lists, tuples and dicts of these.
+        optimizer (Union[FusedOptimizer, None]): The optimizer. Its states are saved by their names from construction,
+            and so are those of its weights that are not in `net`. Default: ``None`` .
+        more: Further values to save, by name: numbers, strings, bools, None, Tensors, and lists, tuples and dicts of
+            these.
 
     Returns:
         None.
@@ -180,7 +181,7 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer |
     Raises:
         TypeError: If an argument has the wrong type, or a tensor has a dtype that the format lacks.
         ValueError: If two tensors have the same name.
-        OSError: If the file cannot be written; the old one is left then.
+        OSError: If the file cannot be written; the old one stays then.
 
     Examples:
         >>> import tempfile
@@ -203,7 +204,7 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer |
     entries: dict[str, tuple[str, Tensor]] = {}
     for kind, name, tensor in everything:
         if name in entries or name == "__metadata__":
-            raise ValueError(f"For 'save', each tensor must have a name of its own, but {name!r} stands twice.")
+            raise ValueError(f"For 'save', each tensor must have a name of its own, but two have the name {name!r}.")
         if tensor.dtype not in NAMES:
             raise TypeError(f"For 'save', {name!r} must have one of the dtypes {list(NAMES)}, but has {tensor.dtype}.")
         if isinstance(tensor, Parameter) and tensor.has_init:
@@ -221,29 +222,29 @@ def load(
 
     Everything is checked before anything is changed: the header, the checksum of every tensor, names, shapes and
     dtypes. Where an error is raised, nothing is changed. Numbers are written into the memory that weights and states
-    have, so that graphs that are compiled see them.
+    have, so that compiled graphs see them.
 
-    Where the number of workers is another one, states that are split and DGCMomentum's residuals are put together and
-    divided anew; where `state_dtype` is another one, states are converted.
+    If the number of workers has changed, sharded states and DGCMomentum's residuals are merged and divided anew. If
+    `state_dtype` has changed, states are converted.
 
     Args:
-        path (Union[str, PathLike]): The file; or the folder of a :class:`CheckpointSaver`, of whose checkpoints the
-            last one is taken that is neither spoiled nor incomplete, with a warning for each one that is.
+        path (Union[str, PathLike]): The file, or the folder of a :class:`CheckpointSaver`. Of a folder, the last
+            checkpoint is loaded that is neither spoiled nor incomplete, with a warning for each later one.
         net (Union[Cell, None]): The network. Default: ``None`` .
-        optimizer (Union[FusedOptimizer, None]): The optimizer; those of its weights that are not in `net` are loaded,
+        optimizer (Union[FusedOptimizer, None]): The optimizer. Those of its weights that are not in `net` are loaded,
             too. Default: ``None`` .
-        strict (bool): Whether names that are missing in the checkpoint or not known to `net` and `optimizer` are an
-            error; if not, they are passed over. Default: ``True`` .
+        strict (bool): Whether names that the checkpoint lacks, or that neither `net` nor `optimizer` has, are an error;
+            if not, they are ignored. Default: ``True`` .
 
     Returns:
-        Loaded, the step and what else was saved.
+        Loaded, the step and the further values.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
-        SpoiledError: A ValueError, if it is cut off or spoiled, or a worker's part is missing or of another step.
+        SpoiledError: If it is cut off or spoiled, or a worker's part is missing or of another step. It is a ValueError.
         TypeError: If an argument has the wrong type, or a tensor another dtype.
         ValueError: If a tensor has another shape.
-        KeyError: If `strict` and a name is missing or not known.
+        KeyError: If `strict` and a name is missing or unknown.
 
     Examples:
         >>> import tempfile
@@ -264,7 +265,7 @@ def load(
         try:
             if isinstance(one, SpoiledError):
                 raise one
-            # All parts on all workers: else some would go on from another checkpoint than others.
+            # Every worker checks all parts, so that all workers go on from the same checkpoint.
             for part in one:
                 part.check()
         except SpoiledError as error:
@@ -277,7 +278,7 @@ def load(
 
 
 def _take(parts: list[File], net: nn.Cell | None, optimizer: FusedOptimizer | None, strict: bool) -> Loaded:
-    """Load a checkpoint whose bytes are known to be right."""
+    """Load a checkpoint whose checksums are right."""
     place = _place(optimizer)
     if len(parts) != place.count and optimizer is not None and optimizer.is_sliced:
         raise ValueError(
@@ -324,7 +325,7 @@ def _states(parts: list[File], own: File, optimizer: FusedOptimizer, place: Plac
 
 
 def _weights(function: str, net: nn.Cell | None, optimizer: FusedOptimizer | None) -> dict[str, Parameter]:
-    """Return the parameters that are no states, each once: those of the network, then what else the optimizer moves."""
+    """Return the weights, each once: the parameters of the network, then further ones that the optimizer updates."""
     found: dict[str, Parameter] = {}
     seen: set[int] = set()
     named: Iterable[tuple[str, Parameter]] = ()
@@ -362,21 +363,22 @@ STEP = re.compile(r"step-\d{10}\.safetensors")
 
 
 class CheckpointSaver(Callback):
-    """A callback of ``Model.train`` that saves every so many steps, keeps the last few checkpoints, and resumes.
+    """A callback of ``Model.train`` that saves every `every` steps, keeps the last few checkpoints, and resumes.
 
-    A checkpoint is what :func:`save` writes of the training network and its optimizer: `step-0000001000.safetensors` in
-    the folder, by the optimizer's `global_step`. Older ones are removed once a new one is on the disk. The run begins
-    where the last checkpoint in the folder left off; one that is spoiled, or that not all workers finished, is passed
-    over with a warning. What :func:`load` returned is the attribute `loaded`, None where there was no checkpoint. The
-    data begins where ``Model.train`` is told to begin.
+    :func:`save` writes the training network and its optimizer to `step-0000001000.safetensors` in the folder, with the
+    optimizer's `global_step` in the name. Older checkpoints are removed once a new one is on the disk. The run begins
+    where the last checkpoint in the folder ended; one that is spoiled, or that not all workers finished, is ignored
+    with a warning. The attribute `loaded` is what :func:`load` returned, or None where there was no checkpoint. The
+    callback does not move the data: ``Model.train`` decides where they begin.
 
     Args:
-        folder (Union[str, PathLike]): The folder of this run, which all workers see. It is made if need be.
-        every (int): The number of steps from one checkpoint to the next; the end of training has one, too.
+        folder (Union[str, PathLike]): The folder of this run, which all workers see. It is created if it is missing.
+        every (int): The number of steps from one checkpoint to the next; there is one at the end of training, too.
             Default: ``1000`` .
-        keep (int): How many checkpoints are kept; 2 at least where several workers save parts. Default: ``2`` .
+        keep (int): How many checkpoints are kept; at least 2 where workers save parts. Default: ``2`` .
         resume (bool): Whether to load the last checkpoint when training begins. Default: ``True`` .
-        more (Union[Callable[[], dict[str, Any]], None]): Returns what else to save, by name. Default: ``None`` .
+        more (Union[Callable[[], dict[str, Any]], None]): Returns further values to save, by name. Default:
+            ``None`` .
 
     Raises:
         TypeError: If an argument has the wrong type, or the model is not trained by an optimizer of this package.
@@ -436,12 +438,12 @@ class CheckpointSaver(Callback):
             self.loaded = load(self.folder, arguments.train_network, optimizer)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Save if it is time to; where data sinks, one call stands for many steps."""
+        """Save if `every` steps have passed; in sink mode, one call stands for several steps."""
         if run_context.original_args().cur_step_num - self._saved_at >= self.every:
             self._save(run_context.original_args())
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """Save what came since the last checkpoint."""
+        """Save if there were steps since the last checkpoint."""
         if run_context.original_args().cur_step_num > self._saved_at:
             self._save(run_context.original_args())
 
@@ -453,11 +455,11 @@ class CheckpointSaver(Callback):
         self._remove_older(path, _place(optimizer))
 
     def _remove_older(self, path, place):
-        """Remove what is not kept, each worker some parts of it, and what a process that was killed left unfinished."""
+        """Remove older checkpoints, each worker some parts of them, and unfinished files of killed processes."""
         if not place.saves:
             return
         found = _sets(self.folder, STEP)
-        # The others may not have finished theirs: with parts, the checkpoint before is the last one that is whole.
+        # Other workers may not have finished their parts: until then, the checkpoint before is the last whole one.
         keep = max(self.keep, 2 if place.count > 1 else 1)
         older = sorted({name for name, _ in found if name <= path.name})[:-keep]
         for (name, _), files in found.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspore import ops
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ._arguments import LearningRate, Params, Unclipped, WeightDecay
+    from ._arguments import Common, LearningRate, Params, WeightDecay
 
 
 @documented
@@ -27,8 +27,8 @@ class DGCMomentum(CompressedStep):
     Lin et al., `Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training
     <https://arxiv.org/abs/1712.01887>`_ (2018), sections 3.1 to 3.3. On each of :math:`N` workers, for each parameter
     tensor of :math:`n` elements with gradient :math:`g_t`, momentum :math:`\mu`, learning rate :math:`\eta_t`, weight
-    decay :math:`\lambda`, weights :math:`w_t`, velocity :math:`u_t` and :math:`r_t`, what has accumulated and was not
-    sent yet:
+    decay :math:`\lambda`, weights :math:`w_t`, velocity :math:`u_t` and residual :math:`r_t`, which is what has
+    accumulated and was not sent yet:
 
     .. math::
         \begin{aligned}
@@ -42,8 +42,8 @@ class DGCMomentum(CompressedStep):
         r_t \leftarrow \lnot m_t \odot r_t
         \end{aligned}
 
-    With Nesterov momentum, :math:`r_t = r_{t-1} + g_t + \mu u_t`. Exactly :math:`k` elements are sent, of equal ones
-    those of lowest index. Before `rampup_begin_step`, and always for tensors of fewer than `min_compress_numel`
+    With Nesterov momentum, :math:`r_t = r_{t-1} + g_t + \mu u_t`. Exactly :math:`k` elements are sent; of equal
+    ones, those of lowest index. Before `rampup_begin_step`, and always for tensors of fewer than `min_compress_numel`
     elements, the mean of the decayed gradients moves the weights by ordinary momentum:
     :math:`u_t = \mu u_{t-1} + {\bar g}_t` and :math:`w_t = w_{t-1} - \eta_t u_t`, or
     :math:`\eta_t ({\bar g}_t + \mu u_t)` with Nesterov. The velocity is kept when compression begins.
@@ -59,13 +59,13 @@ class DGCMomentum(CompressedStep):
         {learning_rate}
         momentum (Union[float, int]): Decay rate of the velocity, in the range [0.0, 1.0).
         rampup_begin_step (int): The first step with compression, counted from 0.
-        rampup_step (int): Over how many steps the sparsity goes through `sparsity`, each element for as many steps as
-            the others. Default: ``1`` .
+        rampup_step (int): The number of steps over which the sparsity takes the values of `sparsity`, each for equally
+            many steps. Default: ``1`` .
         sparsity (Union[list[float], tuple[float]]): The parts of each gradient that are not sent, each in the range
-            [0.0, 1.0); the last one is for all steps after. Default: ``(0.999,)`` .
+            [0.0, 1.0); the last one stays for all later steps. Default: ``(0.999,)`` .
         use_nesterov (bool): Whether to use Nesterov momentum. Default: ``False`` .
-        num_trainers (Union[int, None]): The number of processes that train together, which is known: if given, it
-            must be right. Default: ``None`` .
+        num_trainers (Union[int, None]): The number of processes that train together. It need not be given; if given,
+            it must be right. Default: ``None`` .
         {weight_decay}
         decay_type (str): What the decay adds to the local gradient: "l2" the weight times `weight_decay`, "l1" its sign
             times `weight_decay`. Default: ``"l2"`` .
@@ -82,7 +82,7 @@ class DGCMomentum(CompressedStep):
             each other in `group`. Default: ``None`` .
         wire_dtype (str): The dtype in which the values of compressed tensors travel, "float32" or "float16"; what
             rounding takes from a value stays in :math:`r`. Default: ``"float32"`` .
-        {unclipped}
+        {common}
 
     Inputs:
         {inputs}
@@ -120,8 +120,14 @@ class DGCMomentum(CompressedStep):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     """
 
-    # Its states are each worker's own, of its own gradients.
+    # Each worker has states of its own, made from its own gradients.
     takes_shares = False
+    rules: tuple[Rule, ...] = (Rule("dgc_momentum", ("dgc_u", "dgc_r"), is_elementwise=True, takes_low_states=False),)
+    # Gradients are compressed from the first step on, as they are for most of a long run.
+    required: ClassVar[dict[str, Any]] = {"momentum": 0.9, "rampup_begin_step": 0}
+    # The first steps are not compressed; later ones are, for small tensors too.
+    trials: tuple[dict[str, Any], ...] = ({"momentum": 0.9, "rampup_begin_step": 3, "min_compress_numel": 100},)
+    counters: tuple[str, ...] = (*CompressedStep.counters, "dgc_worker")
 
     momentum: float
     use_nesterov: bool
@@ -145,7 +151,7 @@ class DGCMomentum(CompressedStep):
         group: str | Workers | None = None,
         local_group: str | None = None,
         wire_dtype: str = "float32",
-        **shared: Unpack[Unclipped],
+        **shared: Unpack[Common],
     ):
         name = type(self).__name__
         check_momentum(name, "momentum", momentum)
@@ -165,14 +171,7 @@ class DGCMomentum(CompressedStep):
         workers.check_trainers(name, num_trainers)
         compression = Compression(rampup_begin_step, rampup_step, tuple(sparsity), min_compress_numel, wire_dtype)
         flags = use_nesterov + 2 * (decay_type == "l1") + 4 * (wire_dtype == "float16")
-        rule = Rule(
-            "dgc_momentum",
-            ("dgc_u", "dgc_r"),
-            (float(momentum), float(workers.count)),
-            flags,
-            is_elementwise=True,
-            takes_low_states=False,
-        )
+        rule = self.rules[0]._replace(constants=(float(momentum), float(workers.count)), flags=flags)
         super().__init__(
             params,
             learning_rate,

@@ -32,11 +32,11 @@ from ._docs import documented
 if TYPE_CHECKING:
     from ._arguments import Network, WeightDecay
 
-SPARED = {"weight_decay": 0.0}
+NOT_DECAYED = {"weight_decay": 0.0}
 SETTINGS = tuple(key for key in GROUP_KEYS if key not in ("params", "order_params"))
-# Settings that have a column in the table only where some group states them.
+# Settings that have a column in the table only where a group has them.
 HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group"}
-# LayerNorm, BatchNorm2d, LayerNormExt, LlamaRMSNorm: a class, or one of its bases, of such a name normalizes.
+# A class normalizes if its name, or that of a base class, is like LayerNorm, BatchNorm2d, LayerNormExt, LlamaRMSNorm.
 NORMALIZATION = re.compile(r"Norm(\dd|Ext)?$")
 
 
@@ -73,7 +73,7 @@ class ParamGroups(list[dict[str, Any]]):
 
 
 class _ScaledLR(LearningRateSchedule):
-    """A schedule times a number."""
+    """A schedule, multiplied by a number."""
 
     def __init__(self, schedule, scale):
         super().__init__()
@@ -89,9 +89,10 @@ def no_decay_groups(
 ) -> ParamGroups:
     """Group parameters so that biases and normalization are not decayed.
 
-    Not decayed are parameters of at most 1 dimension, those named `bias`, and those that belong to a normalization of
-    whatever dimensions: a Cell of a class, or a subclass of one, whose name ends in Norm, such as LayerNorm,
-    BatchNorm2d or an RMSNorm of one's own. Of a list of parameters, which has no Cells, the first two rules hold.
+    Three kinds of parameters are not decayed: those of at most 1 dimension, those named `bias`, and those of a
+    normalization layer, whatever their dimensions. A normalization layer is a Cell whose class, or one of its base
+    classes, has a name that ends in Norm, such as LayerNorm, BatchNorm2d or an RMSNorm of your own. A list of
+    parameters has no Cells: the third kind is not found there.
 
     Args:
         {network}
@@ -120,8 +121,8 @@ def no_decay_groups(
     name = "no_decay_groups"
     params = _parameters(name, network)
     decayed = _decayed(name, weight_decay)
-    spared = _spared(name, network, params, no_decay)
-    return _collect(params, [p.name in spared for p in params], lambda spare: SPARED if spare else decayed)
+    not_decayed = _not_decayed(name, network, params, no_decay)
+    return _collect(params, [p.name in not_decayed for p in params], lambda is_not: NOT_DECAYED if is_not else decayed)
 
 
 @documented
@@ -131,8 +132,8 @@ def pattern_groups(
     """Group parameters by patterns of their names.
 
     A pattern is matched against the whole name, with ``*`` for any characters, dots too, ``?`` for one, and ``[...]``
-    for one of several, as in a shell. The first pattern that matches counts. Parameters that match none are left to
-    the optimizer's defaults.
+    for one of several, as in a shell. The first pattern that matches counts. Parameters that match none have the
+    optimizer's defaults.
 
     Args:
         {network}
@@ -149,8 +150,8 @@ def pattern_groups(
         TypeError: If `patterns` is not a dict from str to dict, a setting has the wrong type, or
             `filter_bias_and_norm` is not a bool.
         KeyError: If a setting has an unknown name.
-        ValueError: If a setting is out of range, or a pattern matches no parameter, or only such as earlier patterns
-            match.
+        ValueError: If a setting is out of range, or a pattern matches no parameter, or only parameters that earlier
+            patterns match.
 
     Examples:
         >>> from mindspore import nn
@@ -173,13 +174,13 @@ def pattern_groups(
                 raise KeyError(f"For '{name}', the keys of '{where}' must be among {list(SETTINGS)}, but got {key!r}.")
         checked.append(check_settings(name, where, settings))
     first = _first_matches(name, "patterns", list(patterns), params)
-    spared = _spared(name, network, params) if filter_bias_and_norm else set()
+    not_decayed = _not_decayed(name, network, params) if filter_bias_and_norm else set()
 
-    # Parameters that match no pattern belong to one more, last, that states nothing.
+    # Parameters that match no pattern are in one more group, the last, without settings.
     checked.append({})
     matched = [first.get(p.name, -1) for p in params]
-    keys = [(i, p.name in spared and "weight_decay" not in checked[i]) for i, p in zip(matched, params)]
-    return _collect(params, keys, lambda key: {**checked[key[0]], **(SPARED if key[1] else {})})
+    keys = [(i, p.name in not_decayed and "weight_decay" not in checked[i]) for i, p in zip(matched, params)]
+    return _collect(params, keys, lambda key: {**checked[key[0]], **(NOT_DECAYED if key[1] else {})})
 
 
 @documented
@@ -195,12 +196,12 @@ def layerwise_groups(
     r"""Group parameters by layer, with a learning rate that falls from the output to the input.
 
     Of :math:`n` layers, counted from 0 at the input, layer :math:`k` gets `learning_rate` :math:`\cdot`
-    `decay` :math:`{}^{n - 1 - k}`. So ELECTRA is fine-tuned (Clark et al., `2020
+    `decay` :math:`{}^{n - 1 - k}`. ELECTRA is fine-tuned in this way (Clark et al., `2020
     <https://arxiv.org/abs/2003.10555>`_). Biases and normalization are not decayed, as in :func:`no_decay_groups`.
 
-    Unless `layers` says otherwise, layers are found by the numbers in the parameters' names. A layer is what shares
-    a name up to the first part that is a number, such as ``blocks.3`` or ``encoder.layer2.0`` ; consecutive parameters
-    whose names have no number, such as embeddings before the blocks and the head after them, are a layer, too.
+    Unless `layers` is given, layers are found by the numbers in the parameters' names. The names in a layer are equal
+    up to the first part that is a number, such as ``blocks.3`` or ``encoder.layer2.0`` . Consecutive parameters whose
+    names have no number, such as embeddings before the blocks or the head after them, are a layer, too.
 
     Args:
         {network}
@@ -219,8 +220,8 @@ def layerwise_groups(
         TypeError: If `weight_decay` is not a number, a Cell or None, or `layers` or `no_decay` not a list or tuple of
             str.
         ValueError: If `learning_rate` or `weight_decay` is less than 0, or `decay` is not in the range (0.0, 1.0].
-        ValueError: If a pattern matches no parameter, or one of `layers` only such as earlier ones match, or a
-            parameter matches none of `layers`.
+        ValueError: If a pattern matches no parameter, or one of `layers` matches only parameters that earlier ones
+            match, or a parameter matches none of `layers`.
         ValueError: If `layers` is None and no parameter has a number in its name.
 
     Examples:
@@ -247,7 +248,7 @@ def layerwise_groups(
     if decay > 1:
         fail(ValueError, name, "decay", "in the range (0.0, 1.0]", decay)
     decayed = _decayed(name, weight_decay)
-    spared = _spared(name, network, params, no_decay)
+    not_decayed = _not_decayed(name, network, params, no_decay)
     layer = _numbered_layers(name, params) if layers is None else _stated_layers(name, layers, params)
 
     last = max(layer.values())
@@ -257,8 +258,8 @@ def layerwise_groups(
     else:
         rates = [learning_rate * scale for scale in scales]
 
-    keys = [(layer[p.name], p.name in spared) for p in params]
-    return _collect(params, keys, lambda key: {"lr": rates[key[0]], **(SPARED if key[1] else decayed)})
+    keys = [(layer[p.name], p.name in not_decayed) for p in params]
+    return _collect(params, keys, lambda key: {"lr": rates[key[0]], **(NOT_DECAYED if key[1] else decayed)})
 
 
 def _parameters(function: str, network: Any) -> list[Parameter]:
@@ -283,15 +284,15 @@ def _decayed(function: str, weight_decay: Any) -> dict[str, Any]:
     return {"weight_decay": weight_decay}
 
 
-def _spared(function: str, network: Any, params: list[Parameter], no_decay: Any = ()) -> set[str]:
+def _not_decayed(function: str, network: Any, params: list[Parameter], no_decay: Any = ()) -> set[str]:
     """Return the names of the parameters that are not decayed."""
-    spared = {p.name for p in params if p.ndim <= 1 or p.name.split(".")[-1] == "bias"}
+    not_decayed = {p.name for p in params if p.ndim <= 1 or p.name.split(".")[-1] == "bias"}
     for _, cell in network.cells_and_names() if isinstance(network, nn.Cell) else ():
         if any(NORMALIZATION.search(kind.__name__) for kind in type(cell).__mro__):
-            spared |= {p.name for p in cell.get_parameters(expand=False)}
+            not_decayed |= {p.name for p in cell.get_parameters(expand=False)}
     for pattern in _check_patterns(function, "no_decay", no_decay):
-        spared |= _matches(function, "no_decay", pattern, params)
-    return spared
+        not_decayed |= _matches(function, "no_decay", pattern, params)
+    return not_decayed
 
 
 def _check_patterns(function: str, argument: str, patterns: Any) -> Sequence[str]:
@@ -313,7 +314,7 @@ def _matches(function: str, argument: str, pattern: str, params: list[Parameter]
 
 
 def _first_matches(function: str, argument: str, patterns: Sequence[str], params: list[Parameter]) -> dict[str, int]:
-    """Return for each name that is matched the index of the first pattern that does."""
+    """Return the index of the first pattern that matches, for each name that one matches."""
     first: dict[str, int] = {}
     for i, pattern in enumerate(patterns):
         names = _matches(function, argument, pattern, params) - first.keys()
@@ -327,7 +328,7 @@ def _first_matches(function: str, argument: str, patterns: Sequence[str], params
 
 
 def _numbered_layers(function: str, params: list[Parameter]) -> dict[str, int]:
-    """Return each name's layer, told by the first part of the name that is a number."""
+    """Return each name's layer, found by the first part of the name that is a number."""
     layers: dict[Any, int] = {}
     layer: dict[str, int] = {}
     key: Any = None
@@ -347,7 +348,7 @@ def _numbered_layers(function: str, params: list[Parameter]) -> dict[str, int]:
 
 
 def _stated_layers(function: str, layers: Any, params: list[Parameter]) -> dict[str, int]:
-    """Return each name's layer, told by the patterns."""
+    """Return each name's layer, found by the patterns."""
     layer = _first_matches(function, "layers", _check_patterns(function, "layers", layers), params)
     missing = [p.name for p in params if p.name not in layer]
     if missing:
@@ -365,7 +366,7 @@ def _collect(params: list[Parameter], keys: list[Any], settings: Callable[[Any],
 
 
 def _describe(group: dict[str, Any], key: str) -> str:
-    """Return a setting in few words."""
+    """Return a setting as it stands in the table."""
     value = group.get(key, "default")
     if isinstance(value, _ScaledLR):
         return f"{value.scale:.4g} × {type(value.schedule).__name__}"

@@ -37,7 +37,7 @@ class Lamb(AdamFamily):
         w_t &= w_{t-1} - \eta_t \frac{\phi(\lVert w_{t-1} \rVert)}{\lVert u_t \rVert} u_t
         \end{aligned}
 
-    The fraction, the trust ratio, is 1 where either norm is 0. Norms are those of the whole tensor.
+    The fraction is the trust ratio; it is 1 where either norm is 0. Norms are those of the whole tensor.
 
     Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
@@ -52,10 +52,10 @@ class Lamb(AdamFamily):
             paper's third version. Default: ``True`` .
         always_adapt (bool): Whether the trust ratio also applies where the weight decay is 0; with ``False`` it is 1
             there. Default: ``True`` .
-        weight_norm_bounds (Union[tuple[float], None]): The limits (low, high) that :math:`\phi` holds the weight's
-            norm to, either ``None`` for no limit, as infinity is above. Default: ``None`` .
-        trust_ratio_bounds (Union[tuple[float], None]): The limits (low, high) that hold the trust ratio, either
-            ``None`` for no limit, as infinity is above. Default: ``None`` .
+        weight_norm_bounds (Union[tuple[float], None]): The limits (low, high) of the weight's norm, which
+            :math:`\phi` applies; ``None`` in place of either, and infinity above, mean no limit. Default: ``None`` .
+        trust_ratio_bounds (Union[tuple[float], None]): The limits (low, high) of the trust ratio; ``None`` in place of
+            either, and infinity above, mean no limit. Default: ``None`` .
         {shared}
 
     Inputs:
@@ -83,6 +83,8 @@ class Lamb(AdamFamily):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     """
 
+    rules: tuple[Rule, ...] = (Rule("lamb", ("lamb_m", "lamb_v"), is_layerwise=True, is_elementwise=True),)
+
     always_adapt: bool
     weight_norm_bounds: tuple[float, float]
     trust_ratio_bounds: tuple[float, float]
@@ -107,8 +109,7 @@ class Lamb(AdamFamily):
         check_type(name, "bias_correction", bias_correction, bool)
         phi = check_bounds(name, "weight_norm_bounds", weight_norm_bounds)
         ratio = check_bounds(name, "trust_ratio_bounds", trust_ratio_bounds)
-        flags = bias_correction + 2 * always_adapt
-        rule = Rule("lamb", ("lamb_m", "lamb_v"), (*phi, *ratio), flags, is_layerwise=True, is_elementwise=True)
+        rule = self.rules[0]._replace(constants=(*phi, *ratio), flags=bias_correction + 2 * always_adapt)
         betas = {"beta1": beta1, "beta2": beta2}
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared, bias_correction)
         self.always_adapt = always_adapt

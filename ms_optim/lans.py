@@ -43,8 +43,8 @@ class LANS(AdamFamily):
 
     :math:`\phi` holds the weight's norm between `lower_bound` and `upper_bound`. A gradient of norm 0 stays 0, and a
     ratio of norms that is 0 or not a number counts as 1. Norms are those of the whole tensor. Both terms see the
-    weight from before the step. Whatever scales a gradient as a whole (`rescale_grad`, `loss_scale`, `grad_clip_norm`)
-    is undone by normalizing it, and shows in the statistics alone.
+    weight from before the step. Normalizing undoes what scales a gradient as a whole (`rescale_grad`, `loss_scale`,
+    `grad_clip_norm`): such factors show in the statistics alone.
 
     Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
@@ -54,18 +54,18 @@ class LANS(AdamFamily):
         beta1 (float): Decay rate of the first moment, in the range (0.0, 1.0). Default: ``0.9`` .
         beta2 (float): Decay rate of the second moment, in the range (0.0, 1.0). Default: ``0.999`` .
         eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-6`` .
-        lower_bound (Union[float, None]): Least that the weight's norm counts for. Default: ``None`` .
-        upper_bound (Union[float, None]): Most that the weight's norm counts for; ``None`` and infinity mean no limit.
+        lower_bound (Union[float, None]): The lower limit of the weight's norm. Default: ``None`` .
+        upper_bound (Union[float, None]): The upper limit of the weight's norm; ``None`` and infinity mean no limit.
             Default: ``None`` .
-        aggregate_num (Union[int, None]): How many tensors one launch takes at most in a graph, 0 or ``None`` for all.
-            Launches take more tensors where a step would need more than 16 launches. The result does not depend on it;
-            called from Python, a step is one launch. Default: ``4`` .
-        use_fused_step (bool): Whether to use the fused kernel; ``False`` is another word for `backend` "composite".
+        aggregate_num (Union[int, None]): The most tensors that one launch takes in a graph; 0 and ``None`` mean all. A
+            launch takes more where a step would need more than 16 launches. The result does not depend on it. A step
+            that is called from Python is one launch. Default: ``4`` .
+        use_fused_step (bool): Whether to use the fused kernel; ``False`` means the same as `backend` "composite".
             Default: ``True`` .
         {weight_decay}
-        clip_gradient (Union[float, None]): Largest magnitude of an element of :math:`{\tilde g}_t`; larger ones are cut
-            to it. Default: ``None`` .
-        rescale_grad (float): What gradients are multiplied by first, greater than 0. Default: ``1.0`` .
+        clip_gradient (Union[float, None]): The largest magnitude of an element of :math:`{\tilde g}_t`; larger ones
+            are clipped to it. Default: ``None`` .
+        rescale_grad (float): The factor that gradients are multiplied by first, greater than 0. Default: ``1.0`` .
         {shared}
 
     Inputs:
@@ -97,6 +97,7 @@ class LANS(AdamFamily):
     """
 
     normalizes_gradient = True
+    rules: tuple[Rule, ...] = (Rule("lans", ("lans_m", "lans_v"), is_layerwise=True, is_elementwise=True),)
 
     weight_norm_bounds: tuple[float, float]
     clip_gradient: float | None
@@ -126,18 +127,9 @@ class LANS(AdamFamily):
         check_positive(name, "rescale_grad", rescale_grad)
         shared = choose_backend(name, "use_fused_step", use_fused_step, shared)
         largest = math.inf if clip_gradient is None else float(clip_gradient)
-        at_most = aggregate_num or 0
-        rule = Rule(
-            "lans",
-            ("lans_m", "lans_v"),
-            (largest, *phi),
-            at_most=at_most,
-            rescale=rescale_grad,
-            is_layerwise=True,
-            is_elementwise=True,
-        )
+        rule = self.rules[0]._replace(constants=(largest, *phi), at_most=aggregate_num or 0, rescale=rescale_grad)
         betas = {"beta1": beta1, "beta2": beta2}
-        # Before the path is chosen, which may take a trial of the rule.
+        # Set before the base class chooses a path, as that may try the rule.
         self.weight_norm_bounds, self.clip_gradient = phi, clip_gradient
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared)
 

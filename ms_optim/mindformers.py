@@ -1,49 +1,38 @@
 """MindFormers: its registry gets the optimizers, and its YAML files reach what they can do.
 
-Importing this module registers ``MsOptimAdamW``, ``MsOptimLamb``, ``MsOptimLANS``, ``MsOptimAdamOffload`` and
-``MsOptimDGCMomentum``, and each under its own name too where MindFormers has no optimizer of that name; and
-``WarmUpHoldDecayLR`` among its learning rates. It is the only module that needs MindFormers.
+Importing this module makes and registers a class for each optimizer: ``MsOptimAdamW`` for ``AdamW``, and so on. Each is
+registered under the optimizer's name too, where MindFormers has no optimizer of that name. ``WarmUpHoldDecayLR`` is
+registered among the learning rates. This is the only module that needs MindFormers.
 """
-
-# MindFormers is not everywhere, and FromYaml is mixed into optimizers.
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 try:
-    from mindformers.tools.logger import logger
-    from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
+    # MindFormers is not installed wherever this is checked.
+    from mindformers.tools.logger import logger  # pyright: ignore[reportMissingImports]
+    from mindformers.tools.register import (  # pyright: ignore[reportMissingImports]
+        MindFormerModuleType,
+        MindFormerRegister,
+    )
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         f"{_error}; ms_optim.mindformers needs MindFormers 1.9 with MindSpore 2.9: pip install 'ms_optim[mindformers]'",
         name=_error.name,
     ) from _error
 
-from . import schedules
+from . import OPTIMIZERS, schedules
 from ._arguments import check_type
-from .adam_offload import AdamOffload
-from .adamw import AdamW
-from .dgc_momentum import DGCMomentum
-from .lamb import Lamb
-from .lans import LANS
+from ._base import FusedOptimizer
 
 if TYPE_CHECKING:
     from ._arguments import Params
 
-__all__ = [
-    "MsOptimAdamOffload",
-    "MsOptimAdamW",
-    "MsOptimDGCMomentum",
-    "MsOptimLANS",
-    "MsOptimLamb",
-    "register",
-]
-
+PREFIX = "MsOptim"
 OPTIMIZER: str = MindFormerModuleType.OPTIMIZER
 SCHEDULE, CENTRALIZATION = "weight_decay_schedule", "grad_centralization"
-# The weight decay schedules, and the argument of each that `weight_decay` stands for unless it is given.
+# The weight decay schedules, and the argument of each that is `weight_decay` unless it is given.
 SCHEDULES: dict[str, str | None] = {
     "ConstantWeightDecay": "weight_decay",
     "CosineWeightDecay": "max_weight_decay",
@@ -55,14 +44,14 @@ SCHEDULES: dict[str, str | None] = {
 }
 
 
-class FromYaml:
-    """Takes what MindFormers makes of the section `optimizer` of a YAML file; a mixin before an optimizer.
+class FromYaml(FusedOptimizer):
+    """Takes what MindFormers makes of the section `optimizer` of a YAML file; inherited before an optimizer.
 
-    Besides the optimizer's own arguments, by name, there may be
+    The section takes the optimizer's own arguments by name, and two more:
 
-    - weight_decay_schedule (dict): `type` names a weight decay schedule of this package, the rest are its arguments;
-      the decay that it starts from is `weight_decay` unless it is among them. MindFormers tells parameters that decay
-      from those that do not by `weight_decay`, so that must not be 0.
+    - weight_decay_schedule (dict): `type` names a weight decay schedule of this package. The other keys are the
+      schedule's arguments. The schedule starts from `weight_decay` unless they say otherwise. `weight_decay` must not
+      be 0, because MindFormers uses it to tell parameters that decay from those that do not.
     - grad_centralization (bool): Whether gradients of 2 or more dimensions are centralized. Default: ``False`` .
     """
 
@@ -72,7 +61,7 @@ class FromYaml:
         centralization = arguments.pop(CENTRALIZATION, False)
         check_type(name, CENTRALIZATION, centralization, bool)
         if arguments.get("weight_decay", 0.0) is None:
-            # As MindFormers understands it.
+            # MindFormers takes None for 0.
             arguments["weight_decay"] = 0.0
         for argument, value in arguments.items():
             _check_number(name, argument, value)
@@ -87,6 +76,11 @@ class FromYaml:
     def keywords(cls) -> list[str]:
         """Return the keys that the section takes."""
         return [*super().keywords(), SCHEDULE, CENTRALIZATION]
+
+    @classmethod
+    def get_actual_adamw_cls(cls, use_fused: bool) -> type[FromYaml]:
+        """Return the class itself: MindFormers asks the class that is registered as "AdamW" which one to use."""
+        return cls
 
     def _described(self) -> str:
         path = f"the fused kernel {self.rule.name!r}"
@@ -106,7 +100,7 @@ def _groups(params):
 
 
 def _check_number(name: str, argument: str, value: Any) -> None:
-    """Raise a TypeError for what was meant as a number, and YAML takes for a string."""
+    """Raise a TypeError for a number that YAML has read as a string."""
     for number in value if isinstance(value, (list, tuple)) else [value]:
         if not isinstance(number, str):
             continue
@@ -115,13 +109,13 @@ def _check_number(name: str, argument: str, value: Any) -> None:
         except ValueError:
             continue
         raise TypeError(
-            f"For '{name}', the argument {argument!r} must be a number, but got the string {number!r}: YAML takes a "
-            "number with an exponent for a string unless it has a point, as 1.0e-8 has, and no quotes."
+            f"For '{name}', the argument {argument!r} must be a number, but got the string {number!r}: YAML reads a "
+            "number with an exponent as a string unless it has a point, as in 1.0e-8, and no quotes."
         )
 
 
 def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
-    """Return groups with a schedule in place of every weight decay that is not 0, and the schedule."""
+    """Return the groups, in which a schedule replaces every weight decay that is not 0, and the schedule."""
     if not isinstance(schedule, dict) or str(schedule.get("type")) not in SCHEDULES:
         got = schedule.get("type") if isinstance(schedule, dict) else schedule
         raise ValueError(
@@ -131,8 +125,8 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
     groups = _groups(params)
     if not weight_decay and not any(group.get("weight_decay") for group in groups):
         raise ValueError(
-            f"For '{name}', the argument 'weight_decay' must be greater than 0 beside '{SCHEDULE}', as by it "
-            f"MindFormers tells parameters that decay from those that do not, but got {weight_decay!r}."
+            f"For '{name}', the argument 'weight_decay' must be greater than 0 beside '{SCHEDULE}', as "
+            f"MindFormers tells by it which parameters decay, but got {weight_decay!r}."
         )
     arguments = {key: value for key, value in schedule.items() if key != "type"}
     for argument, value in arguments.items():
@@ -148,41 +142,33 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
     return given, made
 
 
-class MsOptimAdamW(FromYaml, AdamW):
-    """:class:`ms_optim.AdamW` as MindFormers makes it from a YAML file."""
-
-    @classmethod
-    def get_actual_adamw_cls(cls, use_fused: bool) -> type[MsOptimAdamW]:
-        """Return the class; MindFormers asks whatever is registered as "AdamW" for the one to use."""
-        return cls
+def _for_yaml(optimizer: type[FusedOptimizer]) -> type[FromYaml]:
+    """Make the class that is registered for an optimizer."""
+    name = f"{PREFIX}{optimizer.__name__}"
+    doc = f":class:`ms_optim.{optimizer.__name__}` as MindFormers makes it from a YAML file."
+    return type(name, (FromYaml, optimizer), {"__doc__": doc, "__module__": __name__})
 
 
-class MsOptimLamb(FromYaml, Lamb):
-    """:class:`ms_optim.Lamb` as MindFormers makes it from a YAML file."""
+CLASSES: dict[str, type[FromYaml]] = {cls.__name__: cls for cls in map(_for_yaml, OPTIMIZERS)}
+globals().update(CLASSES)
+__all__ = ["register", *CLASSES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-class MsOptimLANS(FromYaml, LANS):
-    """:class:`ms_optim.LANS` as MindFormers makes it from a YAML file."""
-
-
-class MsOptimAdamOffload(FromYaml, AdamOffload):
-    """:class:`ms_optim.AdamOffload` as MindFormers makes it from a YAML file."""
-
-
-class MsOptimDGCMomentum(FromYaml, DGCMomentum):
-    """:class:`ms_optim.DGCMomentum` as MindFormers makes it from a YAML file."""
+def __getattr__(name: str) -> type[FromYaml]:
+    """Tell type checkers what the classes are; Python finds them without."""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(override: bool = False) -> None:
-    """Register the optimizers in MindFormers; importing this module has done so, without `override`.
+    """Register the optimizers in MindFormers; the import of this module has done so, without `override`.
 
     Args:
-        override: Whether to take the names "AdamW", "Lamb" and "AdamOffload" from MindFormers' and MindSpore's
-            optimizers, too. Default: ``False`` .
+        override: Whether to take names that MindFormers' and MindSpore's own optimizers have, such as "AdamW". Default:
+            ``False`` .
     """
-    for cls in (MsOptimAdamW, MsOptimLamb, MsOptimLANS, MsOptimAdamOffload, MsOptimDGCMomentum):
+    for cls in CLASSES.values():
         MindFormerRegister.register_cls(cls, OPTIMIZER)
-        name = cls.__name__.removeprefix("MsOptim")
+        name = cls.__name__.removeprefix(PREFIX)
         if override or not MindFormerRegister.is_exist(OPTIMIZER, name):
             MindFormerRegister.register_cls(cls, OPTIMIZER, alias=name)
     MindFormerRegister.register_cls(schedules.WarmUpHoldDecayLR, MindFormerModuleType.LR)

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 def _constant(value):
     """Make a constant of the dtype to compute in.
 
-    A number of Python's would not do: beside a float64 tensor, MindSpore rounds it to float32.
+    A Python number would not do: MindSpore rounds it to float32, even in a sum with a float64 tensor.
     """
     return Tensor(value, mstype.float32 if ms.get_context("device_target") == "Ascend" else mstype.float64)
 
 
 def _whole(global_step):
-    """Return the step as an int32 tensor of no dimensions: of integers, differences and quotients are exact."""
+    """Return the step as an int32 tensor of no dimensions, as differences and quotients of integers are exact."""
     return F.cast(global_step, mstype.int32).reshape(())
 
 
 def _ratio(count, total):
-    """Return a number of steps, an int32 tensor, over another, a constant or an int32 tensor."""
+    """Return count / total: an int32 tensor over a constant or another int32 tensor."""
     return F.cast(count, total.dtype) / total
 
 
@@ -46,8 +46,8 @@ def _check_decay(schedule, decay_steps, **decays):
 class WeightDecaySchedule(nn.Cell):
     """Base class of weight decays that change over time; a subclass defines `construct`.
 
-    An optimizer takes one as its `weight_decay`, or as that of a group, and calls it each step. It has no state: the
-    optimizer's step count, which a checkpoint keeps, is all that it depends on.
+    An optimizer takes one as its `weight_decay`, or as that of a group, and calls it each step. It has no state: it
+    depends on the optimizer's step count alone, which a checkpoint keeps.
 
     Inputs:
         {global_step}
@@ -83,7 +83,7 @@ class ConstantWeightDecay(WeightDecaySchedule):
     .. math::
         \lambda_t = \lambda
 
-    The number itself does as well, where a number is taken; this is for where a Cell must be.
+    An optimizer takes the number itself, too; this class is for code that needs a Cell.
 
     Args:
         weight_decay (Union[float, int]): The weight decay, 0 or greater.
@@ -121,13 +121,13 @@ class ConstantWeightDecay(WeightDecaySchedule):
 
 @documented
 class PolynomialWeightDecay(WeightDecaySchedule):
-    r"""A weight decay that goes from one value to another as a polynomial, beside `mindspore.nn.PolynomialDecayLR`.
+    r"""A weight decay that goes from one value to another as a polynomial, like `mindspore.nn.PolynomialDecayLR`.
 
     .. math::
         \lambda_t = \lambda_{end} + (\lambda - \lambda_{end}) \left(1 - \frac{\min(t, T)}{T}\right)^{power}
 
     With `update_decay_steps`, :math:`T \max(\lceil t / T \rceil, 1)` takes the place of :math:`T`: after each
-    `decay_steps` steps the decay rises again, to less each time.
+    `decay_steps` steps the decay rises again, each time to a lower value.
 
     Args:
         {first_weight_decay}
@@ -234,7 +234,7 @@ class LinearWeightDecay(PolynomialWeightDecay):
 
 @documented
 class CosineWeightDecay(WeightDecaySchedule):
-    r"""A weight decay that falls as a half cosine, beside `mindspore.nn.CosineDecayLR`.
+    r"""A weight decay that falls as a half cosine, like `mindspore.nn.CosineDecayLR`.
 
     .. math::
         \lambda_t = \lambda_{min} + \frac{\lambda_{max} - \lambda_{min}}{2}
@@ -291,7 +291,7 @@ class CosineWeightDecay(WeightDecaySchedule):
 
 @documented
 class ExponentialWeightDecay(WeightDecaySchedule):
-    r"""A weight decay that changes by a factor in equal times, beside `mindspore.nn.ExponentialDecayLR`.
+    r"""A weight decay that changes by a factor in equal times, like `mindspore.nn.ExponentialDecayLR`.
 
     .. math::
         \lambda_t = \lambda \, decay\_rate^{\, t / T}
@@ -350,7 +350,7 @@ class ExponentialWeightDecay(WeightDecaySchedule):
 
 @documented
 class PiecewiseConstantWeightDecay(WeightDecaySchedule):
-    r"""A weight decay that changes at given steps, beside `mindspore.nn.piecewise_constant_lr`.
+    r"""A weight decay that changes at given steps, like `mindspore.nn.piecewise_constant_lr`.
 
     With milestones :math:`M_1, \ldots, M_N`, :math:`M_0 = 0` and weight decays :math:`x_1, \ldots, x_N`:
 
@@ -362,7 +362,7 @@ class PiecewiseConstantWeightDecay(WeightDecaySchedule):
     Args:
         milestone (Union[list[int], tuple[int]]): For each weight decay, the first step after it, 1 or greater, in
             order.
-        weight_decays (Union[list[float], tuple[float]]): The weight decays, 0 or greater, as many.
+        weight_decays (Union[list[float], tuple[float]]): The weight decays, 0 or greater, one for each milestone.
 
     Inputs:
         {global_step}
@@ -415,7 +415,7 @@ class PiecewiseConstantWeightDecay(WeightDecaySchedule):
 
 @documented
 class WarmUpWeightDecay(WeightDecaySchedule):
-    r"""A weight decay that rises linearly from 0, beside `mindspore.nn.WarmUpLR`.
+    r"""A weight decay that rises linearly from 0, like `mindspore.nn.WarmUpLR`.
 
     .. math::
         \lambda_t = \lambda \frac{\min(t, T)}{T}
@@ -478,7 +478,7 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
         \eta_{end} & \text{if } T \le t
         \end{cases}
 
-    The paper ends at 0 and states its phases as parts of the whole: with its ratios, `warmup_steps` is
+    The paper ends at 0 and gives warm-up and hold as parts of the whole: with its ratios, `warmup_steps` is
     ``round(ratio_warmup * total_steps)`` and `hold_steps` is ``round(ratio_const * total_steps)`` . Step 0 has the
     rate 0, as with `mindspore.nn.WarmUpLR`, unless `warmup_steps` is 0.
 
@@ -550,7 +550,7 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
         if falling <= 0:
             expected = f"greater than 'warmup_steps' and 'hold_steps' together, {warmup_steps + hold_steps}"
             fail(ValueError, name, "total_steps", expected, total_steps)
-        # Without warm-up, what would be its step 1 is step 0.
+        # Without warm-up, step 0 has the rate that the step after a warm-up of one step would have.
         self.ahead, self.rising = int(warmup_steps == 0), max(int(warmup_steps), 1)
         self.total_steps, self.falling = int(total_steps), int(falling)
         self.rise, self.fall, self.power = _constant(self.rising), _constant(self.falling), _constant(power)
@@ -559,7 +559,7 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
     def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the learning rate of a step."""
         step = _whole(global_step)
-        # Each part is 1 outside of its phase, so that no branch is needed.
+        # Each factor is 1 where it does not apply, so that no branch is needed.
         risen = _ratio(F.minimum(step, self.rising - self.ahead) + self.ahead, self.rise)
         remaining = _ratio(F.minimum(F.maximum(self.total_steps - step, 0), self.falling), self.fall)
         return F.cast(risen * (self.end + self.change * ops.pow(remaining, self.power)), mstype.float32)

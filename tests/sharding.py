@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import reference
+from cases import CASES
 from harness import NUMPY
 
 import ms_optim
@@ -24,12 +24,7 @@ NAMES = list(SHAPES)
 CENTRALIZED = ("split.matrix", "split.convolution", "whole.matrix")
 RATE, SPLIT_DECAY, WHOLE_DECAY = 0.01, 0.1, 0.02
 STEPS, POISONED, POISONED_TENSOR = 10, 6, "split.vector"
-REFERENCES = {
-    ms_optim.Lamb: reference.Lamb,
-    ms_optim.LANS: reference.LANS,
-    ms_optim.AdamW: reference.AdamW,
-    ms_optim.AdamOffload: reference.AdamOffload,
-}
+REFERENCES = {case.cls: case.reference for case in CASES if case.cls.takes_shard_groups}
 ALL = {"grad_clip_norm": 3.0, "skip_nonfinite": True, "loss_scale": 8.0}
 
 
@@ -70,6 +65,8 @@ def _configurations():
     yield Configuration(ms_optim.LANS, "composite", "graph", ALL)
     yield Configuration(ms_optim.AdamW, "composite", "pynative", ALL)
     yield Configuration(ms_optim.LANS, "akg", "pynative", ALL)
+    for optimizer in REFERENCES.keys() - {ms_optim.AdamW, ms_optim.Lamb, ms_optim.LANS, ms_optim.AdamOffload}:
+        yield Configuration(optimizer, "aot", "graph", ALL)
 
 
 def configurations(processes):

@@ -22,10 +22,14 @@ CONFIGURATIONS = {
     "lans": (ms_optim.LANS, "float32", {"skip_nonfinite": True}),
     "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
 }
+_LISTED = {optimizer for optimizer, *_ in CONFIGURATIONS.values()}
+CONFIGURATIONS |= {
+    cls.__name__: (cls, "float32", {}) for cls in ms_optim.OPTIMIZERS if cls.takes_shares and cls not in _LISTED
+}
 # What is run in Graph mode, too, and what is saved and resumed in between.
 IN_GRAPH = ("adamw, rounded", "lamb, clipped")
 RESUMED = ("adamw, rounded", "adamw, masters", "lamb")
-ELEMENTWISE = [name for name in CONFIGURATIONS if name.startswith(("adamw", "offload"))]
+ELEMENTWISE = [name for name, (optimizer, *_) in CONFIGURATIONS.items() if not optimizer.rules[0].is_layerwise]
 
 
 def drawn(seed, dtype):

@@ -214,8 +214,8 @@ def test_params(case):
     refused(TypeError, r"'params\[1\]' must be a Parameter", lambda: make([p, 1.0], 0.1))
     refused(TypeError, r"'params\[1\]' must be a dict", lambda: make([{"params": [p]}, q], 0.1))
     refused(TypeError, r"'params\[0\]' must be a Parameter or a dict", lambda: make(["w"], 0.1))
-    refused(ValueError, "'w0' stands twice", lambda: make([p, p], 0.1))
-    refused(ValueError, "'w0' stands twice", lambda: make([{"params": [p]}, {"params": [q, p]}], 0.1))
+    refused(ValueError, "'w0' is listed twice", lambda: make([p, p], 0.1))
+    refused(ValueError, "'w0' is listed twice", lambda: make([{"params": [p]}, {"params": [q, p]}], 0.1))
     twin = params(1)[0]
     refused(ValueError, "'w0' shares its name", lambda: make([p, twin], 0.1))
     integers = Parameter(ms.Tensor([1, 2], ms.int32), name="i", requires_grad=False)
@@ -239,10 +239,10 @@ def test_groups(case):
     group = {"params": [p, q]}
     refused(ValueError, r"lacks \['w1'\]", lambda: make([group, {"order_params": [p]}], 0.1))
     other = Parameter(tensor([1.0], "float32"), name="other")
-    refused(ValueError, r"has \['other'\] besides", lambda: make([group, {"order_params": [p, q, other]}], 0.1))
-    refused(ValueError, "'w0' stands twice", lambda: make([group, {"order_params": [p, p]}], 0.1))
+    refused(ValueError, r"has also \['other'\]", lambda: make([group, {"order_params": [p, q, other]}], 0.1))
+    refused(ValueError, "'w0' is listed twice", lambda: make([group, {"order_params": [p, p]}], 0.1))
     refused(ValueError, "no other key.*'lr'", lambda: make([group, {"order_params": [p, q], "lr": 0.1}], 0.1))
-    refused(ValueError, "one group at most, but got 2", lambda: make([group, *[{"order_params": [p, q]}] * 2], 0.1))
+    refused(ValueError, "one group at most, but is in 2", lambda: make([group, *[{"order_params": [p, q]}] * 2], 0.1))
     refused(TypeError, "order_params", lambda: make([group, {"order_params": 3}], 0.1))
 
 

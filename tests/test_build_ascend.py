@@ -13,7 +13,8 @@ from ascend_stand_in import OPS, Host, needs_compiler, snake
 from mindspore.ops.operations import _custom_ops_utils, custom_ops
 from sources import ROOT
 
-from ms_optim import _build_ascend, _kernels
+from ms_optim import _kernels
+from ms_optim.cli import build_ascend
 from ms_optim.paths import ascend as _ascend
 
 BUILDER = """
@@ -40,9 +41,9 @@ def package(tmp_path, monkeypatch):
     (tmp_path / "builder" / "setup.py").write_text(BUILDER)
     shutil.copytree(OPS, tmp_path / "ops" / "ascendc")
     monkeypatch.setattr(_kernels, "FOLDER", folder)
-    monkeypatch.setattr(_build_ascend, "BUILDER", tmp_path / "builder")
-    monkeypatch.setattr(_build_ascend.shutil, "which", lambda program: f"/usr/bin/{program}")
-    monkeypatch.delenv(_build_ascend.CANN_VARIABLE, raising=False)
+    monkeypatch.setattr(build_ascend, "BUILDER", tmp_path / "builder")
+    monkeypatch.setattr(build_ascend.shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.delenv(build_ascend.CANN_VARIABLE, raising=False)
     monkeypatch.delenv(_kernels.OPP_PATH, raising=False)
     monkeypatch.setenv(_kernels.CUSTOM_OPP_PATH, "/others")
     return folder
@@ -51,7 +52,7 @@ def package(tmp_path, monkeypatch):
 def test_the_command_builds_where_the_package_looks(package, tmp_path, monkeypatch):
     assert "build-ascend" in str(_kernels.why_not("adamw", "Ascend"))
     for _ in range(2):  # the second time in place of the first
-        assert _build_ascend.build("Ascend910B1", str(tmp_path / "cann")) == 0
+        assert build_ascend.build("Ascend910B1", str(tmp_path / "cann")) == 0
     assert f"{_kernels.OPP_PATH} is not set" in str(_kernels.why_not("adamw", "Ascend"))
     monkeypatch.setenv(_kernels.OPP_PATH, "/opp")
     assert _kernels.why_not("adamw", "Ascend") is None
@@ -60,7 +61,7 @@ def test_the_command_builds_where_the_package_looks(package, tmp_path, monkeypat
 def test_the_command_shows_what_a_build_says_that_fails(package, tmp_path, capsys):
     for source in (tmp_path / "ops").rglob("op_kernel/*.cpp"):
         source.unlink()
-    assert _build_ascend.build("Ascend910B1", str(tmp_path / "cann")) == 1
+    assert build_ascend.build("Ascend910B1", str(tmp_path / "cann")) == 1
     said = capsys.readouterr().out
     assert "what the compiler said" in said
     assert "were not built" in said
@@ -79,11 +80,11 @@ def test_the_command_shows_what_a_build_says_that_fails(package, tmp_path, capsy
 )
 def test_the_command_says_what_is_missing(package, tmp_path, monkeypatch, capsys, taken, said):
     if taken == "cmake":
-        monkeypatch.setattr(_build_ascend.shutil, "which", lambda program: None)
+        monkeypatch.setattr(build_ascend.shutil, "which", lambda program: None)
     elif (tmp_path / taken).exists():
         shutil.rmtree(tmp_path / taken)
     name = "Ascend310P" if taken == "Ascend910B1" else "Ascend910B1"
-    assert _build_ascend.build(name, str(tmp_path / "cann")) == 1
+    assert build_ascend.build(name, str(tmp_path / "cann")) == 1
     assert re.search(said, capsys.readouterr().out)
 
 

@@ -239,7 +239,7 @@ def test_arguments_are_checked(tmp_path):
         (TypeError, "one of the dtypes", lambda: ms_optim.save(file(tmp_path), a=Tensor([1j], ms.complex64))),
         (
             ValueError,
-            "'more.a.b' stands twice",
+            "two have the name 'more.a.b'",
             lambda: ms_optim.save(file(tmp_path), **{"a": {"b": Tensor(1)}, "a.b": Tensor(2)}),
         ),
         (FileNotFoundError, "there is no checkpoint", lambda: ms_optim.load(file(tmp_path), net)),

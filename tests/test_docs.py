@@ -11,10 +11,10 @@ import pytest
 from mindspore import nn
 
 import ms_optim
-from ms_optim import _arguments, _doctor
+from ms_optim import _arguments
 
 PUBLIC = [getattr(ms_optim, name) for name in ms_optim.__all__]
-OPTIMIZERS = _doctor.optimizers()
+OPTIMIZERS = ms_optim.OPTIMIZERS
 BASES = [ms_optim.FusedOptimizer]
 SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) and x not in [*OPTIMIZERS, *BASES]]
 FUNCTIONS = [x for x in PUBLIC if inspect.isfunction(x)]

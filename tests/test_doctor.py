@@ -10,7 +10,8 @@ import command
 import pytest
 from sources import ROOT
 
-from ms_optim import AdamW, _doctor, _kernels
+from ms_optim import OPTIMIZERS, AdamW, _kernels
+from ms_optim.cli import doctor
 
 
 def run(*arguments, **options):
@@ -23,7 +24,7 @@ def test_doctor_reports_paths_and_checks_kernels():
     assert status == 0
     assert "instruction set" in report
     assert "threads" in report
-    for optimizer in _doctor.optimizers():
+    for optimizer in OPTIMIZERS:
         assert optimizer.__name__ in report
     rules = [rule for rule, device in _kernels.KERNELS if device == "CPU" and _kernels.why_not(rule, device) is None]
     rules += [rule for rule in _kernels.AKG_KERNELS if _kernels.why_not_akg(rule) is None]
@@ -37,24 +38,20 @@ def test_doctor_tells_programs_the_same():
     assert set(told["missing"]) == {"CPU", "GPU", "Ascend", "AKG"}
     assert ("threads" in told) == (told["missing"]["CPU"] is None)
     checks = {(check["optimizer"], check["backend"]): check for check in told["checks"]}
-    assert len(checks) == len(told["checks"]) == 2 * sum(len(_doctor.choices(cls)) for cls in _doctor.optimizers())
+    assert len(checks) == len(told["checks"]) == 2 * sum(len(cls.trials) for cls in OPTIMIZERS)
     assert all(check["right"] for check in checks.values())
     assert checks["AdamW()", "auto"]["check"].startswith("agrees") == (told["missing"]["CPU"] is None)
 
 
 def test_doctor_names_the_package_that_akg_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "decorator", None)
-    path, why, _, _ = _doctor.examine(AdamW, {}, "akg")
+    path, why, _, _ = doctor.examine(AdamW, {}, "akg")
     assert path == "no akg"
     assert "pip install decorator" in why
 
 
 def test_doctor_checks_every_kernel_of_the_cpu():
-    rules = {
-        _doctor.build(cls, choice, "composite").rule.name
-        for cls in _doctor.optimizers()
-        for choice in _doctor.choices(cls)
-    }
+    rules = {doctor.build(cls, trial, "composite").rule.name for cls in OPTIMIZERS for trial in cls.trials}
     assert rules == {rule for rule, device in _kernels.KERNELS if device == "CPU"}
 
 
@@ -72,14 +69,14 @@ def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path):
 @pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there is no kernel to be wrong")
 def test_doctor_finds_a_wrong_kernel(monkeypatch):
     """A rule whose MindSpore form says something else than its kernel is called wrong."""
-    path, _, verdict, right = _doctor.examine(AdamW, {})
+    path, _, verdict, right = doctor.examine(AdamW, {})
     assert (path, right) == ("fused", True)
 
     def wrong(self, scalars, m, v):
         return m / scalars[0] * 1.001
 
     monkeypatch.setattr(AdamW, "adam_direction", wrong)
-    _, _, verdict, right = _doctor.examine(AdamW, {})
+    _, _, verdict, right = doctor.examine(AdamW, {})
     assert not right
     assert "WRONG" in verdict
 

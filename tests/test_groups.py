@@ -423,7 +423,7 @@ def test_network_is_checked(name):
     refused(TypeError, r"'network\[0\]' must be a Parameter", lambda: make([{"params": [w]}]))
     refused(ValueError, f"{start}.*'network' must have trainable parameters", lambda: make([]))
     refused(ValueError, "must have trainable parameters", lambda: make(nn.ReLU()))
-    refused(ValueError, "once in 'network', but '0.w' stands twice in 'network'", lambda: make([w, v, w]))
+    refused(ValueError, "once in 'network', but '0.w' is listed twice in 'network'", lambda: make([w, v, w]))
     refused(ValueError, "'0.w' shares its name", lambda: make([w, *named("0.w")]))
     empty = Parameter(tensor(np.ones((0, 3)), "float32"), name="empty")
     refused(ValueError, "'empty' must not be empty", lambda: make([empty]))

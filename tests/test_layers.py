@@ -1,12 +1,20 @@
 """Each thing stands in the one place that the design gives it."""
 
+import inspect
 import re
 
+import cases
+import numpy as np
 import parity
+import pytest
 import recording
+import sharding
+import shares
+from mindspore import Parameter, Tensor
 from sources import ROOT, TESTS
 
-from ms_optim import _kernels
+import ms_optim
+from ms_optim import OPTIMIZERS, _kernels
 
 PACKAGE = sorted((ROOT / "ms_optim").rglob("*.py"))
 NATIVE = [p for p in sorted((ROOT / "ops").rglob("*")) if p.suffix in {".h", ".cc", ".cu", ".cuh", ".cpp"}]
@@ -39,8 +47,37 @@ def test_rules_know_nothing_of_devices():
 
 
 def test_optimizers_are_short():
-    for name in ("adamw", "adam_offload", "dgc_momentum", "lamb", "lans"):
-        assert len((ROOT / "ms_optim" / f"{name}.py").read_text().splitlines()) <= 200
+    for optimizer in OPTIMIZERS:
+        source = inspect.getsource(inspect.getmodule(optimizer))
+        assert len(source.splitlines()) <= 200, optimizer.__name__
+
+
+def test_the_list_of_optimizers_is_whole():
+    public = [getattr(ms_optim, name) for name in ms_optim.__all__]
+    classes = {x for x in public if inspect.isclass(x) and issubclass(x, ms_optim.FusedOptimizer)}
+    assert {*OPTIMIZERS, ms_optim.FusedOptimizer} == classes
+    assert len(set(OPTIMIZERS)) == len(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.__name__)
+def test_a_class_states_what_its_constructor_makes(optimizer):
+    weight = Parameter(Tensor(np.ones((3, 4), np.float32)), name="w")
+    assert len(optimizer.rules) == len(optimizer.trials)
+    assert optimizer([weight], 0.1, **optimizer.required).rule.name == optimizer.rules[0].name
+    for stated, trial in zip(optimizer.rules, optimizer.trials):
+        made = optimizer([weight], 0.1, backend="composite", **trial)
+        numbers = ("constants", "flags", "shared_flags", "at_most", "rescale")
+        assert made.rule._replace(**{name: getattr(stated, name) for name in numbers}) == stated
+        others = {p.name for p in made.get_parameters()} - {p.name for p in (weight, *made.states, *made.masters)}
+        assert others == set(optimizer.counters)
+
+
+def test_every_optimizer_is_in_the_tables_of_the_tests():
+    """An optimizer that is in no table would miss the float64 references, split tensors and split states silently."""
+    assert [case.cls for case in cases.CASES] == list(OPTIMIZERS)
+    assert {c.optimizer for n in (2, 4) for c in sharding.configurations(n)} == set(sharding.REFERENCES)
+    assert {cls for cls, *_ in shares.CONFIGURATIONS.values()} == {cls for cls in OPTIMIZERS if cls.takes_shares}
+    assert {rule.name for cls in OPTIMIZERS for rule in cls.rules} >= set(_kernels.RULES)
 
 
 def test_references_import_neither_the_package_nor_mindspore():

@@ -29,13 +29,10 @@ import ms_optim
 from ms_optim import mindformers
 
 EXAMPLES = ROOT / "examples" / "mindformers"
-OPTIMIZERS = {
-    "AdamW": "adamw",
-    "Lamb": "lamb",
-    "LANS": "lans",
-    "AdamOffload": "adam_offload",
-    "DGCMomentum": "dgc_momentum",
-}
+# The example of an optimizer is named as its module.
+OPTIMIZERS = {cls.__name__: cls.__module__.rpartition(".")[2] for cls in ms_optim.OPTIMIZERS}
+# Names that MindFormers and MindSpore have registered before.
+TAKEN = ("AdamW", "Lamb", "AdamOffload")
 FROM_YAML = pathlib.Path(ms_optim.__file__).parent / "from_yaml"
 OPTIMIZER = MindFormerModuleType.OPTIMIZER
 STEPS, BATCH, LENGTH, VOCABULARY = 16, 4, 32, 128
@@ -342,9 +339,8 @@ def groups(weight_decay=0.1):
 
 
 def build(name="AdamW", given=None, **config):
-    extra = {"momentum": 0.9, "rampup_begin_step": 3} if name == "DGCMomentum" else {}
     return build_optim(
-        {"type": f"MsOptim{name}", **extra, **config},
+        {"type": f"MsOptim{name}", **getattr(ms_optim, name).required, **config},
         default_args={"params": given or groups(), "learning_rate": nn.CosineDecayLR(0.0, 0.1, 10)},
     )
 
@@ -352,10 +348,23 @@ def build(name="AdamW", given=None, **config):
 def test_all_are_registered_and_names_that_are_taken_stay():
     for name in OPTIMIZERS:
         assert MindFormerRegister.get_cls(OPTIMIZER, f"MsOptim{name}") is getattr(mindformers, f"MsOptim{name}")
-    for name in ("LANS", "DGCMomentum"):
+    for name in OPTIMIZERS.keys() - TAKEN:
         assert MindFormerRegister.get_cls(OPTIMIZER, name) is getattr(mindformers, f"MsOptim{name}")
-    for name in ("AdamW", "Lamb", "AdamOffload"):
+    for name in TAKEN:
         assert not MindFormerRegister.get_cls(OPTIMIZER, name).__module__.startswith("ms_optim")
+
+
+def test_every_class_is_found_by_its_name():
+    """In the module, by an import of everything, and in the file that MindFormers copies."""
+    names = {f"MsOptim{name}" for name in OPTIMIZERS}
+    assert set(mindformers.__all__) == {"register", *names}
+    copied = runpy.run_path(str(FROM_YAML / "optimizers.py"))
+    for name in names:
+        cls = getattr(mindformers, name)
+        assert copied[name] is cls
+        assert (cls.__name__, cls.__module__) == (name, "ms_optim.mindformers")
+    with pytest.raises(AttributeError, match=r"'ms_optim\.mindformers' has no attribute 'MsOptimSGD'"):
+        _ = mindformers.MsOptimSGD
 
 
 def test_registered_twice_nothing_changes():
@@ -387,9 +396,9 @@ def test_an_unknown_key_lists_the_known_ones(name):
         TypeError, match=r"unknown keyword argument 'beta3'.*'grad_centralization'.*'weight_decay_schedule'"
     ) as error:
         build(name, beta3=0.9)
-    taken = {"AdamW": "amsgrad", "Lamb": "beta1", "LANS": "lower_bound", "AdamOffload": "use_nesterov"}
-    assert f"'{taken.get(name, 'wire_dtype')}'" in str(error.value)
-    assert "'state_dtype'" in str(error.value)
+    own = [key for key in inspect.signature(getattr(ms_optim, name)).parameters if key not in ("params", "shared")]
+    for key in (*own, "state_dtype"):
+        assert f"'{key}'" in str(error.value)
     assert "'params'" not in str(error.value)
 
 

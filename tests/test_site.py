@@ -16,6 +16,8 @@ from harness import Pair, tensor
 from mindspore import Parameter
 from sources import ROOT
 
+import ms_optim
+
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in (*PAGES, *sorted(ROOT.glob("README*.md")))}
@@ -42,6 +44,21 @@ def documented():
 
 def test_every_public_name_has_a_page():
     assert conf.names_without_page(documented()) == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "README_zh.md"])
+def test_every_optimizer_has_a_row_in_the_first_table(page):
+    assert re.findall(r"^\| `([A-Z]\w+)` \|", TEXTS[page], re.M) == [cls.__name__ for cls in ms_optim.OPTIMIZERS]
+
+
+def test_every_optimizer_is_listed_where_one_is_chosen():
+    modules = [cls.__module__.rpartition(".")[2] for cls in ms_optim.OPTIMIZERS]
+    index = TEXTS["docs/optimizers/index.md"]
+    assert re.search(r"```{toctree}\n:maxdepth: 1\n\n(.*?)\n```", index, re.S)[1].split() == modules
+    for cls, module in zip(ms_optim.OPTIMIZERS, modules):
+        assert f"[{cls.__name__}]({module}.md)" in index
+        assert f"`MsOptim{cls.__name__}`" in TEXTS["docs/mindformers.md"]
+        assert (ROOT / "examples" / "mindformers" / f"{module}.yaml").exists()
 
 
 @pytest.mark.parametrize("name", ["Lamb", "fold_residuals"])

@@ -1,10 +1,6 @@
-"""What `auto_register: optimizers.MsOptimAdamW` finds; MindFormers runs a copy of this file."""
+"""The classes for `auto_register: optimizers.MsOptimAdamW` and the like; MindFormers runs a copy of this file."""
 
 from ms_optim import WarmUpHoldDecayLR  # noqa: F401
-from ms_optim.mindformers import (  # noqa: F401
-    MsOptimAdamOffload,
-    MsOptimAdamW,
-    MsOptimDGCMomentum,
-    MsOptimLamb,
-    MsOptimLANS,
-)
+from ms_optim.mindformers import CLASSES
+
+globals().update(CLASSES)

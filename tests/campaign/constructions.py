@@ -165,8 +165,12 @@ def shares():
     return [{"state_shares": entry, "adam_m.w": Tensor([1.0, 2.0, 3.0]), "global_step": Tensor([3], ms.int32)}]
 
 
+def makers(values):
+    """Return what makes each of some values."""
+    return {name: lambda value=value: value for name, value in values.items()}
+
+
 OPTIMIZER = {"params": parameters, "learning_rate": lambda: 0.1}
-DGC = {**OPTIMIZER, "momentum": lambda: 0.9, "rampup_begin_step": lambda: 0}
 NET = {"network": lambda: nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm((4,)), nn.Dense(4, 2))}
 LINEAR = {"weight_decay": lambda: 0.1, "end_weight_decay": lambda: 0.0, "decay_steps": lambda: 10}
 COSINE = {"min_weight_decay": lambda: 0.0, "max_weight_decay": lambda: 0.1, "decay_steps": lambda: 10}
@@ -174,8 +178,7 @@ HOLD = {"learning_rate": 0.1, "warmup_steps": 1, "hold_steps": 1, "total_steps":
 MAKE = {"make": lambda: lambda params, group: ms_optim.DGCMomentum(params, 0.1, 0.9, 0, group=group)}
 # For each public name arguments that are right, and what is done with what it makes.
 PUBLIC = {
-    **dict.fromkeys(("AdamW", "Lamb", "LANS", "AdamOffload"), (OPTIMIZER, stepped)),
-    "DGCMomentum": (DGC, stepped),
+    **{cls.__name__: ({**OPTIMIZER, **makers(cls.required)}, stepped) for cls in ms_optim.OPTIMIZERS},
     "FusedOptimizer": (OPTIMIZER, stepped),
     "ConstantWeightDecay": ({"weight_decay": lambda: 0.1}, scheduled),
     "LinearWeightDecay": (LINEAR, scheduled),
@@ -187,7 +190,7 @@ PUBLIC = {
     ),
     "PiecewiseConstantWeightDecay": ({"milestone": lambda: [2, 4], "weight_decays": lambda: [0.1, 0.2]}, scheduled),
     "WarmUpWeightDecay": ({"weight_decay": lambda: 0.1, "warmup_steps": lambda: 10}, scheduled),
-    "WarmUpHoldDecayLR": ({name: lambda value=value: value for name, value in HOLD.items()}, scheduled),
+    "WarmUpHoldDecayLR": (makers(HOLD), scheduled),
     "no_decay_groups": (NET, grouped),
     "pattern_groups": ({**NET, "patterns": lambda: {"*.bias": {"weight_decay": 0.0}}}, grouped),
     "layerwise_groups": ({**NET, "learning_rate": lambda: 0.1, "decay": lambda: 0.9}, grouped),

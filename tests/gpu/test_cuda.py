@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor
 from native import CompressedLaunch, invoke
-from parity import ADAMW, AMSGRAD, EVERYTHING, LAMB, LANS, OFFLOAD, check_launches
+from parity import EVERYTHING, RULES, check_launches
 from recording import Recorded
 from sources import ROOT, TESTS
 from tolerances import TOLERANCE
@@ -100,7 +100,7 @@ def test_storage_and_arithmetic_are_those_of_the_cpu(machine):
 
 @pytest.mark.parametrize("weight", NUMPY)
 @pytest.mark.parametrize("gradient", NUMPY)
-@pytest.mark.parametrize("rule", [ADAMW, AMSGRAD, LAMB, LANS, OFFLOAD], ids=lambda rule: rule[0])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule[0])
 def test_every_rule_dtype_and_shape_follows_the_reference(machine, rule, weight, gradient):
     check_launches(machine.call, rule, SIZES, weight, gradient, 8.0, 0.0, True, 0.1, 3)
     check_launches(machine.call, rule, SIZES[3:7], weight, gradient, 1.0, 0.5, False, 0.0, 4)
@@ -335,13 +335,7 @@ def on_gpu(monkeypatch, stand_in):
     return stand_in
 
 
-PARAMS = {
-    "AdamW": {},
-    "Lamb": {},
-    "LANS": {},
-    "AdamOffload": {},
-    "DGCMomentum": {"momentum": 0.9, "rampup_begin_step": 3, "min_compress_numel": 10},
-}
+PARAMS = {cls.__name__: cls.trials[0] for cls in ms_optim.OPTIMIZERS}
 
 
 def make(name, **options):

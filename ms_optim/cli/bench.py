@@ -1,4 +1,4 @@
-"""How fast a step of each optimizer is on this machine, beside what its memory allows."""
+"""How fast a step of each optimizer is on this machine, beside what its memory bandwidth allows."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ from mindspore import Parameter, Tensor
 from rich.console import Console
 from rich.table import Table
 
-from . import _doctor, _kernels
-from ._base import FusedOptimizer
-from .compression import CompressedStep
+from .. import OPTIMIZERS, _kernels
+from .._base import FusedOptimizer
+from ..compression import CompressedStep
+from . import doctor
 
-# Tensors of a layer of a transformer, as many as the size asks for.
-LAYER = [(768,), (2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072)]
+# Shapes of a transformer layer, repeated until there are enough parameters.
+LAYER: list[tuple[int, ...]] = [(768,), (2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072)]
 WARM_UP = 2
-# DGCMomentum compresses from the first step.
-CHOICES = {"DGCMomentum": {"momentum": 0.9, "rampup_begin_step": 0}}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What was measured of one optimizer.
+    """The measurements of one optimizer.
 
     Attributes:
         optimizer: Its name.
-        path: What ran: "fused", "akg" or "composite".
-        check: What a comparison with MindSpore's operators said.
-        right: Whether that was right.
-        seconds: Median of one step. This and what follows is None where the check failed: nothing wrong is timed.
-        nanoseconds: The same for each parameter, in nanoseconds.
-        bytes: What a step moves at least, for each parameter.
-        share: Of the bandwidth, what those bytes in that time are.
+        path: The path that ran: "fused", "akg" or "composite".
+        check: The result of the comparison with MindSpore's operators.
+        right: Whether they agree. If not, nothing is timed, and the next four are None.
+        seconds: Median time of a step.
+        nanoseconds: Median time of a step for each parameter.
+        bytes: The fewest bytes that a step can move, for each parameter.
+        share: The bandwidth of these bytes in that time, as a part of the measured bandwidth.
     """
 
     optimizer: str
@@ -54,7 +53,7 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    names = [x.__name__ for x in _doctor.optimizers()]
+    names = [optimizer.__name__ for optimizer in OPTIMIZERS]
     parser.add_argument("--optimizer", nargs="+", choices=names, default=names)
     parser.add_argument("--megabytes", type=_positive(float), default=50.0, help="of float32 weights; default: 50")
     parser.add_argument("--steps", type=_positive(int), default=15, help="timed steps of each; default: 15")
@@ -82,37 +81,37 @@ def main(arguments: argparse.Namespace) -> int:
         return 1
     shapes = tensors(int(arguments.megabytes * 1e6) // 4)
     parameters = sum(int(np.prod(shape)) for shape in shapes)
-    chosen = [x for x in _doctor.optimizers() if x.__name__ in arguments.optimizer]
+    chosen = [optimizer for optimizer in OPTIMIZERS if optimizer.__name__ in arguments.optimizer]
     threads = thread_count()
-    # Operators called one by one, as the check does, are faster in one thread.
+    # The check calls operators one by one, which is faster in one thread.
     ms.set_context(pynative_synchronize=True)
-    with _doctor.others_on_stderr():
-        checks = [_doctor.examine(optimizer, _doctor.choices(optimizer)[0]) for optimizer in chosen]
+    with doctor.others_on_stderr():
+        checks = [doctor.examine(optimizer, optimizer.trials[0]) for optimizer in chosen]
     ms.set_context(pynative_synchronize=False)
     speeds, times = [], []
     for optimizer, (_, _, _, right) in zip(chosen, checks):
-        # Between the optimizers, as a machine that others use changes its speed.
+        # Measured before each optimizer, because a machine that others use changes its speed.
         speeds.append(bandwidth(threads, max(1, 2 * parameters // threads)))
         times.append(measure(optimizer, shapes, arguments.steps) if right else None)
     speed = statistics.median(speeds)
     rows = [row(*one, parameters, speed) for one in zip(chosen, checks, times)]
     if arguments.json:
-        told = {"parameters": parameters, "tensors": len(shapes), "threads": threads, "bandwidth": speed}
-        print(json.dumps({**told, "rows": [dataclasses.asdict(one) for one in rows]}, indent=2))
+        summary = {"parameters": parameters, "tensors": len(shapes), "threads": threads, "bandwidth": speed}
+        print(json.dumps({**summary, "rows": [dataclasses.asdict(one) for one in rows]}, indent=2))
     else:
         show(rows, f"{len(shapes)} tensors, {parameters / 1e6:.1f}M float32 parameters", threads, speed)
     return 0 if all(one.right for one in rows) else 1
 
 
 def thread_count() -> int:
-    """Return how many threads a step takes."""
+    """Return how many threads a step uses."""
     if _kernels.why_not("adamw", "CPU") is not None:
         return len(os.sched_getaffinity(0))
     return _kernels.library("libms_optim_cpu.so").ms_optim_threads()
 
 
 def tensors(elements: int) -> list[tuple[int, ...]]:
-    """Return shapes of about so many elements, layer upon layer, the last tensor cut."""
+    """Return shapes of this many elements in all, layer after layer; the last tensor is cut to fit."""
     shapes, left = [], elements
     while left > 0:
         shape = LAYER[len(shapes) % len(LAYER)]
@@ -124,7 +123,7 @@ def tensors(elements: int) -> list[tuple[int, ...]]:
 
 
 def bandwidth(threads: int, size: int = 32_000_000, repeats: int = 5) -> float:
-    """Return bytes a second of a += b: the pattern of an update, which reads what it writes."""
+    """Return the bytes per second of a += b, which like an update reads what it writes."""
     pairs = [(np.ones(size, np.float32), np.ones(size, np.float32)) for _ in range(threads)]
 
     def add(a, b):
@@ -143,20 +142,20 @@ def bandwidth(threads: int, size: int = 32_000_000, repeats: int = 5) -> float:
 
 
 def least_bytes(optimizer: FusedOptimizer) -> int:
-    """Return the bytes that a step moves for each parameter, all in float32, where nothing stays in a cache."""
+    """Return the bytes that a float32 step moves for each parameter if nothing stays in a cache."""
     states = len(optimizer.rule.states)
-    moments = 2 + 2 * states  # weight, gradient and states are read, states written
+    moments = 2 + 2 * states  # weight, gradient and states are read, states are written
     if isinstance(optimizer, CompressedStep):
-        return 4 * moments  # few weights move
+        return 4 * moments  # few weights are written
     if not optimizer.rule.is_layerwise:
         return 4 * (moments + 1)
-    apply = 2 + states  # weight and states are read once more, the weight is written
-    gradient = 2 * optimizer.normalizes_gradient  # read for its norm before, and for the second direction after
+    apply = 2 + states  # weight and states are read again, the weight is written
+    gradient = 2 * optimizer.normalizes_gradient  # read for its norm first, and for the second direction last
     return 4 * (moments + apply + gradient)
 
 
 def measure(optimizer: type[FusedOptimizer], shapes: list[tuple[int, ...]], steps: int) -> tuple[float, int]:
-    """Return the median seconds of a step, and the bytes that it moves for each parameter at least."""
+    """Return the median seconds of a step, and the fewest bytes that it can move for each parameter."""
     rng = np.random.default_rng(0)
     weights, gradients = (
         [rng.standard_normal(shape, np.float32) * np.float32(scale) for shape in shapes] for scale in (0.02, 0.01)
@@ -164,7 +163,7 @@ def measure(optimizer: type[FusedOptimizer], shapes: list[tuple[int, ...]], step
     params = [Parameter(Tensor(w), name=f"w{i}") for i, w in enumerate(weights)]
     given = tuple(Tensor(g) for g in gradients)
     del weights, gradients
-    built = optimizer(params, 1e-3, weight_decay=0.01, **CHOICES.get(optimizer.__name__, {}))
+    built = optimizer(params, 1e-3, weight_decay=0.01, **optimizer.required)
     return timed(built, given, steps), least_bytes(built)
 
 
@@ -174,14 +173,20 @@ def timed(optimizer: FusedOptimizer, gradients: tuple[Tensor, ...], steps: int) 
     for _ in range(WARM_UP + steps):
         start = time.perf_counter()
         optimizer(gradients)
-        # The last to be written.
+        # A step writes its statistics last: to read them is to wait for the step.
         optimizer.statistics.asnumpy()
         times.append(time.perf_counter() - start)
     return statistics.median(times[WARM_UP:])
 
 
-def row(optimizer, examined, timing, parameters: int, speed: float) -> Row:
-    """Set a measurement beside the bandwidth."""
+def row(
+    optimizer: type[FusedOptimizer],
+    examined: tuple[str, str, str, bool],
+    timing: tuple[float, int] | None,
+    parameters: int,
+    speed: float,
+) -> Row:
+    """Return the row of an optimizer."""
     path, _, check, right = examined
     if timing is None:
         return Row(optimizer.__name__, path, check, right)

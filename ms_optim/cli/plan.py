@@ -1,4 +1,4 @@
-"""How much memory each optimizer takes, on the device and on its host, for a number of parameters or a network."""
+"""How much memory each optimizer takes, on the device and on the host, for a number of parameters or a network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -16,22 +16,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from . import _doctor, _kernels, _memory
-from ._arguments import STATE_DTYPES, WEIGHT_DTYPES, Options
-from ._base import FusedOptimizer
-from ._shares import Shares, Workers
-from .adam_offload import DEVICES
-from .paths import ascend
+from .. import OPTIMIZERS, _kernels, _memory
+from .._arguments import STATE_DTYPES, WEIGHT_DTYPES, Options
+from .._base import FusedOptimizer
+from .._shares import Shares, Workers
+from ..adam_offload import DEVICES
+from ..paths import ascend
 
-DTYPES = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
+DTYPES: dict[str, Any] = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-# What normalization layers keep beside their parameters, as MindSpore names it.
+# MindSpore's names of the buffers of normalization layers.
 BUFFERS = ("moving_mean", "moving_variance")
 
 
 class Weight(NamedTuple):
-    """A parameter's shape, and its dtype where that is known."""
+    """A parameter's shape, and its dtype or None."""
 
     shape: tuple[int, ...]
     dtype: Any = None
@@ -39,7 +39,7 @@ class Weight(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Bytes that training with an optimizer holds on one worker; gradients are of their parameter's dtype."""
+    """Bytes that training with an optimizer takes on one worker; gradients have the dtype of their parameter."""
 
     optimizer: str
     state_dtype: str
@@ -58,24 +58,29 @@ class Plan:
 
 
 class NotPossibleError(ValueError):
-    """What an optimizer would refuse."""
+    """An optimizer would refuse the options."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--parameters", type=parameters, help="how many there are, such as 7e9, in large tensors")
-    source.add_argument("--shapes", type=weights_of_json, help="a JSON file: shapes of the parameters, or by name")
+    source.add_argument("--parameters", type=parameters, help="number of parameters, such as 7e9, as one large tensor")
+    source.add_argument("--shapes", type=weights_of_json, help="a JSON file: a list of shapes, or shapes by name")
     source.add_argument("--checkpoint", type=weights_of_checkpoint, help="a MindSpore checkpoint of the network")
     parser.add_argument("--dtype", choices=DTYPES, help="of the parameters; default: the checkpoint's, or float32")
-    parser.add_argument("--optimizer", nargs="+", choices=[x.__name__ for x in _doctor.optimizers()])
+    parser.add_argument("--optimizer", nargs="+", choices=[optimizer.__name__ for optimizer in OPTIMIZERS])
     parser.add_argument("--state-dtype", nargs="+", choices=STATE_DTYPES, default=STATE_DTYPES)
-    parser.add_argument("--no-master-weights", action="store_true", help="no float32 masters of weights in 16 bits")
-    parser.add_argument("--device", choices=DEVICES, default=_kernels.device_target(), help="default: this machine's")
-    parser.add_argument("--workers", type=count, default=1, help="how many train together")
+    parser.add_argument("--no-master-weights", action="store_true", help="keep no float32 masters of 16-bit weights")
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=_kernels.device_target(),
+        help="default: this machine's",
+    )
+    parser.add_argument("--workers", type=count, default=1, help="number of workers that train together; default: 1")
     parser.add_argument("--shard-states", action="store_true", help="the workers split the states")
-    parser.add_argument("--memory", type=size, help="what the device has, such as 64GB; on CPU, what the host has")
-    parser.add_argument("--host-memory", type=size, help="what the host has, for a worker, where --device is not CPU")
+    parser.add_argument("--memory", type=size, help="memory of the device, such as 64GB; on CPU, memory of the host")
+    parser.add_argument("--host-memory", type=size, help="memory of the host for each worker, unless --device is CPU")
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes")
 
 
@@ -85,7 +90,7 @@ def main(arguments: argparse.Namespace) -> int:
     chosen = DTYPES.get(arguments.dtype)
     weights = [Weight(w.shape, chosen or w.dtype or ms.float32) for w in given]
     plans, refused = [], []
-    for optimizer in _doctor.optimizers():
+    for optimizer in OPTIMIZERS:
         if arguments.optimizer and optimizer.__name__ not in arguments.optimizer:
             continue
         for state_dtype in arguments.state_dtype:
@@ -111,23 +116,22 @@ def main(arguments: argparse.Namespace) -> int:
 def plan(
     optimizer: type[FusedOptimizer], weights: Sequence[Weight], options: Options, device: str, workers: int = 1
 ) -> Plan:
-    """Count what the worker that holds the most holds.
+    """Count the bytes on the worker that holds the most.
 
     Args:
         optimizer: The optimizer's class.
         weights: The parameters' shapes and dtypes.
         options: The optimizer's shared arguments.
         device: Where the weights are, "CPU", "GPU" or "Ascend".
-        workers: How many workers train together.
+        workers: The number of workers that train together.
 
     Raises:
         NotPossibleError: If the optimizer would refuse the options.
     """
-    small = _doctor.build(optimizer, _doctor.choices(optimizer)[0], "composite")
-    reason = why_refused(small, options, device)
+    reason = why_refused(optimizer, options, device)
     if reason is not None:
         raise NotPossibleError(reason)
-    prefixes = small.rule.states
+    prefixes = optimizer.rules[0].states
     shapes, dtypes = [w.shape for w in weights], [w.dtype for w in weights]
     kept = [tuple(enumerate(shapes))]
     if options.shard_states and workers > 1:
@@ -137,12 +141,18 @@ def plan(
         kept = [shares.kept_by(rank) for rank in range(workers)]
     states, scales, masters = max((held(prefixes, options, shapes, dtypes, own) for own in kept), key=sum)
     own = sum(_memory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
-    on_device, on_host = _memory.placed(device, small.runs_on_host, 2 * own, states + scales + masters)
+    on_device, on_host = _memory.placed(device, optimizer.runs_on_host, 2 * own, states + scales + masters)
     name = optimizer.__name__
     return Plan(name, options.state_dtype, own, own, masters, states, scales, on_device, on_host)
 
 
-def held(prefixes, options, shapes, dtypes, kept) -> tuple[int, int, int]:
+def held(
+    prefixes: Sequence[str],
+    options: Options,
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[Any],
+    kept: Iterable[Any],
+) -> tuple[int, int, int]:
     """Return the bytes of states, scales and masters."""
     states = list(_memory.states(prefixes, options, shapes, kept))
     scales = [scale for state in states if (scale := _memory.scale(state)) is not None]
@@ -150,9 +160,9 @@ def held(prefixes, options, shapes, dtypes, kept) -> tuple[int, int, int]:
     return sum(x.nbytes for x in states), sum(x.nbytes for x in scales), sum(x.nbytes for x in masters)
 
 
-def why_refused(optimizer: FusedOptimizer, options: Options, device: str) -> str | None:
-    """Say why an optimizer would refuse what is asked for, or return None."""
-    if options.state_dtype != "float32" and not optimizer.rule.takes_low_states:
+def why_refused(optimizer: type[FusedOptimizer], options: Options, device: str) -> str | None:
+    """Return why an optimizer would refuse the options, or None."""
+    if options.state_dtype != "float32" and not optimizer.rules[0].takes_low_states:
         return "it keeps its states in float32"
     if options.shard_states and not optimizer.takes_shares:
         return "its states are each worker's own and cannot be split"
@@ -191,7 +201,7 @@ def size(text: str) -> int:
 
 
 def weights_of_json(path: str) -> list[Weight]:
-    """Read shapes from a JSON file: a list of them, or an object whose values they are."""
+    """Read shapes from a JSON file: a list of shapes, or an object of shapes by name."""
     what = 'a list of shapes, or an object of them by name, as {"dense.weight": [64, 32]}'
     try:
         content = json.loads(pathlib.Path(path).read_text())
@@ -209,25 +219,23 @@ def weights_of_json(path: str) -> list[Weight]:
 
 
 def weights_of_checkpoint(path: str) -> list[Weight]:
-    """Read shapes and dtypes from a checkpoint, without what optimizers and normalization layers add to the weights.
+    """Read the shapes and dtypes of the weights in a checkpoint; states, counters and buffers are left out.
 
-    States are known by this package's names, or by their weight's name after a first word, and its shape.
+    A state has the name of its weight after a first word. Either that word is a prefix of this package's states, or the
+    state has the shape of its weight.
     """
     try:
         content = ms.load_checkpoint(path)
     except (OSError, ValueError, RuntimeError) as error:
         raise argparse.ArgumentTypeError(f"cannot read {path} as a checkpoint: {error}") from None
-    added, prefixes = {"learning_rate"}, {"master"}
-    for optimizer in _doctor.optimizers():
-        small = _doctor.build(optimizer, _doctor.choices(optimizer)[-1], "composite")
-        states = {state.name for state in small.states}
-        added |= {p.name for p in small.get_parameters()} - states - {p.name for p in small.parameters}
-        prefixes |= {name for prefix in small.rule.states for name in (prefix, f"{prefix}_scale")}
+    counters = {name for optimizer in OPTIMIZERS for name in optimizer.counters}
+    states = {prefix for optimizer in OPTIMIZERS for rule in optimizer.rules for prefix in rule.states}
+    prefixes = {"master", *states, *(f"{prefix}_scale" for prefix in states)}
 
     def is_weight(name, value):
         prefix, _, rest = name.partition(".")
         is_state = rest in content and (prefix in prefixes or content[rest].shape == value.shape)
-        return value.dtype in WEIGHT_DTYPES and name not in added and not is_state and not name.endswith(BUFFERS)
+        return value.dtype in WEIGHT_DTYPES and name not in counters and not is_state and not name.endswith(BUFFERS)
 
     found = [Weight(tuple(p.shape), p.dtype) for name, p in content.items() if is_weight(name, p)]
     if not found:
@@ -239,7 +247,7 @@ def weights_of_checkpoint(path: str) -> list[Weight]:
 
 
 def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:
-    """Return how many bytes are left, less than 0 where it does not fit; None where no memory was given."""
+    """Return how many bytes are left, less than 0 if the plan does not fit, or None if no memory was given."""
     on_device = plan.host if arguments.device == "CPU" else plan.device
     left = [] if arguments.memory is None else [arguments.memory - on_device]
     if arguments.host_memory is not None and arguments.device != "CPU":
@@ -248,12 +256,14 @@ def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:
 
 
 def elements(weights: Sequence[Weight]) -> int:
-    """Return how many elements the parameters have."""
+    """Return the number of elements of the parameters."""
     return sum(math.prod(w.shape) for w in weights)
 
 
-def as_json(plans, refused, weights, arguments) -> str:
-    """Return all figures, in bytes, as JSON."""
+def as_json(
+    plans: Sequence[Plan], refused: Sequence[dict[str, str]], weights: Sequence[Weight], arguments: argparse.Namespace
+) -> str:
+    """Return all numbers, in bytes, as JSON."""
     rows = []
     for one in plans:
         left = spare(one, arguments)
@@ -267,8 +277,10 @@ def as_json(plans, refused, weights, arguments) -> str:
     return json.dumps({**asked, "plans": rows, "not_possible": refused}, indent=2)
 
 
-def show(plans, refused, weights, arguments) -> None:
-    """Print the figures as a table."""
+def show(
+    plans: Sequence[Plan], refused: Sequence[dict[str, str]], weights: Sequence[Weight], arguments: argparse.Namespace
+) -> None:
+    """Print the numbers as a table."""
     console = Console(highlight=False)
     if plans:
         largest = max(one.total for one in plans)
@@ -289,10 +301,10 @@ def show(plans, refused, weights, arguments) -> None:
             left = spare(one, arguments)
             cells += [f"{'yes' if left >= 0 else 'no'}, {left / UNITS[unit]:+,.2f}"] if left is not None else []
             table.add_row(one.optimizer, one.state_dtype, *cells)
-        # A figure that is cut off is none: a terminal that is too narrow breaks the lines instead.
+        # No number is cut off: in a narrow terminal, lines wrap instead.
         console.width = max(console.width, Console(width=1000).measure(table).maximum)
         console.print(table)
-        console.print("Activations, workspaces and what the framework takes come on top.")
+        console.print("Activations, workspaces and the framework's own memory are not counted.")
     for one in refused:
         line = f"Not possible: {one['optimizer']}, state_dtype {one['state_dtype']}: {one['reason']}."
         console.print(line, soft_wrap=True)

@@ -19,16 +19,12 @@ from rich.table import Table
 
 import ms_optim
 
-from . import _kernels
-from ._base import FusedOptimizer
+from .. import _kernels
+from .._base import FusedOptimizer
 
-SHAPES = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
+SHAPES: list[tuple[int, ...]] = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
 STEPS = 10
-# Choices that take a kernel of their own.
-RAMP = {"momentum": 0.9, "rampup_begin_step": 3, "min_compress_numel": 100}
-# Decay enters AdamOffload's moments: where it cancels the gradient, a small eps lays bare how either was rounded.
-VARIANTS = {"AdamW": [{}, {"amsgrad": True}], "AdamOffload": [{"eps": 1e-3}], "DGCMomentum": [RAMP]}
-# Two float32 paths: both round some 10 times a step.
+# Two float32 paths differ by rounding: each rounds about 10 times a step.
 TOLERANCE = 100 * 2.0**-24
 
 
@@ -39,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the report; return 0 if every kernel that runs is right, else 1."""
-    # Operators called one by one wait for each other longer than they work, unless one thread does it all.
+    # Operators that are called one by one are faster in one thread: in several, they mostly wait for each other.
     ms.runtime.launch_blocking()
     with others_on_stderr():
-        here, checks = machine(), [check for optimizer in optimizers() for check in checked(optimizer)]
+        here, checks = machine(), [check for optimizer in ms_optim.OPTIMIZERS for check in checked(optimizer)]
     if arguments.json:
         print(json.dumps({**here, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
@@ -52,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def others_on_stderr():
-    """Keep standard output for the report: AKG's compiler, a program of its own, prints there too."""
+    """Send what is printed meanwhile to standard error, even by AKG's compiler, which is a program of its own."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -66,7 +62,7 @@ def others_on_stderr():
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """An optimizer's path where it was asked for, why, what comparing it gave, and whether that is right."""
+    """An optimizer with its arguments, a backend, the path that it took, why, and how the comparison ended."""
 
     optimizer: str
     backend: str
@@ -77,17 +73,17 @@ class Check:
 
 
 def checked(optimizer: type[FusedOptimizer]) -> list[Check]:
-    """Examine an optimizer on all its kernels."""
+    """Check each kernel of an optimizer."""
     found = []
-    for choice in choices(optimizer):
-        chosen = ", ".join(f"{name}={value}" for name, value in choice.items())
+    for trial in optimizer.trials:
+        arguments = ", ".join(f"{name}={value}" for name, value in trial.items())
         for backend in ("auto", "akg"):
-            found.append(Check(f"{optimizer.__name__}({chosen})", backend, *examine(optimizer, choice, backend)))
+            found.append(Check(f"{optimizer.__name__}({arguments})", backend, *examine(optimizer, trial, backend)))
     return found
 
 
 def machine() -> dict[str, Any]:
-    """Return versions, and for each kind of kernels why there are none; None where they are there."""
+    """Return versions, and for each kind of kernels the reason why they are missing, or None."""
     here: dict[str, Any] = {"ms_optim": ms_optim.__version__, "mindspore": ms.__version__}
     here |= {"python": platform.python_version(), "processor": platform.machine()}
     here["device_target"] = _kernels.device_target()
@@ -119,26 +115,17 @@ def show(here: dict[str, Any], checks: list[Check]) -> None:
     console.print(table)
 
 
-def choices(optimizer: type[FusedOptimizer]) -> list[dict]:
-    """Return the arguments that make each of an optimizer's kernels run."""
-    return VARIANTS.get(optimizer.__name__, [{}])
-
-
-def optimizers() -> list[type[FusedOptimizer]]:
-    """Return the public optimizers."""
-    public = [getattr(ms_optim, name) for name in ms_optim.__all__]
-    return [x for x in public if isinstance(x, type) and issubclass(x, FusedOptimizer) and x is not FusedOptimizer]
-
-
-def examine(optimizer: type[FusedOptimizer], choice: dict, backend: str = "auto") -> tuple[str, str, str, bool]:
-    """Return an optimizer's path, the reason for it, the result of the check, and whether that is right."""
+def examine(
+    optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str = "auto"
+) -> tuple[str, str, str, bool]:
+    """Return an optimizer's path, the reason for it, the result of the check, and whether the path is right."""
     try:
-        built = build(optimizer, choice, backend)
+        built = build(optimizer, trial, backend)
     except RuntimeError as error:
         return f"no {backend}", str(error), "nothing to check", True
     if not (built.fused or built.akg):
         return "composite", built.backend_reason, "nothing to check", True
-    worst = disagreement(built, build(optimizer, choice, "composite"))
+    worst = disagreement(built, build(optimizer, trial, "composite"))
     right = worst <= TOLERANCE
     verdict = f"{'agrees' if right else 'WRONG'}: {worst:.1e} off at most, {TOLERANCE:.1e} allowed"
     if built.akg:
@@ -147,17 +134,17 @@ def examine(optimizer: type[FusedOptimizer], choice: dict, backend: str = "auto"
     return "fused", f"{built.rule.name} in {_kernels.KERNELS[built.rule.name, device].library}", verdict, right
 
 
-def build(optimizer, choice, backend):
-    """Make an optimizer of fixed weights."""
+def build(optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str) -> FusedOptimizer:
+    """Make an optimizer whose weights are always the same."""
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
     params = [Parameter(Tensor(np.asarray(w)), name=f"w{i}") for i, w in enumerate(weights)]
     groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "grad_centralization": True}]
-    return optimizer(groups, 0.01, weight_decay=0.01, loss_scale=8.0, grad_clip_norm=5.0, backend=backend, **choice)
+    return optimizer(groups, 0.01, weight_decay=0.01, loss_scale=8.0, grad_clip_norm=5.0, backend=backend, **trial)
 
 
-def disagreement(one, other) -> float:
-    """Return the largest difference of weights and states, relative to the largest number that each tensor held."""
+def disagreement(one: FusedOptimizer, other: FusedOptimizer) -> float:
+    """Return the largest difference of weights and states, relative to the largest number ever in the tensor."""
     rng = np.random.default_rng(1)
     held = list(zip([*one.parameters, *one.states], [*other.parameters, *other.states]))
     largest = np.full(len(held), 1e-30)

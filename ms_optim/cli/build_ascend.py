@@ -1,4 +1,4 @@
-"""Builds the operators for Ascend with the builder that MindSpore ships, and puts them where the package looks."""
+"""Builds the operators for Ascend with the builder that MindSpore ships, and puts them into the package."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import tempfile
 
 import mindspore
 
-from . import _kernels
+from .. import _kernels
 
 BUILDER = pathlib.Path(mindspore.__path__[0]) / "lib" / "plugin" / "ascend" / "custom_compiler"
 CANN_VARIABLE, CANN_DEFAULT = "ASCEND_HOME_PATH", "/usr/local/Ascend/cann"
-# What the builder calls processors that copy any number of bytes between global memory and a core.
+# The builder's names of the processors that copy any number of bytes between global memory and a core.
 PROCESSORS = ("ascend910b", "ascend910_93")
 
 
@@ -28,16 +28,16 @@ def sources() -> pathlib.Path:
 
 
 def processor(name: str) -> str | None:
-    """Return what the builder calls a processor, such as "Ascend910B1"; None if the operators do not run there."""
-    return next((known for known in PROCESSORS if re.match(known, name.lower())), None)
+    """Return the builder's name of a processor, such as "Ascend910B1"; None if the operators do not run there."""
+    return next((listed for listed in PROCESSORS if re.match(listed, name.lower())), None)
 
 
 def what_is_missing(soc_version: str, cann: str | None) -> str | None:
-    """Say in words what a build lacks, or return None.
+    """Return what a build lacks, in words, or None.
 
     Args:
         soc_version: Name of the processor.
-        cann: Folder of CANN, None for where the environment says that it is.
+        cann: CANN's folder; None for the one that the environment names.
     """
     if processor(soc_version) is None:
         return (
@@ -58,17 +58,17 @@ def what_is_missing(soc_version: str, cann: str | None) -> str | None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--soc-version", required=True, help="the processor, as npu-smi info names it: Ascend910B1")
-    parser.add_argument("--cann", help="CANN's folder, if the environment does not say where it is")
+    parser.add_argument("--soc-version", required=True, help="the processor, such as Ascend910B1 in npu-smi info")
+    parser.add_argument("--cann", help="CANN's folder, if the environment does not name it")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Build what the command line asks for."""
+    """Build the operators for the processor that the command line names."""
     return build(arguments.soc_version, arguments.cann)
 
 
 def build(soc_version: str, cann: str | None = None) -> int:
-    """Build the operators; return 0, or print what is missing or went wrong and return 1."""
+    """Build the operators and return 0; if something is missing or fails, print it and return 1."""
     missing = what_is_missing(soc_version, cann)
     if missing:
         print(f"The operators for Ascend cannot be built: {missing}.")
@@ -76,7 +76,7 @@ def build(soc_version: str, cann: str | None = None) -> int:
     target = _kernels.FOLDER / "ascend"
     library = pathlib.Path(_kernels.KERNELS["adamw", "Ascend"].library).relative_to("ascend")
     with tempfile.TemporaryDirectory(prefix="ms_optim_") as work:
-        # The builder works in its own folder, and takes paths of plain characters alone.
+        # The builder writes into its own folder, and accepts paths of plain characters only.
         builder = shutil.copytree(BUILDER, pathlib.Path(work, "builder"))
         own = shutil.copytree(sources(), pathlib.Path(work, "sources"))
         made = pathlib.Path(work, "made")
@@ -88,9 +88,7 @@ def build(soc_version: str, cann: str | None = None) -> int:
         if done.returncode != 0 or not (made / library).exists():
             for log in builder.glob("*.log"):
                 print(log.read_text(errors="replace")[-8000:])
-            print(
-                f"The operators for Ascend were not built: the builder, which ended with {done.returncode}, left none."
-            )
+            print(f"The operators for Ascend were not built: the builder ended with {done.returncode} and left none.")
             return 1
         shutil.rmtree(target, ignore_errors=True)
         shutil.move(made, target)

@@ -1,8 +1,8 @@
-"""The folder to name in REGISTER_PATH, for auto_register in MindFormers' YAML files."""
+"""Print the folder for REGISTER_PATH, which auto_register in MindFormers' YAML files needs."""
 
 import argparse
 
-from . import _kernels
+from .. import _kernels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

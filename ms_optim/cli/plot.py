@@ -1,4 +1,4 @@
-"""A picture of what an OptimizerMonitor recorded."""
+"""Draw what an OptimizerMonitor recorded."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._arguments import fail
-from ._readings import Record, load
+from .._arguments import fail
+from .._readings import Record, load
 
 if TYPE_CHECKING:
-    from ._arguments import FilePath
+    from .._arguments import FilePath
 
 NAME = "plot"
 WIDTH = 10.0
-PANELS = 2.1  # inches that a row of panels is high
-ROW = 0.19  # inches that a parameter has in the heat map, until there are more than fit
-LABEL = 0.125  # inches that its name needs
-LONGEST = 44  # letters of a name
-LEGEND = 6  # groups that a legend can tell apart
+PANELS = 2.1  # height of a row of panels in inches
+ROW = 0.19  # height of a parameter in the heat map in inches, if there are not too many
+LABEL = 0.125  # height of a parameter's name in inches
+LONGEST = 44  # the most letters of a name
+LEGEND = 6  # the most groups in a legend
 
 
 def plot(csv: FilePath, output: FilePath | None = None) -> pathlib.Path:
     """Draw what an OptimizerMonitor recorded.
 
-    On top is a heat map by layer and step: of the trust ratios, or where these are all 1, as for AdamW, of the ratio of
-    update to weight. Below are the norms of gradient, weights and update, the ratio of the last two, the learning rates
-    and weight decays, and of DGCMomentum the density and the norm of the residuals.
+    On top is a heat map of the trust ratios by layer and step. Where these are all 1, as for AdamW, it shows the ratio
+    of update to weight. Below are the norms of gradient, weights and update, the ratio of the last two, the learning
+    rates and the weight decays; for DGCMomentum, also the density and the norm of the residuals.
 
     Args:
-        csv (Union[str, PathLike]): The CSV file that the monitor wrote; that of the layers lies beside it.
+        csv (Union[str, PathLike]): The CSV file that the monitor wrote, with the file of the layers beside it.
         output (Union[str, PathLike, None]): The picture, in a format that matplotlib knows by its name. ``None`` means
             a PNG beside `csv`. Default: ``None`` .
 
@@ -43,8 +43,8 @@ def plot(csv: FilePath, output: FilePath | None = None) -> pathlib.Path:
 
     Raises:
         TypeError: If `csv` or `output` is not a path.
-        ValueError: If `csv` is not what a monitor wrote, or has no readings.
-        ImportError: If there is no matplotlib.
+        ValueError: If `csv` was not written by a monitor, or has no readings.
+        ImportError: If matplotlib is not installed.
 
     Examples:
         >>> import os, tempfile
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Draw the picture; return 0, or 2 where it cannot be drawn."""
+    """Draw the picture; return 0, or 2 if it cannot be drawn."""
     try:
         print(f"Picture in {plot(arguments.csv, arguments.output)}")
     except (ImportError, OSError, ValueError) as error:
@@ -98,7 +98,7 @@ def _draw(record: Record):
     steps, skipped = record.totals["step"], int(record.totals["skipped_steps"][-1])
     title = f"{record.optimizer}: {len(record.parameters)} parameters, steps {steps[0]:.0f} to {steps[-1]:.0f}"
     figure.suptitle(title + (f", {skipped} of them skipped" if skipped else ""), fontsize=12)
-    # Apart, so that long names beside the heat map leave the panels as wide as they are.
+    # In subfigures, so that long names beside the heat map do not make the panels narrower.
     grid = figure.add_gridspec(2, 1, height_ratios=(heat, PANELS * rows))
     top, bottom = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     _draw_heat_map(top, record, heat - 0.8)
@@ -127,13 +127,13 @@ def _draw_heat_map(figure, record, height):
         ratios, what = record.layers["update_ratio"], "update norm / weight norm"
     drawn = np.ma.masked_invalid(ratios.T)
     drawn = np.ma.masked_less_equal(drawn, 0)
-    # The few that are far from all others would leave these one colour.
+    # A few outliers would leave one colour for all others.
     low, high = np.percentile(drawn.compressed(), (0.5, 99.5)) if drawn.count() else (1.0, 1.0)
     low, high = (low / 1.05, high * 1.05) if high < 1.1 * low else (low, high)
     axes = figure.subplots()
     axes.set_facecolor("0.85")
     count = len(record.parameters)
-    # A reading's colour stands to the left of its step: for the steps since the one before.
+    # The colour of a reading covers the steps since the reading before it.
     first = steps[0] - (steps[1] - steps[0]) if len(steps) > 1 else steps[0] - 1
     edges = np.concatenate(([max(first, 0)], steps))
     mesh = axes.pcolormesh(edges, np.arange(count + 1) - 0.5, drawn, norm=LogNorm(low, high), rasterized=True)
@@ -154,13 +154,13 @@ def _draw_heat_map(figure, record, height):
 
 
 def _common_prefix(names) -> str:
-    """Return the names of the Cells that all parameters are in, with the dot that ends them."""
-    before, dot, _ = os.path.commonprefix(names).rpartition(".")  # noqa: RUF071 - cut at a dot here
+    """Return the common beginning of all names, up to a dot."""
+    before, dot, _ = os.path.commonprefix(names).rpartition(".")  # noqa: RUF071 - it is cut at a dot here
     return before + dot
 
 
 def _short(name: str) -> str:
-    """Leave out the middle of a long name."""
+    """Return a name without its middle if it is long."""
     half = (LONGEST - 1) // 2
     return name if len(name) <= LONGEST else f"{name[:half]}…{name[-half:]}"
 
@@ -176,7 +176,7 @@ def _draw_norms(axes, record):
 
 
 def _draw_lines(axes, record, title, names, log=False):
-    """Draw columns of the totals, by label; the same numbers are one line."""
+    """Draw columns of the totals with their labels; columns of the same numbers are one line."""
     from matplotlib import colormaps
 
     steps = record.totals["step"]

@@ -1,0 +1,1 @@
+"""The commands of python -m ms_optim, one a module."""

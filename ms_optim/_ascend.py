@@ -14,12 +14,12 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from . import _kernels
+from ._abi import AdamWFlag
 from ._arguments import WEIGHT_DTYPES
 from ._composite import first_of, norm, weights_of, write
 from ._stacks import Stacks
 
 TILE, LANES = 2048, 8  # see ops/ascendc/op_kernel/tiling.h
-MAXIMIZE, BIAS_CORRECTION = 2, 4  # AdamW's flags: see ops/include/adamw.h
 
 
 class Operator(NamedTuple):
@@ -99,7 +99,7 @@ class AscendStep:
         """Say why the platform's own AdamW cannot do what is asked for."""
         beyond = {
             "there is one for AdamW on Ascend alone": device != "Ascend" or rule.name != "adamw",
-            "it always corrects the bias": not rule.flags & BIAS_CORRECTION,
+            "it always corrects the bias": not rule.flags & AdamWFlag.BIAS_CORRECTION,
             "it takes learning rates and weight decays that are numbers": self.dynamic_lr
             or len(self._rates.schedules) > 0,
             "it keeps no weights of lower precision than the states": len(self._low_without_masters()) > 0,
@@ -114,7 +114,7 @@ class AscendStep:
     def _prepare_ascend(self, rule):
         """Make the operators, and what they always take."""
         self._each_alone = Stacks([[i] for i in range(self.param_length)])
-        self._sign = -1.0 if rule.name.startswith("adamw") and rule.flags & MAXIMIZE else 1.0
+        self._sign = -1.0 if rule.name.startswith("adamw") and rule.flags & AdamWFlag.MAXIMIZE else 1.0
         if self._native:
             numbers = [float(rate.asnumpy()) for rate in self._rates.fixed]
             self._native_rates = tuple(numbers[k] for k in self._rate_index)

@@ -12,7 +12,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from . import _kernels
+from . import _abi, _kernels
+from ._abi import launch
 from ._kernels import ALL_STAGES, APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 
 
@@ -138,17 +139,8 @@ class LaunchCell(nn.Cell):
         """Run the kernel on its part of all gradients, and return its sums."""
         if not self.takes_all:
             gradients = picked(gradients, self.places)
-        return self.kernel(
-            self.flags,
-            self.layout,
-            constants,
-            rates,
-            sums,
-            *self.before,
-            *self.weights,
-            *gradients,
-            *self.held,
-        )
+        parts = (self.before, self.weights, gradients, self.held)
+        return launch(self.kernel, self.flags, self.layout, constants, rates, sums, (), *parts)
 
 
 class ByAddress(nn.Cell):
@@ -173,12 +165,11 @@ class FusedStep:
 
     def _lay_out(self, rule, options):
         """Set the constant inputs of all launches, and return the layout of all tensors."""
-        columns = [self._rate_index, self._decay_index, self._centralized, range(self.param_length)]
-        constants = (self._unscale, options.grad_clip_norm or 0.0, self._seed, *rule.constants)
-        self._constants = Tensor(np.array(constants, np.float64))
+        layout = _abi.layout(self._rate_index, self._decay_index, self._centralized)
+        self._constants = Tensor(_abi.constants(self._unscale, options.grad_clip_norm, self._seed, rule.constants))
         self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
         self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics, *self.beta_powers))
-        return Tensor(np.array(columns, np.int32).T)
+        return Tensor(layout)
 
     def _prepare_launches(self, rule, options, device):
         """Lay out the launches: flags, operator and constant inputs of each."""
@@ -197,14 +188,13 @@ class FusedStep:
         layout = self._lay_out(rule, options)
         held_parts = self.states + self.masters + self.scales
 
-        def made(launch):
-            stages, tensors = launch
+        def made(planned_launch):
+            stages, tensors = planned_launch
             n = len(tensors)
             reads, moves = stages != COMMIT_STAGE, stages not in (GRADIENT_STAGE, COMMIT_STAGE)
             weights = [self._parameters[i] for i in tensors] if moves else []
             held = [held_parts[i] for i in self._held_by(tensors)] if moves else []
-            written = (False,) * 5 + (True,) * len(self._counters)
-            written += (True,) * len(weights) + (False,) * n * reads + (True,) * len(held)
+            written = _abi.written(len(self._counters), len(weights), n * reads, len(held))
             shapes = [self._shapes[i] if reads else (0,) for i in tensors]
             sums = ((n, len(_kernels.SUMS)), ms.float64)
             kernel = _kernels.operator(rule.name, device, written, [sums], shapes, shared)
@@ -213,12 +203,12 @@ class FusedStep:
             places = None if n == self.param_length and reads else runs(tensors if reads else ())
             return LaunchCell(kernel, flags, own_layout, self._counters, weights, held, places)
 
-        self._launches = nn.CellList([made(launch) for phase in phases for launch in phase])
+        self._launches = nn.CellList([made(one) for phase in phases for one in phase])
         places = iter(range(len(self._launches)))
         self._phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
         if device == "CPU" and not self.use_parallel:
             sums = [((self.param_length, len(_kernels.SUMS)), ms.float64)]
-            kernel = _kernels.operator(rule.name, device, (False,) * 6, sums)
+            kernel = _kernels.operator(rule.name, device, _abi.written(gradients=1), sums)
             cells = []
             for ((stages, _),) in planned(self.param_length):
                 flags = _kernels.flags(stages, shared + _kernels.BY_ADDRESS, rule.flags)

@@ -20,7 +20,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from rich.console import Console
 from rich.table import Table
 
-from . import _kernels, _memory
+from . import _abi, _kernels, _memory
 from ._ascend import OperatorCell, tile_sums, total_of_tiles
 from ._composite import first_of, norm, rounded, summed, write
 from ._fused import FusedStep, LaunchCell, picked, runs
@@ -102,7 +102,7 @@ class OffloadedStep(FusedStep):
         self._order = Tensor(np.argsort([i for group in self._groups for i in group]).astype(np.int32))
         self._launch_held = tuple(self._held_by(group) for group in self._groups)
         self._with_masters = tuple(with_master[group[0]] for group in self._groups)
-        self._constants = Tensor(np.array([0.0, self._seed, *rule.constants], np.float64))
+        self._constants = Tensor(_abi.constants(0.0, None, self._seed, rule.constants)[_abi.Constant.CLIP_NORM :])
         self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
         cells = []
         for group, held, low in zip(self._groups, self._launch_held, self._with_masters):
@@ -110,18 +110,18 @@ class OffloadedStep(FusedStep):
             # What a float32 weight is decayed and centralized by, it is on the device.
             decays = [self._decay_index[i] if low else -1 for i in group]
             centralized = [low and self._centralized[i] for i in group]
-            layout = np.array([[self._rate_index[i] for i in group], decays, centralized, range(n)], np.int32).T
+            layout = _abi.layout([self._rate_index[i] for i in group], decays, centralized)
             shared = _kernels.RETURNED + rule.shared_flags + _kernels.SKIP_NONFINITE * options.skip_nonfinite
             shared += _kernels.MASTERS * low + _kernels.CENTRALIZES * any(centralized)
             outputs = [((n, len(_kernels.SUMS)), ms.float64), ((n, len(_kernels.STATISTICS)), ms.float32)]
             # To a graph, an output of no dimensions is a number and no tensor.
             outputs += [(self._shapes[i] or (1,), self._parameters[i].dtype if low else ms.float32) for i in group]
-            written = (False,) * (7 + n) + (True,) * len(held)
+            written = _abi.written(counters=2, gradients=n, held=len(held), returned=True)
             kernel = _kernels.operator(rule.name, "CPU", written, outputs)
             flags = _kernels.flags(_kernels.ALL_STAGES - _kernels.COMMIT_STAGE, shared, rule.flags)
             counters, tensors = (self.global_step, self.skipped_steps), self.states + self.masters + self.scales
             held = [tensors[i] for i in held]
-            cells.append(LaunchCell(kernel, flags, Tensor(np.ascontiguousarray(layout)), counters, held=held))
+            cells.append(LaunchCell(kernel, flags, Tensor(layout), counters, held=held))
         self._launches = nn.CellList(cells)
         self._each_alone = Stacks([[i] for i in range(self.param_length)])
         self._adds_at_once = device == "Ascend" and _kernels.why_not("delta", device) is None

@@ -21,7 +21,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import communication as comm
 
-from . import _kernels
+from . import _abi, _kernels
 from ._fused import LaunchCell
 from ._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from ._memory import bytes_each
@@ -391,8 +391,8 @@ class SplitStep:
 
         def launch(stages, ranges, weights, held):
             """Make a launch that takes all gradients; ranges, weights and states make it one of this worker's share."""
-            written = (*(False,) * (5 + len(ranges)), *(True,) * (len(self._counters) + len(weights)))
-            written += (*(False,) * n, *(True,) * len(held))
+            counts = (len(self._counters), len(weights), n, len(held))
+            written = _abi.written(*counts, ranges=len(ranges) > 0)
             kernel = _kernels.operator(rule.name, device, written, [((n, len(_kernels.SUMS)), ms.float64)])
             asked = _kernels.flags(stages, flags + _kernels.SHARES * len(ranges), rule.flags)
             return LaunchCell(kernel, asked, layout, (*ranges, *self._counters), weights, held)

@@ -9,6 +9,7 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from . import _kernels
+from ._abi import AdamOffloadFlag
 from ._adam import AdamFamily
 from ._arguments import check_choice, check_type, fail
 from ._base import Rule
@@ -118,9 +119,8 @@ class AdamOffload(OffloadedStep, AdamFamily):
         check_type(name, "use_nesterov", use_nesterov, bool)
         check_type(name, "loss_scale", loss_scale, float)
         locks = _kernels.LOCKS * use_locking
-        rule = Rule(
-            "adam_offload", ("moment1", "moment2"), flags=int(use_nesterov), shared_flags=locks, is_elementwise=True
-        )
+        flags = AdamOffloadFlag.NESTEROV * use_nesterov
+        rule = Rule("adam_offload", ("moment1", "moment2"), flags=flags, shared_flags=locks, is_elementwise=True)
         betas = {"beta1": beta1, "beta2": beta2}
         self.use_locking, self.use_nesterov = use_locking, use_nesterov
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import ops
 
+from ._abi import AdamWFlag
 from ._adam import AdamFamily
 from ._arguments import check_type, choose_backend, fail
 from ._base import Rule
@@ -105,9 +106,12 @@ class AdamW(AdamFamily):
         check_type(name, "maximize", maximize, bool)
         check_type(name, "bias_correction", bias_correction, bool)
         shared = choose_backend(name, "use_fused", use_fused, shared)
-        rule = Rule("adamw", ("adam_m", "adam_v"), flags=2 * maximize + 4 * bias_correction, is_elementwise=True)
+        flags = AdamWFlag.MAXIMIZE * maximize + AdamWFlag.BIAS_CORRECTION * bias_correction
+        rule = Rule("adamw", ("adam_m", "adam_v"), flags=flags, is_elementwise=True)
         if amsgrad:
-            rule = rule._replace(name="adamw_amsgrad", states=(*rule.states, "adam_vhat"), flags=rule.flags + 1)
+            rule = rule._replace(
+                name="adamw_amsgrad", states=(*rule.states, "adam_vhat"), flags=flags + AdamWFlag.AMSGRAD
+            )
         named_betas = {"betas[0]": betas[0], "betas[1]": betas[1]}
         self.amsgrad, self.maximize = amsgrad, maximize
         super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)

@@ -22,7 +22,9 @@ from mindspore import communication as comm
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from . import _kernels
+from . import _abi, _kernels
+from ._abi import LIMB_BITS, LIMBS, MARK_WORDS, launch
+from ._abi import MOST_ELEMENTS as LARGEST
 from ._arguments import check_gradients, fail, worker_of
 from ._base import FusedOptimizer, Rule
 from ._composite import cut, first_of, normal, norms, summed, usable
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 
     from ._arguments import LearningRate, Params, Tensors, WeightDecay
 
-LARGEST = 1 << 31  # elements of a tensor
 HALF = np.finfo(np.float16)
 WIRE_DTYPES = ("float32", "float16")
 
@@ -68,9 +69,8 @@ def sent(sparsity: float | None, size: int, min_compress_numel: int) -> int:
 
 # The mark at a wire's end, in limbs of 6 bits, each with its square: see ops/include/dgc.h. The composite path, whose
 # wires no kernel reads, has limbs of the step and of the settings apart: 6 and 4.
-LIMB_BITS, LIMBS, STEP_LIMBS = 6, 10, 6
+STEP_LIMBS = 6
 LARGEST_LIMB = (1 << LIMB_BITS) - 1
-MARK_WORDS = 2 * LIMBS
 MOST_PROCESSES = 4096  # whose limbs' squares float32 adds up exactly
 
 
@@ -286,18 +286,8 @@ class StageCell(nn.Cell):
         self, layout: Tensor, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, gradients: Tensors
     ) -> Tensor | Tensors:
         """Run the launch."""
-        return self.kernel(
-            self.flags,
-            layout,
-            *numbers,
-            sums,
-            skipping,
-            wires,
-            *self.before,
-            *self.weights,
-            *gradients,
-            *self.held,
-        )
+        parts = ((skipping, wires), self.before, self.weights, gradients, self.held)
+        return launch(self.kernel, self.flags, layout, *numbers, sums, *parts)
 
 
 class ExchangeCell(nn.Cell):
@@ -552,12 +542,11 @@ class CompressedStep(FusedOptimizer):
 
     def _prepare_launches(self, rule, options, device):
         n, workers = self.param_length, self.workers
-        columns = [self._rate_index, self._decay_index, self._centralized, range(n)]
-        layouts = np.array([np.array([*columns, counts], np.int32).T for counts in self._counts])
-        own = (self.workers.rank, self._settings)
-        constants = (self._unscale, options.grad_clip_norm or 0.0, self._seed, *rule.constants, *own)
+        columns = (self._rate_index, self._decay_index, self._centralized)
+        layouts = np.array([_abi.layout(*columns, sent=counts) for counts in self._counts])
+        own = (*rule.constants, self.workers.rank, self._settings)
         self._layouts = Tensor(layouts)
-        self._constants = Tensor(np.array(constants, np.float64))
+        self._constants = Tensor(_abi.constants(self._unscale, options.grad_clip_norm, self._seed, own))
         self._no_sums = Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
         self._counters = ParameterTuple((self.global_step, self.skipped_steps, self.statistics))
         shared = self._shared_flags(rule, options)
@@ -584,8 +573,8 @@ class CompressedStep(FusedOptimizer):
                 if stages == GRADIENT_STAGE:
                     weights, held = (), ()
                 given = n if flag == 0 else 1
-                written = (False,) * 8 + (True,) * (len(before) - 1 + len(weights)) + (False,) * given
-                written += (True,) * len(held)
+                counters = len(before) - 1  # before these, whose states they are
+                written = _abi.written(counters, len(weights), given, len(held), exchanges=True)
                 kernel = _kernels.operator(rule.name, device, written, outputs, self._shapes, shared)
                 return StageCell(kernel, _kernels.flags(stages, shared + flag, rule.flags), before, weights, held)
 

@@ -611,7 +611,10 @@ class CompressedEngine : StepEngine {
   std::vector<std::vector<Candidate>> notes_;  // of each thread
 };
 
-Status RunDgcMomentum(const Step &step) { return CompressedEngine(step).Run(); }
+template <>
+Status Run<DgcMomentum>(const Step &step) {
+  return CompressedEngine(step).Run();
+}
 
 }  // namespace
 }  // namespace ms_optim

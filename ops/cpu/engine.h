@@ -300,20 +300,21 @@ enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4 };
 template <class Rule, unsigned kParts>
 void RuleTile(const Rule &rule, const Plan &plan, int n, float *__restrict w, const float *__restrict g,
               float *const *s, float (*__restrict d)[kTile], TileSums &total) {
-  static_assert(Rule::kStates == 2 || Rule::kStates == 3, "the loop below names its states");
   const Rule r = rule;
   const Plan p = plan;
   TileSums sums = total;
-  float *__restrict s0 = s[0], *__restrict s1 = s[1], *__restrict s2 = s[Rule::kStates - 1];
+  // The loop names its states, of which a rule has one to three: no loop over them would be vectorized.
+  constexpr bool kSecond = Rule::kStates > 1, kThird = Rule::kStates > 2;
+  float *__restrict s0 = s[0], *__restrict s1 = s[kSecond ? 1 : 0], *__restrict s2 = s[Rule::kStates - 1];
   float *__restrict d0 = d[0], *__restrict d1 = d[1];
   ForLanes(n, [&](int i, int lane) __attribute__((always_inline)) {
-    float state[] = {s0[i], s1[i], s2[i]}, direction[kMaxDirections];
+    float state[] = {s0[i], kSecond ? s1[i] : 0.0f, kThird ? s2[i] : 0.0f}, direction[kMaxDirections];
     RuleElement<Rule, (kParts & kNewStates) != 0, (kParts & kSumUp) != 0>(r, p, w[i], g[i], state, direction, lane,
                                                                           sums);
     if (kParts & kNewStates) {
       s0[i] = state[0];
-      s1[i] = state[1];
-      if (Rule::kStates > 2) s2[i] = state[2];
+      if (kSecond) s1[i] = state[1];
+      if (kThird) s2[i] = state[2];
     }
     if (kParts & kMoveWeights) {
       w[i] -= Moved<Rule::kDirections>(p, direction[0], direction[1]);

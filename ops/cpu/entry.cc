@@ -6,10 +6,10 @@
 #include <mutex>
 #include <set>
 
+#include "abi.h"
 #include "copies.h"
 #include "denormals.h"
 #include "kernels.h"
-#include "operators.h"
 
 namespace ms_optim {
 namespace {
@@ -86,11 +86,13 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
 }  // namespace
 }  // namespace ms_optim
 
-#define MS_OPTIM_RULE(rule, states, constants, exchanges)                                                  \
-  MS_OPTIM_OPERATOR(ms_optim_##rule) {                                                                     \
-    return ms_optim::Launch(MS_OPTIM_ARGUMENTS, {states, constants, exchanges}, &ms_optim::Kernels::rule); \
+#define MS_OPTIM_ROW(name, Rule)                                                       \
+  MS_OPTIM_OPERATOR(ms_optim_##name) {                                                 \
+    constexpr ms_optim::Interface interface = ms_optim::InterfaceOf<ms_optim::Rule>(); \
+    return ms_optim::Launch(MS_OPTIM_ARGUMENTS, interface, &ms_optim::Kernels::name);  \
   }
-MS_OPTIM_RULES(MS_OPTIM_RULE)
+MS_OPTIM_RULES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
 
 // From tensors to a wire, and from a wire to tensors.
 MS_OPTIM_OPERATOR(ms_optim_pack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, true); }

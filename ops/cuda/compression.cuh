@@ -392,7 +392,9 @@ __global__ void __launch_bounds__(kThreads) Receive(const Step step, const Works
   if (threadIdx.x == 0) work.partial[static_cast<int64_t>(blockIdx.x) * kSums + kDirectionSum] = sum;
 }
 
-inline Status RunDgcMomentum(const Step &step, const WorkspaceLayout &layout, const Workspace &work, Launcher &launch) {
+template <>
+inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layout, const Workspace &work,
+                                   Launcher &launch) {
   const bool moments = (step.stages & kMomentsStage) != 0, apply = (step.stages & kApplyStage) != 0;
   const bool gradients = (step.stages & kGradientStage) != 0, skips = (step.flags & kSkipNonfinite) != 0;
   const bool global = gradients && (!moments || skips);

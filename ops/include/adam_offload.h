@@ -8,6 +8,7 @@ namespace ms_optim {
 
 struct AdamOffload : ElementwiseRule {
   static constexpr int kStates = 2;
+  static constexpr int kConstants = 3;  // beta1, beta2, eps
   enum Flags : unsigned { kNesterov = 1 };
 
   AdamMoments moments;
@@ -15,7 +16,6 @@ struct AdamOffload : ElementwiseRule {
   double rate_correction;
   float of_moment, of_gradient;  // what the weight moves along: m, or with Nesterov beta1 * m + (1 - beta1) * g
 
-  // constants: beta1, beta2, eps.
   MS_OPTIM_FN AdamOffload(const double *constants, int64_t t, unsigned flags)
       : moments(constants[0], constants[1], t, false),
         eps(static_cast<float>(constants[2])),

@@ -8,6 +8,10 @@ namespace ms_optim {
 
 struct DgcMomentum {
   static constexpr int kStates = 2;  // the velocity u, and r, what has not been sent yet
+  // The momentum, the number of workers, this worker's rank among them, and a number of 28 bits that is the same on
+  // workers of the same settings.
+  static constexpr int kConstants = 4;
+  static constexpr bool kExchanges = true;
   enum Flags : unsigned { kNesterov = 1, kL1 = 2, kHalfValues = 4 };
 
   float momentum;
@@ -15,8 +19,6 @@ struct DgcMomentum {
   int64_t rank, settings;
   bool nesterov, l1, half_values;
 
-  // constants: momentum, number of workers, this worker's rank among them, a number of 28 bits that is the same on
-  // workers of the same settings.
   MS_OPTIM_FN DgcMomentum(const double *constants, unsigned flags)
       : momentum(static_cast<float>(constants[0])),
         workers(constants[1]),

@@ -151,9 +151,15 @@ struct Step {
 
 // What the operators of different rules take.
 struct Interface {
-  int states, rule_constants;
+  int states, constants;
   bool exchanges;
 };
+
+template <class Rule>
+constexpr Interface InterfaceOf() {
+  static_assert(1 <= Rule::kStates && Rule::kStates <= kMaxStates, "a step has room for as many states");
+  return {Rule::kStates, Rule::kConstants, Rule::kExchanges};
+}
 
 inline DType ParseDType(const char *name) {
   if (strcmp(name, "float32") == 0) return DType::kFloat32;
@@ -394,7 +400,7 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, bool on_host, 
              kWrongFlags);
   in.Require(on_host || (step->flags & kHostOnly) == 0, kWrongFlags);
 
-  step->constants = in.Take<double>("float64", kRuleConstants + rule.rule_constants);
+  step->constants = in.Take<double>("float64", kRuleConstants + rule.constants);
   const int rates = in.next();
   step->rates = in.Take<float>("float32", -1);
   const int sums = in.next();

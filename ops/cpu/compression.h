@@ -612,7 +612,7 @@ class CompressedEngine : StepEngine {
 };
 
 template <>
-Status Run<DgcMomentum>(const Step &step) {
+inline Status Run<DgcMomentum>(const Step &step) {
   return CompressedEngine(step).Run();
 }
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "step.h"
+#include "arguments.h"
 
 namespace ms_optim {
 

@@ -1,7 +1,7 @@
 // The C interface of the operators that MindSpore calls, alike on every device.
 #pragma once
 
-#include <cstdint>
+#include "arguments.h"
 
 #define MS_OPTIM_API extern "C" __attribute__((visibility("default")))
 #define MS_OPTIM_OPERATOR(name)                                                                    \

@@ -1,5 +1,5 @@
-// The operators that MindSpore calls on a GPU. Data is on the device and cannot be read here: shapes, dtypes and flags,
-// which are a shape, say all that the host is to know. The last output is a workspace.
+// The operators that MindSpore calls on a GPU. The host cannot read data, which is on the device: it knows shapes,
+// dtypes and flags, which are a shape. The last output is the workspace.
 #include <exception>
 
 #include "abi.h"

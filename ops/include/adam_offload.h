@@ -1,5 +1,5 @@
-// Adam with L2 decay: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), section 2, where the bias
-// corrections are folded into the rate; with Nesterov's momentum as Dozat (2016).
+// Adam with L2 decay: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), in the form of section 2 that
+// folds the bias corrections into the rate. Nesterov's momentum is that of Dozat (2016).
 #pragma once
 
 #include "rule.h"

@@ -9,7 +9,7 @@
 
 namespace ms_optim {
 
-// Hands out the arguments one after the other; ok turns false for good at the first misfit.
+// Hands out the arguments one after the other; after the first that does not fit, ok() stays false.
 class ArgumentReader {
  public:
   ArgumentReader(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes)
@@ -73,13 +73,13 @@ class ArgumentReader {
   Status status_ = kOk;
 };
 
-// Returns where the array of a whole tensor would begin, of which there is only the part after some bytes.
+// Returns where the array of a whole tensor would begin, from the part that begins after some bytes.
 template <class T>
 T *AsIfWhole(T *data, int64_t bytes_before) {
   return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(data) - static_cast<uintptr_t>(bytes_before));
 }
 
-// Whether ranges are in order and begin where they may, as far as that is known before the tensors are.
+// Takes the ranges, and checks of them what does not depend on the tensors' sizes.
 inline bool TakeRanges(ArgumentReader *in, std::vector<Tensor> *tensors) {
   const auto *range = in->Take<int64_t>("int64", static_cast<int64_t>(tensors->size()) * 2);
   if (range == nullptr) return false;
@@ -91,7 +91,7 @@ inline bool TakeRanges(ArgumentReader *in, std::vector<Tensor> *tensors) {
   return in->ok();
 }
 
-// Where states and the like are held, they are of the tensor's range.
+// Takes the tensors; states, masters and scales are those of a tensor's range.
 inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::vector<Tensor> *tensors) {
   const bool gradients_only = step.stages == kGradientStage, returned = (step.flags & kReturned) != 0;
   const bool shares = (step.flags & kShares) != 0;
@@ -168,7 +168,7 @@ inline void ReadAddresses(const int64_t *row, Step *step, std::vector<Tensor> *t
   for (int k = 0; k < 2; ++k) step->beta_power[k] = reinterpret_cast<float *>(row[kBetaPowerAddress + k]);
 }
 
-// A weight without a master starts from 0.
+// Takes the outputs of a launch that returns weights. A weight without a master starts from 0, and becomes the update.
 inline void TakeReturned(ArgumentReader *in, Step *step, std::vector<Tensor> *tensors) {
   step->statistics = in->Take<float>("float32", step->rows * kStatistics);
   for (Tensor &t : *tensors) {
@@ -179,7 +179,8 @@ inline void TakeReturned(ArgumentReader *in, Step *step, std::vector<Tensor> *te
   }
 }
 
-// Whether it fits the layout is seen where that can be read: on the host.
+// Returns the dtype of a wire, which follows from the layout. A device's layout cannot be read here: there it is the
+// dtype that the argument has.
 inline const char *WireType(const ArgumentReader &in, const Step &step, int64_t n, bool on_host) {
   bool compressed = !on_host && in.ok() && in.next() < in.count() && in.Is(in.next(), "int32");
   for (int64_t i = 0; i < n && on_host; ++i) compressed |= step.layout[i * step.layout_columns + kSent] > 0;

@@ -1,4 +1,4 @@
-// The arguments of one launch, unpacked from what MindSpore hands an AOT operator.
+// What one launch takes, as MindSpore hands it to an AOT operator.
 //
 // A launch takes n tensors. Its inputs, in order:
 //
@@ -9,9 +9,9 @@
 //                 exchanges, with how many of its elements a worker sends (0: all, uncompressed)
 //   constants     float64: 1 / loss_scale, grad_clip_norm (0: none), seed of the stochastic rounding, the rule's own
 //   rates         float32: learning rates and weight decays of this step
-//   sums          float64 [N, kSums]: the sums of all N tensors when stages run in launches of their own, else unread
-//   skipping      float32 [1], only if the rule exchanges: not 0 where some worker's gradient makes all skip the step
-//   wires         [wires, words], only if the rule exchanges: what workers sent, read by an apply stage of its own
+//   sums          float64 [N, kSums]: the sums of all N tensors, read only if stages run in launches of their own
+//   skipping      float32 [1], only if the rule exchanges: not 0 if some worker's gradient makes all skip the step
+//   wires         [wires, words], only if the rule exchanges: what workers sent, read by an apply stage alone
 //   worker        int32 [workers], only if the rule exchanges: 1 where it is the worker whose states these are
 //   ranges        int64 [n, 2], only if kShares: the elements, from and to, of each tensor that are this process's
 //   global_step   int32 [1], written
@@ -35,9 +35,9 @@
 //
 //   addresses     int64 [n + 1, kAddressColumns]: a row for each tensor, then one for what the tensors share
 //
-// The output is float64 [n, kSums], the sums of this launch's tensors. A moments stage of a rule that exchanges, where
-// no apply stage follows in the same launch, has another: its wire, [words]. Wires are of dtype int32, or float32 where
-// no tensor is compressed, so that they can be added up.
+// The output is float64 [n, kSums], the sums of this launch's tensors. If the rule exchanges, a launch with the moments
+// stage and without the apply stage has a second output: the worker's wire, [words]. Wires are of dtype int32, or
+// float32 where no tensor is compressed, so that they can be added up.
 #pragma once
 
 #include <cstdint>
@@ -62,14 +62,15 @@ enum SharedFlag : unsigned {
   kStochasticRounding = 4,
   kCentralizes = 8,  // some tensor's gradient is centralized
   kByAddress = 16,   // what is written comes as a table of addresses
-  kBetaPowers = 32,  // keep beta1^t and beta2^t, the rule's first two constants, for checkpoints
-  kLocks = 64,       // let no other launch with this flag touch the same weights meanwhile
+  kBetaPowers = 32,  // write beta1^t and beta2^t, of the rule's first two constants, for checkpoints
+  kLocks = 64,       // no other launch with this flag touches the same weights meanwhile
   kReturned = 128,   // weights are outputs: they live where the kernel cannot reach
   kShares = 256,     // of each tensor only a range is updated, and held in states
   kClips = 512,      // there is a bound on the gradients' norm
 };
 
-// They have data read before the launch, or memory that is the host's.
+// Flags that only a kernel on the host can serve: it reads addresses and ranges before it starts, locks mutexes, and
+// returns weights to another device.
 constexpr unsigned kHostOnly = kByAddress | kLocks | kReturned | kShares;
 
 enum Sum { kGradientSum, kWeightSum, kDirectionSum, kDirection2Sum, kDirectionsDot, kSums };
@@ -105,7 +106,7 @@ enum Status {
   kWrongSize = 3,
   kWrongFlags = 4,
   kNoMemory = 5,
-  kNoLaunch = 6,   // the device took a kernel not
+  kNoLaunch = 6,   // the device refused a kernel
   kOutOfStep = 7,  // another worker sent what belongs to another step
   kNegativeStep = 8,
   kNotItsOwn = 9,  // the states are another worker's
@@ -120,7 +121,7 @@ struct Tensor {
   bool returned;             // the weight holds nothing yet
   DType weight_type, gradient_type, state_type[kMaxStates];
   int64_t size;
-  int64_t begin, end;  // the elements that are updated; what is held of these alone is addressed as if it were whole
+  int64_t begin, end;  // the elements that are updated; states of these alone are addressed as if they were whole
   int64_t rows;        // extent of the first dimension; 0 where there are fewer than two
 };
 
@@ -177,7 +178,7 @@ MS_OPTIM_FN bool IsFloat(DType type) {
   return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
 }
 
-// First moments take either sign, the others do not.
+// First moments have either sign; the other states are never negative.
 inline bool HoldsState(DType type, int k) {
   return type == DType::kFloat32 || type == DType::kBFloat16 || type == (k == 0 ? DType::kInt8 : DType::kUInt8);
 }

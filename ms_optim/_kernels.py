@@ -79,8 +79,10 @@ AKG_KERNELS = {
     "adam_offload": ("adam_offload", "adam_offload", 1),
 }
 
-SUMS, STATISTICS = tuple(Sum)[: Sum.SUMS], tuple(Statistic)[: Statistic.STATISTICS]
-GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = Stage
+# Names of the columns, without the number of these.
+SUMS = tuple(column.name.lower() for column in Sum if column < Sum.SUMS)
+STATISTICS = tuple(column.name.lower() for column in Statistic if column < Statistic.STATISTICS)
+GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = tuple(Stage)
 ALL_STAGES = sum(Stage)
 SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES, BY_ADDRESS = tuple(SharedFlag)[:5]
 BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS = tuple(SharedFlag)[5:]

@@ -131,22 +131,12 @@ class Status(enum.IntEnum):
     NO_MEMORY, NO_LAUNCH, OUT_OF_STEP, NEGATIVE_STEP, NOT_ITS_OWN = range(5, 10)
 
 
+_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, AddressColumn, SharedAddressColumn, Layout, Status)
+_RULES = (AdamWFlag, LambFlag, AdamOffloadFlag, DgcMomentumFlag)
 # By what the library calls them.
 GROUPS: dict[str, type[enum.IntEnum | enum.IntFlag]] = {
-    "DType": DType,
-    "Stage": Stage,
-    "SharedFlag": SharedFlag,
-    "Sum": Sum,
-    "Statistic": Statistic,
-    "Constant": Constant,
-    "AddressColumn": AddressColumn,
-    "SharedAddressColumn": SharedAddressColumn,
-    "Layout": Layout,
-    "Status": Status,
-    "AdamW": AdamWFlag,
-    "Lamb": LambFlag,
-    "AdamOffload": AdamOffloadFlag,
-    "DgcMomentum": DgcMomentumFlag,
+    **{kind.__name__: kind for kind in _INTERFACE},
+    **{kind.__name__.removesuffix("Flag"): kind for kind in _RULES},
 }
 ALONE = ("MAX_STATES", "MAX_DIRECTIONS", "CODE_BLOCK", "MOST_ELEMENTS", "LIMB_BITS", "LIMBS", "MARK_WORDS")
 
@@ -167,12 +157,7 @@ class _Constant(ctypes.Structure):
 
 
 class _Rule(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("states", ctypes.c_int32),
-        ("constants", ctypes.c_int32),
-        ("exchanges", ctypes.c_int32),
-    ]
+    _fields_ = [("name", ctypes.c_char_p), *((name, ctypes.c_int32) for name in ("states", "constants", "exchanges"))]
 
 
 class DescribedRule(NamedTuple):
@@ -250,13 +235,9 @@ def launch(
     return kernel(flags, layout, constants, rates, sums, *exchanged, *before, *weights, *gradients, *held)
 
 
-def _listed(*inputs: Any) -> tuple[Any, ...]:
-    return inputs
-
-
 def inputs(*parts: Any) -> tuple[Any, ...]:
     """Return the inputs of a launch in their order, from what :func:`launch` takes besides the kernel."""
-    return launch(_listed, *parts)
+    return launch(lambda *inputs: inputs, *parts)
 
 
 def written(

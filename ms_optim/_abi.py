@@ -1,7 +1,7 @@
 """The C interface of the kernels: its numbers by name, and the inputs of a launch in their order.
 
-As ops/include/step.h states it, and under its names. The numbers are stated on both sides, since Python also runs
-without a library; a test compares them with what a library says of itself.
+Names are those of ops/include/step.h. Both sides state the numbers, since Python also runs without a library; a test
+compares them with what a library says of itself.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 
 # ---- Numbers ------------------------------------------------------------------------------------------------------
 
-MAX_STATES, MAX_DIRECTIONS = 3, 2
-CODE_BLOCK = 256  # 8-bit codes that share one scale
+MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # the last: 8-bit codes that share one scale
 MOST_ELEMENTS = 1 << 31  # of a tensor that is sent in parts
 # The mark at a wire's end: see ops/include/dgc.h.
 LIMB_BITS, LIMBS = 6, 10
@@ -261,8 +260,8 @@ def written(
         returned: Whether it returns what is to become of the weights, and counts nothing.
     """
     before = (*(False,) * ranges, *(not returned,) * counters)
-    after = ((True,) * weights, (False,) * gradients, (True,) * held)
-    return inputs(*(False,) * 5, (False,) * 3 * exchanges, before, *after)
+    exchanged = (False,) * 3 * exchanges
+    return inputs(*(False,) * 5, exchanged, before, (True,) * weights, (False,) * gradients, (True,) * held)
 
 
 def flags(stages: int, shared: int, rule: int) -> np.ndarray:

@@ -6,21 +6,25 @@ The only file that names ``ops.Custom``.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import importlib
 import importlib.util
 import math
 import os
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops.auto_generate import AdamW
 from mindspore.ops.signature import make_sig, sig_rw
+
+from . import _abi
+from ._abi import CODE_BLOCK as CODE_BLOCK
+from ._abi import MAX_STATES as MAX_STATES
+from ._abi import AddressColumn, DType, SharedAddressColumn, SharedFlag, Stage, Statistic, Sum
 
 if TYPE_CHECKING:
     from ._held import Held
@@ -31,40 +35,34 @@ OPP_PATH = "ASCEND_OPP_PATH"  # where CANN's operators are
 CUSTOM_OPP_PATH = "ASCEND_CUSTOM_OPP_PATH"  # where others are, separated by colons
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """One row of the table.
+class Library(NamedTuple):
+    """The shared library of a device.
 
     Attributes:
-        library: File name of the shared library, in the package's folder.
-        function: Name of the operator in it.
-        remedy: What to do where the library is missing.
+        file: Its name, in the package's folder.
+        remedy: What to do where it is missing.
     """
 
-    library: str
-    function: str
+    file: str
     remedy: str
 
 
 LIBRARIES = {
-    "CPU": (
+    "CPU": Library(
         "libms_optim_cpu.so",
         "it is built at installation, which needs a C++17 compiler with OpenMP (Debian: apt install g++): install one, "
         "then install ms_optim again",
     ),
-    "GPU": (
+    "GPU": Library(
         "libms_optim_cuda.so",
         "it is built at installation where nvcc of CUDA 11.8 or later is on the PATH: put it there, then install "
         "ms_optim again",
     ),
-    "Ascend": (
+    "Ascend": Library(
         "ascend/vendors/ms_optim/op_api/lib/libcust_opapi.so",
         "build it, where CANN is, with python -m ms_optim build-ascend --soc-version NAME",
     ),
 }
-RULES = ("adamw", "adamw_amsgrad", "lamb", "lans", "adam_offload", "dgc_momentum")
-
-
 # Types of operators. Of several launches a step the first; see ms_optim/_ascend.py.
 ON_ASCEND = {
     "adamw": "MsOptimAdamw",
@@ -75,16 +73,6 @@ ON_ASCEND = {
 }
 
 
-def _kernel(device: str, function: str) -> Kernel:
-    library, remedy = LIBRARIES[device]
-    return Kernel(library, function, remedy)
-
-
-KERNELS = {(rule, device): _kernel(device, f"ms_optim_{rule}") for device in ("CPU", "GPU") for rule in RULES}
-KERNELS |= {(rule, "Ascend"): _kernel("Ascend", function) for rule, function in ON_ASCEND.items()}
-# Copies between tensors and what workers exchange.
-COPIES = {(copy, "CPU"): _kernel("CPU", f"ms_optim_{copy}") for copy in ("pack", "unpack")}
-
 # Rules with kernels in AKG's DSL: file in ops/akg, function in it, and how many directions that returns.
 AKG_KERNELS = {
     "adamw": ("adamw", "adamw", 1),
@@ -94,17 +82,21 @@ AKG_KERNELS = {
     "adam_offload": ("adam_offload", "adam_offload", 1),
 }
 
-# The order in which a launch reads and writes its numbers: see ops/include/step.h.
-SUMS = ("gradient", "weight", "direction", "direction2", "directions_dot")
-STATISTICS = ("gradient_norm", "weight_norm", "update_norm", "trust_ratio", "finite")
-GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = 1, 2, 4, 8
-ALL_STAGES = 15
-SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES = 1, 2, 4, 8
-BY_ADDRESS, BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS = 16, 32, 64, 128, 256, 512
-MAX_STATES = 3
-CODE_BLOCK = 256  # 8-bit codes that share one scale
+# Names of the columns, without the number of these.
+SUMS = tuple(column.name.lower() for column in Sum if column < Sum.SUMS)
+STATISTICS = tuple(column.name.lower() for column in Statistic if column < Statistic.STATISTICS)
+GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = tuple(Stage)
+ALL_STAGES = sum(Stage)
+SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES, BY_ADDRESS = tuple(SharedFlag)[:5]
+BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS = tuple(SharedFlag)[5:]
 LEAST_CODED = 4096  # elements of the smallest tensor whose states are worth codes
-DTYPES = {ms.float32: 0, ms.float16: 1, ms.bfloat16: 2, ms.int8: 3, ms.uint8: 4}
+DTYPES = {
+    ms.float32: DType.FLOAT32,
+    ms.float16: DType.FLOAT16,
+    ms.bfloat16: DType.BFLOAT16,
+    ms.int8: DType.INT8,
+    ms.uint8: DType.UINT8,
+}
 
 
 def state_dtype(kind: str, k: int, size: int) -> ms.dtype.Type:
@@ -131,22 +123,31 @@ def why_not(rule: str, device: str) -> str | None:
     Returns:
         The reason with its remedy, or None where the kernel is there.
     """
-    kernel = KERNELS.get((rule, device))
-    if kernel is None:
-        return f"ms_optim has no kernel for the rule '{rule}' on {device}"
-    path = FOLDER / kernel.library
+    path = FOLDER / LIBRARIES[device].file
+    no_kernel = f"ms_optim has no kernel for the rule '{rule}' on {device}"
+    if device == "Ascend" and rule not in ON_ASCEND:
+        return no_kernel
     if not path.exists():
-        return f"{path} is missing: {kernel.remedy}"
+        return f"{path} is missing: {LIBRARIES[device].remedy}"
     if device == "Ascend":
         return None if os.environ.get(OPP_PATH) else f"{OPP_PATH} is not set: source CANN's set_env.sh"
     allowed = os.environ.get(WHITE_LIST)
     if allowed is not None and pathlib.Path(allowed).resolve() not in path.parents:
         return f"{WHITE_LIST} admits only libraries in {allowed}: set {WHITE_LIST}={FOLDER}"
     try:
-        library(kernel.library)
-    except OSError as error:
+        return None if rule in rules(device) else no_kernel
+    except (OSError, AttributeError) as error:
         return f"{path} does not load: {error}"
-    return None
+
+
+def rules(device: str) -> Collection[str]:
+    """Return the rules that a device's library has kernels of; OSError or AttributeError: it does not load."""
+    return ON_ASCEND if device == "Ascend" else described(device)
+
+
+def described(device: str) -> dict[str, _abi.DescribedRule]:
+    """Return what the library for "CPU" or "GPU" says of its rules."""
+    return _abi.rules(library(LIBRARIES[device].file))
 
 
 def why_not_akg(rule: str) -> str | None:
@@ -186,7 +187,7 @@ def akg_operator(kernel: Callable, rows: int) -> ops.Custom:
 def library(name: str) -> ctypes.CDLL:
     """Load one of the package's shared libraries, for what is asked of it besides running a step."""
     loaded = ctypes.CDLL(str(FOLDER / name))
-    if name == LIBRARIES["CPU"][0]:
+    if name == LIBRARIES["CPU"].file:
         loaded.ms_optim_instruction_set.restype = ctypes.c_char_p
     return loaded
 
@@ -215,7 +216,7 @@ def operator(
     """Make the operator that runs one launch.
 
     Args:
-        rule: Name of the rule, or of a copy.
+        rule: Name of the rule; or "pack" or "unpack", which copy between tensors and what workers exchange.
         device: Device target whose kernel it is; the operator is placed there whatever the rest of a graph runs on.
         written: For each input in order, whether the kernel writes it.
         outputs: Shape and dtype of each output; one at least.
@@ -225,17 +226,17 @@ def operator(
     Returns:
         A primitive or Cell that takes the inputs and returns the output, or a tuple of them.
     """
-    kernel = (KERNELS | COPIES)[rule, device]
     if device == "GPU":
-        needed = workspace_bytes(library(kernel.library), shapes, bool(shared & CENTRALIZES), rule == "dgc_momentum")
-        return WithoutWorkspace(_primitive(kernel, device, written, [*outputs, ((needed,), ms.uint8)]), len(outputs))
-    return _primitive(kernel, device, written, outputs)
+        exchanges, file = described(device)[rule].exchanges, LIBRARIES[device].file
+        needed = workspace_bytes(library(file), shapes, bool(shared & CENTRALIZES), exchanges)
+        return WithoutWorkspace(_primitive(rule, device, written, [*outputs, ((needed,), ms.uint8)]), len(outputs))
+    return _primitive(rule, device, written, outputs)
 
 
-def _primitive(kernel, device, written, outputs):
+def _primitive(rule, device, written, outputs):
     shapes, dtypes = [shape for shape, _ in outputs], [dtype for _, dtype in outputs]
     primitive = ops.Custom(
-        f"{FOLDER / kernel.library}:{kernel.function}",
+        f"{FOLDER / LIBRARIES[device].file}:ms_optim_{rule}",
         out_shape=tuple(shapes) if len(shapes) > 1 else shapes[0],
         out_dtype=tuple(dtypes) if len(dtypes) > 1 else dtypes[0],
         func_type="aot",
@@ -299,7 +300,7 @@ def workspace_bytes(library: ctypes.CDLL, shapes: Sequence[tuple[int, ...]], cen
 
 def flags(stages: int, shared: int, rule: int) -> Tensor:
     """Return what a launch shall do, as the shape of a tensor: see ops/include/step.h."""
-    return Tensor(np.zeros((1 + stages, 1 + shared, 1 + rule), np.int8))
+    return Tensor(_abi.flags(stages, shared, rule))
 
 
 def _address(tensor) -> int:
@@ -312,6 +313,16 @@ def _address(tensor) -> int:
     if address == 0:
         raise RuntimeError(f"ms_optim: a tensor of shape {tensor.shape} has no data in host memory.")
     return address
+
+
+# Of what a step counts and reports, in the order in which a launch takes it.
+SHARED_COLUMNS = (
+    SharedAddressColumn.GLOBAL_STEP_ADDRESS,
+    SharedAddressColumn.SKIPPED_STEPS_ADDRESS,
+    SharedAddressColumn.STATISTICS_ADDRESS,
+    SharedAddressColumn.BETA_POWER_ADDRESS,
+    SharedAddressColumn.BETA_POWER_ADDRESS + 1,
+)
 
 
 class AddressTable:
@@ -329,29 +340,26 @@ class AddressTable:
         scales = enumerate(held.scale_places)
         self._scales = [(k % n, k // n, held.scales[place]) for k, place in scales if place >= 0]
         self._shared = held.counters
-        # Columns: weight, gradient, master, states, scales, size, first dimension, dtypes; see ops/include/step.h.
-        sizes = 3 + 2 * MAX_STATES
-        self._types = sizes + 2
-        self._table = np.zeros((n + 1, self._types + 2 + MAX_STATES), np.int64)
-        self._table[:n, sizes] = [p.size for p in parameters]
-        self._table[:n, sizes + 1] = [p.shape[0] if p.ndim > 1 else 0 for p in parameters]
-        self._table[:n, self._types] = [DTYPES[p.dtype] for p in parameters]
+        self._table = np.zeros((n + 1, AddressColumn.ADDRESS_COLUMNS), np.int64)
+        self._table[:n, AddressColumn.ELEMENTS] = [p.size for p in parameters]
+        self._table[:n, AddressColumn.FIRST_DIMENSION] = [p.shape[0] if p.ndim > 1 else 0 for p in parameters]
+        self._table[:n, AddressColumn.WEIGHT_TYPE] = [DTYPES[p.dtype] for p in parameters]
         for k, group in enumerate(self._states):
-            self._table[:n, self._types + 2 + k] = [DTYPES[s.dtype] for s in group]
-        self._table[n, 3] = n
+            self._table[:n, AddressColumn.STATE_TYPE + k] = [DTYPES[s.dtype] for s in group]
+        self._table[n, SharedAddressColumn.STATISTICS_ROWS] = n
 
     def fill(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the table for a step with these gradients; what it names was checked before."""
         table, n = self._table, len(self._parameters)
-        table[:n, 0] = [_address(p) for p in self._parameters]
-        table[:n, 1] = [_address(g) for g in gradients]
+        table[:n, AddressColumn.WEIGHT_ADDRESS] = [_address(p) for p in self._parameters]
+        table[:n, AddressColumn.GRADIENT_ADDRESS] = [_address(g) for g in gradients]
         for i, master in self._masters:
-            table[i, 2] = _address(master)
+            table[i, AddressColumn.MASTER_ADDRESS] = _address(master)
         for k, group in enumerate(self._states):
-            table[:n, 3 + k] = [_address(s) for s in group]
+            table[:n, AddressColumn.STATE_ADDRESS + k] = [_address(s) for s in group]
         for i, k, scale in self._scales:
-            table[i, 3 + MAX_STATES + k] = _address(scale)
-        table[:n, self._types + 1] = [DTYPES[g.dtype] for g in gradients]
-        shared = [_address(p) for p in self._shared]
-        table[n, :3], table[n, 4 : 1 + len(shared)] = shared[:3], shared[3:]
+            table[i, AddressColumn.SCALE_ADDRESS + k] = _address(scale)
+        table[:n, AddressColumn.GRADIENT_TYPE] = [DTYPES[g.dtype] for g in gradients]
+        for column, p in zip(SHARED_COLUMNS, self._shared):
+            table[n, column] = _address(p)
         return Tensor(table)

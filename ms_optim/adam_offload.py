@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Parameter, Tensor, ops
 
 from . import _kernels
+from ._abi import AdamOffloadFlag
 from ._adam import AdamFamily
 from ._arguments import check_choice, check_type, fail
 from ._arithmetic import normal, summed
@@ -96,7 +97,6 @@ class AdamOffload(AdamFamily):
 
     use_locking: bool
     use_nesterov: bool
-    fused: bool
     beta_powers: tuple[Parameter, ...]
     beta1_power: Parameter
     beta2_power: Parameter
@@ -118,7 +118,8 @@ class AdamOffload(AdamFamily):
         check_type(name, "use_locking", use_locking, bool)
         check_type(name, "use_nesterov", use_nesterov, bool)
         check_type(name, "loss_scale", loss_scale, float)
-        rule = self.rules[0]._replace(flags=int(use_nesterov), shared_flags=_kernels.LOCKS * use_locking)
+        flags = AdamOffloadFlag.NESTEROV * use_nesterov
+        rule = self.rules[0]._replace(flags=flags, shared_flags=_kernels.LOCKS * use_locking)
         betas = {"beta1": beta1, "beta2": beta2}
         self.use_locking, self.use_nesterov = use_locking, use_nesterov
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})
@@ -134,9 +135,7 @@ class AdamOffload(AdamFamily):
         if (device := _kernels.device_target()) == "CPU":
             return super()._fused_path(settings, slice_sums)
         check_crossing(self.cls_name, self.options, slice_sums is not None)
-        path = CrossingPath(self._layout, self._held, self, self.rule, self.options, settings, device)
-        self.masters_taken = path.masters_taken
-        return path
+        return CrossingPath(self._layout, self._held, self, self.rule, self.options, settings, device)
 
     @property
     def target(self) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import ops
 
+from ._abi import AdamWFlag
 from ._adam import AdamFamily
 from ._arguments import check_type, choose_backend, fail
 from ._arithmetic import normal, summed
@@ -110,7 +111,8 @@ class AdamW(AdamFamily):
         check_type(name, "maximize", maximize, bool)
         check_type(name, "bias_correction", bias_correction, bool)
         shared = choose_backend(name, "use_fused", use_fused, shared)
-        rule = self.rules[amsgrad]._replace(flags=amsgrad + 2 * maximize + 4 * bias_correction)
+        flags = AdamWFlag.MAXIMIZE * maximize + AdamWFlag.BIAS_CORRECTION * bias_correction
+        rule = self.rules[amsgrad]._replace(flags=flags + AdamWFlag.AMSGRAD * amsgrad)
         named_betas = {"betas[0]": betas[0], "betas[1]": betas[1]}
         self.amsgrad, self.maximize = amsgrad, maximize
         super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)

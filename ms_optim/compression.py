@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mindspore import Parameter, Tensor
 
+from ._abi import MARK_WORDS
 from ._arguments import check_gradients, worker_of
 from ._base import FusedOptimizer, Rule
 from .dgc.composite import CompressedCompositePath, largest
 from .dgc.path import CompressedPath
 from .dgc.schedule import Schedule
 from .dgc.transport import Workers
-from .dgc.wire import MARK_WORDS, WIRE_DTYPES, Compression, place_bytes, ramp, sent, settings_number, wire_words
+from .dgc.wire import WIRE_DTYPES, Compression, place_bytes, ramp, sent, settings_number, wire_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

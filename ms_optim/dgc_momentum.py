@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspore import ops
 
+from ._abi import DgcMomentumFlag
 from ._arguments import check_choice, check_count, check_momentum, check_type, fail, is_number
 from ._arithmetic import summed
 from ._base import Rule
@@ -170,7 +171,8 @@ class DGCMomentum(CompressedStep):
         workers = group if isinstance(group, Workers) else Workers(name, group, local_group)
         workers.check_trainers(name, num_trainers)
         compression = Compression(rampup_begin_step, rampup_step, tuple(sparsity), min_compress_numel, wire_dtype)
-        flags = use_nesterov + 2 * (decay_type == "l1") + 4 * (wire_dtype == "float16")
+        flags = DgcMomentumFlag.NESTEROV * use_nesterov + DgcMomentumFlag.L1 * (decay_type == "l1")
+        flags += DgcMomentumFlag.HALF_VALUES * (wire_dtype == "float16")
         rule = self.rules[0]._replace(constants=(float(momentum), float(workers.count)), flags=flags)
         super().__init__(
             params,

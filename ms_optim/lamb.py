@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import ops
 
+from ._abi import LambFlag
 from ._adam import AdamFamily
 from ._arguments import check_bounds, check_type
 from ._arithmetic import bounded, summed, trust_ratio
@@ -109,7 +110,8 @@ class Lamb(AdamFamily):
         check_type(name, "bias_correction", bias_correction, bool)
         phi = check_bounds(name, "weight_norm_bounds", weight_norm_bounds)
         ratio = check_bounds(name, "trust_ratio_bounds", trust_ratio_bounds)
-        rule = self.rules[0]._replace(constants=(*phi, *ratio), flags=bias_correction + 2 * always_adapt)
+        flags = LambFlag.BIAS_CORRECTION * bias_correction + LambFlag.ALWAYS_ADAPT * always_adapt
+        rule = self.rules[0]._replace(constants=(*phi, *ratio), flags=flags)
         betas = {"beta1": beta1, "beta2": beta2}
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared, bias_correction)
         self.always_adapt = always_adapt

@@ -44,16 +44,31 @@ def needs(*programs):
 
 
 def build(folder: pathlib.Path, compiler: str, machine: str, flags=(), link=()) -> pathlib.Path:
-    """Compile tests/replay.cc and the operators for a machine, as setup.py does, with warnings for errors."""
+    """Compile tests/replay.cc and the operators for a machine; return the program."""
+    return linked(folder / "replay", compiler, machine, flags, link, [(TESTS / "replay.cc", "replay", [])])
+
+
+def linked(result: pathlib.Path, compiler: str, machine: str, flags, link, others=(), ops=ROOT / "ops") -> pathlib.Path:
+    """Compile the CPU's operators for a machine, as setup.py does, with warnings for errors, and link them to others.
+
+    Args:
+        result: The file to make; objects are left beside it.
+        compiler: The compiler's command.
+        machine: The machine, as platform.machine() names it.
+        flags: Flags besides setup.py's.
+        link: Flags for the linker.
+        others: Other sources: file, name of the object, flags.
+        ops: Where the native sources are.
+    """
+    folder, cpu = result.parent, ops / "cpu"
     with mock.patch("setuptools.setup"):
         setup = runpy.run_path(str(ROOT / "setup.py"))
     sets = setup["INSTRUCTION_SETS"].get(machine, {"baseline": []})
-    cpu = ROOT / "ops" / "cpu"
-    units = [(TESTS / "replay.cc", "replay", []), (cpu / "entry.cc", "entry", [])]
+    units = [*others, (cpu / "entry.cc", "entry", [])]
     # The kernels take longest: they come first.
     units[:0] = [(cpu / "kernels.cc", name, [f"-DMS_OPTIM_ISA={name}", *options]) for name, options in sets.items()]
     common = [compiler, *setup["FLAGS"], "-fopenmp", "-Wno-psabi", "-Wall", "-Wextra", "-Werror", *flags]
-    common += [f"-I{cpu}", f"-I{ROOT / 'ops' / 'include'}"]
+    common += [f"-I{cpu}", f"-I{ops / 'include'}"]
 
     def compile(unit):
         source, name, options = unit
@@ -62,9 +77,8 @@ def build(folder: pathlib.Path, compiler: str, machine: str, flags=(), link=()) 
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile, units))
-    program = folder / "replay"
-    run([*common, *objects, *link, "-o", str(program)])
-    return program
+    run([*common, *objects, *link, "-o", str(result)])
+    return result
 
 
 def run(command, **environment):

@@ -6,7 +6,7 @@ import platform
 
 import numpy as np
 
-from ms_optim import _kernels
+from ms_optim import _abi, _kernels
 from ms_optim.compression import wire_words
 
 LIBRARY = _kernels.FOLDER / "libms_optim_cpu.so"
@@ -103,26 +103,26 @@ class Launch:
         n = len(weights)
         if layout is None:
             layout = [[0, -1, 0, i] for i in range(n)]
+        columns = [list(column) for column in zip(*layout)] or [[]] * _abi.Layout.LAYOUT_COLUMNS
         self.function = function
         self.global_step, self.skipped = np.zeros(1, np.int32), np.zeros(1, np.int32)
         self.statistics = np.zeros((n, len(_kernels.STATISTICS)), np.float32)
         self.sums = np.zeros((n, len(_kernels.SUMS)))
-        self.arrays = [
-            np.zeros((1 + stages, 1 + shared, 1 + rule_flags), np.int8),
-            np.array(layout, np.int32).reshape(n, 4),
-            np.array([1 / loss_scale, clip, seed, *constants]),
+        held = [*(array for state in states for array in state), *masters]
+        held += [array for state in scales for array in state]
+        taken = _abi.inputs(
+            _abi.flags(stages, shared, rule_flags),
+            _abi.layout(*columns[:3], rows=columns[3]),
+            _abi.constants(1 / loss_scale, clip, seed, constants),
             np.array(rates, np.float32),
             np.zeros((1, len(_kernels.SUMS))),
-            self.global_step,
-            self.skipped,
-            self.statistics,
-            *weights,
-            *gradients,
-            *[array for state in states for array in state],
-            *masters,
-            *[array for state in scales for array in state],
-            self.sums,
-        ]
+            (),
+            (self.global_step, self.skipped, self.statistics),
+            weights,
+            gradients,
+            held,
+        )
+        self.arrays = [*taken, self.sums]
 
     def run(self, call=call):
         return call(self.function, self.arrays)
@@ -165,33 +165,31 @@ class CompressedLaunch:
     ):
         n = len(weights)
         columns = columns or [[0, -1, 0]] * n
-        layout = [[*row, i, k] for i, (row, k) in enumerate(zip(columns, sent))]
+        columns = [list(column) for column in zip(*columns)] or [[]] * 3
         self.global_step, self.skipped = np.zeros(1, np.int32), np.zeros(1, np.int32)
         self.statistics = np.zeros((n, len(_kernels.STATISTICS)), np.float32)
         self.sums = np.zeros((n, len(_kernels.SUMS)))
         words = wire_words([w.size for w in weights], sent, "float16" if rule_flags & 4 else "float32")
         self.wire = np.zeros(words, np.int32 if any(sent) else np.float32)
         moments, apply = bool(stages & _kernels.MOMENTS_STAGE), bool(stages & _kernels.APPLY_STAGE)
-        self.arrays = [
-            np.zeros((1 + stages, 1 + shared, 1 + rule_flags), np.int8),
-            np.array(layout, np.int32).reshape(n, 5),
-            np.array([1.0, clip, 0.0, momentum, workers, rank, settings]),
+        wires = np.zeros((1, 1), np.float32) if wires is None else wires
+        taken = _abi.inputs(
+            _abi.flags(stages, shared, rule_flags),
+            _abi.layout(*columns, sent=sent),
+            _abi.constants(1.0, clip, 0.0, (momentum, workers, rank, settings)),
             np.array(rates, np.float32),
             np.zeros((1, len(_kernels.SUMS))) if sums is None else sums,
-            np.array([skipping], np.float32),
-            np.zeros((1, 1), np.float32) if wires is None else wires,
-            np.eye(workers, dtype=np.int32)[rank if whose is None else whose],
-            self.global_step,
-            self.skipped,
-            self.statistics,
-            *weights,
-            *gradients,
-            *u,
-            *r,
-            *masters,
-            self.sums,
-            *([self.wire] if moments and not apply else []),
-        ]
+            (
+                np.array([skipping], np.float32),
+                wires,
+                np.eye(workers, dtype=np.int32)[rank if whose is None else whose],
+            ),
+            (self.global_step, self.skipped, self.statistics),
+            weights,
+            gradients,
+            (*u, *r, *masters),
+        )
+        self.arrays = [*taken, self.sums, *([self.wire] if moments and not apply else [])]
 
     def run(self, call=call):
         return call("ms_optim_dgc_momentum", self.arrays)

@@ -13,14 +13,12 @@
 #include <thread>
 #include <vector>
 
-#define MS_OPTIM_OPERATOR(name) \
-  extern "C" int name(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes, void *, void *)
-MS_OPTIM_OPERATOR(ms_optim_adamw);
-MS_OPTIM_OPERATOR(ms_optim_adamw_amsgrad);
-MS_OPTIM_OPERATOR(ms_optim_lamb);
-MS_OPTIM_OPERATOR(ms_optim_lans);
-MS_OPTIM_OPERATOR(ms_optim_adam_offload);
-MS_OPTIM_OPERATOR(ms_optim_dgc_momentum);
+#include "operators.h"
+#include "rules.h"
+
+#define MS_OPTIM_ROW(name, Rule) MS_OPTIM_OPERATOR(ms_optim_##name);
+MS_OPTIM_RULES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
 // Operators for a GPU, run on the host, have none.
 extern "C" __attribute__((weak)) const char *ms_optim_instruction_set() { return "none"; }
 
@@ -30,12 +28,9 @@ constexpr struct {
   const char *name;
   decltype(&ms_optim_adamw) function;
 } kOperators[] = {
-    {"ms_optim_adamw", ms_optim_adamw},
-    {"ms_optim_adamw_amsgrad", ms_optim_adamw_amsgrad},
-    {"ms_optim_lamb", ms_optim_lamb},
-    {"ms_optim_lans", ms_optim_lans},
-    {"ms_optim_adam_offload", ms_optim_adam_offload},
-    {"ms_optim_dgc_momentum", ms_optim_dgc_momentum},
+#define MS_OPTIM_ROW(name, Rule) {"ms_optim_" #name, ms_optim_##name},
+    MS_OPTIM_RULES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
 };
 
 [[noreturn]] void Fail(const char *what) {

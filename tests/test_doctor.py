@@ -26,7 +26,7 @@ def test_doctor_reports_paths_and_checks_kernels():
     assert "threads" in report
     for optimizer in OPTIMIZERS:
         assert optimizer.__name__ in report
-    rules = [rule for rule, device in _kernels.KERNELS if device == "CPU" and _kernels.why_not(rule, device) is None]
+    rules = list(_kernels.rules("CPU")) if _kernels.why_not("adamw", "CPU") is None else []
     rules += [rule for rule in _kernels.AKG_KERNELS if _kernels.why_not_akg(rule) is None]
     assert report.count("agrees") == len(rules)
 
@@ -50,9 +50,10 @@ def test_doctor_names_the_package_that_akg_lacks(monkeypatch):
     assert "pip install decorator" in why
 
 
+@pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there are no kernels")
 def test_doctor_checks_every_kernel_of_the_cpu():
     rules = {doctor.build(cls, trial, "composite").rule.name for cls in OPTIMIZERS for trial in cls.trials}
-    assert rules == {rule for rule, device in _kernels.KERNELS if device == "CPU"}
+    assert rules == set(_kernels.rules("CPU"))
 
 
 def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path):

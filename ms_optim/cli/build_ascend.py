@@ -74,7 +74,7 @@ def build(soc_version: str, cann: str | None = None) -> int:
         print(f"The operators for Ascend cannot be built: {missing}.")
         return 1
     target = _kernels.FOLDER / "ascend"
-    library = pathlib.Path(_kernels.KERNELS["adamw", "Ascend"].library).relative_to("ascend")
+    library = pathlib.Path(_kernels.LIBRARIES["Ascend"].file).relative_to("ascend")
     with tempfile.TemporaryDirectory(prefix="ms_optim_") as work:
         # The builder writes into its own folder, and accepts paths of plain characters only.
         builder = shutil.copytree(BUILDER, pathlib.Path(work, "builder"))

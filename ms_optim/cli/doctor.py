@@ -131,7 +131,7 @@ def examine(
     if built.akg:
         return "akg", f"{built.rule.name} in ops/akg", verdict, right
     device = "CPU" if built.runs_on_host else _kernels.device_target()
-    return "fused", f"{built.rule.name} in {_kernels.KERNELS[built.rule.name, device].library}", verdict, right
+    return "fused", f"{built.rule.name} in {_kernels.LIBRARIES[device].file}", verdict, right
 
 
 def build(optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str) -> FusedOptimizer:

@@ -11,6 +11,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+from .._abi import LIMB_BITS, LIMBS, MARK_WORDS
 from .._arithmetic import normal, norms, summed, usable
 from ..paths.counting import Counting, RatesOfEach
 from ..paths.held_stacks import HeldStacks
@@ -18,7 +19,7 @@ from ..paths.stacks import column, cut, first_of
 from ..paths.survey import Prepare
 from .local_mean import LocalMean, cut_up, like, ranges_of
 from .schedule import Schedule, begins, place_of
-from .wire import LARGEST_LIMB, LIMB_BITS, LIMBS, MARK_WORDS, STEP_LIMBS
+from .wire import LARGEST_LIMB, STEP_LIMBS
 
 if TYPE_CHECKING:
     from .._held import Held

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mindspore import Tensor, nn
 
+from .._abi import launch
 from ..paths.fused import as_tuple
 
 if TYPE_CHECKING:
@@ -54,18 +55,8 @@ class StageCell(nn.Cell):
         self, layout: Tensor, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, gradients: Tensors
     ) -> Tensor | Tensors:
         """Run the launch."""
-        return self.kernel(
-            self.flags,
-            layout,
-            *numbers,
-            sums,
-            skipping,
-            wires,
-            *self.before,
-            *self.weights,
-            *gradients,
-            *self.held,
-        )
+        parts = ((skipping, wires), self.before, self.weights, gradients, self.held)
+        return launch(self.kernel, self.flags, layout, *numbers, sums, *parts)
 
 
 class ExchangeCell(nn.Cell):

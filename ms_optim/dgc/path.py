@@ -10,9 +10,9 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .. import _kernels
+from .. import _abi, _kernels
 from .._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
-from ..paths.fused import launch_layout, no_sums, shared_flags
+from ..paths.fused import no_sums, shared_flags
 from .launches import ExchangeCell, StageCell
 from .local_mean import LocalMean
 from .schedule import Schedule, begins, place_of
@@ -95,11 +95,14 @@ class CompressedPath(nn.Cell):
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
         self.phase_count, self.begins = len(schedule.ends) + 1, begins(schedule)
         self.all_reduce: Any = workers.all_reduce() if workers.count * workers.local > 1 else None
-        layouts = np.array([np.c_[launch_layout(layout), counts] for counts in schedule.counts], np.int32)
-        own = (workers.rank, schedule.settings)
-        constants = (settings.unscale, options.grad_clip_norm or 0.0, settings.seed, *rule.constants, *own)
+        columns = (layout.rate_places, layout.decay_places, layout.centralized)
+        layouts = np.array([_abi.layout(*columns, sent=counts) for counts in schedule.counts])
+        own = (*rule.constants, workers.rank, schedule.settings)
         self.layouts = Tensor(layouts)
-        self.constants, self.no_sums = Tensor(np.array(constants, np.float64)), no_sums()
+        self.constants, self.no_sums = (
+            Tensor(_abi.constants(settings.unscale, options.grad_clip_norm, settings.seed, own)),
+            no_sums(),
+        )
         self.no_worker = Tensor(np.zeros(1, np.float32))
         shared = shared_flags(layout, held, rule, options)
         # For each form what comes before the tensors, weights, what is held for them, and the form's flag.
@@ -118,8 +121,8 @@ class CompressedPath(nn.Cell):
                 if stages == GRADIENT_STAGE:
                     weights, states = (), ()
                 given = n if flag == 0 else 1
-                written = (False,) * 8 + (True,) * (len(before) - 1 + len(weights)) + (False,) * given
-                written += (True,) * len(states)
+                counters = len(before) - 1  # before these, whose states they are
+                written = _abi.written(counters, len(weights), given, len(states), exchanges=True)
                 kernel = _kernels.operator(rule.name, settings.device, written, outputs, layout.shapes, shared)
                 return StageCell(kernel, _kernels.flags(stages, shared + flag, rule.flags), before, weights, states)
 

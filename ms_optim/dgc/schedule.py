@@ -9,7 +9,8 @@ from mindspore import Parameter, Tensor
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .wire import LARGEST, Compression, ramp, sent, settings_number
+from .._abi import MOST_ELEMENTS
+from .wire import Compression, ramp, sent, settings_number
 
 if TYPE_CHECKING:
     from .._layout import Layout
@@ -41,9 +42,9 @@ class Schedule:
     def __init__(self, layout: Layout, rule, options: Any, workers: Workers, compression: Compression):
         sizes = layout.sizes
         for name, size in zip(layout.names, sizes):
-            if size > LARGEST:
+            if size > MOST_ELEMENTS:
                 raise ValueError(
-                    f"For '{layout.optimizer}', the parameter '{name}' must have at most {LARGEST} elements, "
+                    f"For '{layout.optimizer}', the parameter '{name}' must have at most {MOST_ELEMENTS} elements, "
                     f"but has {size}."
                 )
         begin, length, sparsity, least, self.wire_dtype = compression

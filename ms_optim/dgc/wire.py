@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LARGEST = 1 << 31  # elements of a tensor
+from .._abi import LIMB_BITS, MARK_WORDS
+
 WIRE_DTYPES = ("float32", "float16")
 
 
 # The mark at a wire's end, in limbs of 6 bits, each with its square: see ops/include/dgc.h. The composite path, whose
 # wires no kernel reads, has limbs of the step and of the settings apart: 6 and 4.
-LIMB_BITS, LIMBS, STEP_LIMBS = 6, 10, 6
+STEP_LIMBS = 6
 LARGEST_LIMB = (1 << LIMB_BITS) - 1
-MARK_WORDS = 2 * LIMBS
 MOST_PROCESSES = 4096  # whose limbs' squares float32 adds up exactly
 
 

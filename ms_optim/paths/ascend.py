@@ -11,10 +11,10 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from .. import _kernels
+from .._abi import AdamWFlag
 from .._arguments import WEIGHT_DTYPES
 
 TILE, LANES = 2048, 8  # see ops/ascendc/op_kernel/tiling.h
-MAXIMIZE = 2  # AdamW's flag: see ops/include/adamw.h
 
 
 class Operator(NamedTuple):
@@ -96,7 +96,7 @@ def why_not(options, is_sliced: bool, is_sharded: bool) -> str | None:
 
 def sign(rule) -> float:
     """Return what the operators of a rule multiply gradients by, as they know of no direction."""
-    return -1.0 if rule.name.startswith("adamw") and rule.flags & MAXIMIZE else 1.0
+    return -1.0 if rule.name.startswith("adamw") and rule.flags & AdamWFlag.MAXIMIZE else 1.0
 
 
 class AscendOperators(nn.Cell):

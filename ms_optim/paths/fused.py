@@ -9,7 +9,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from .. import _kernels
+from .. import _abi, _kernels
+from .._abi import launch
 from .._kernels import ALL_STAGES, APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 
 if TYPE_CHECKING:
@@ -139,17 +140,8 @@ class LaunchCell(nn.Cell):
         """Run the kernel on its part of all gradients, and return its sums."""
         if not self.takes_all:
             gradients = picked(gradients, self.places)
-        return self.kernel(
-            self.flags,
-            self.layout,
-            constants,
-            rates,
-            sums,
-            *self.before,
-            *self.weights,
-            *gradients,
-            *self.held,
-        )
+        parts = ((), self.before, self.weights, gradients, self.held)
+        return launch(self.kernel, self.flags, self.layout, constants, rates, sums, *parts)
 
 
 class ByAddress(nn.Cell):
@@ -184,14 +176,12 @@ def shared_flags(layout: Layout, held: Held, rule, options) -> int:
 
 def launch_constants(rule, settings: Settings) -> Tensor:
     """Return the numbers that all launches of an optimizer take."""
-    constants = (settings.unscale, settings.clip_norm or 0.0, settings.seed, *rule.constants)
-    return Tensor(np.array(constants, np.float64))
+    return Tensor(_abi.constants(settings.unscale, settings.clip_norm, settings.seed, rule.constants))
 
 
 def launch_layout(layout: Layout) -> np.ndarray:
     """Return the layout of all tensors as launches take it: int32 of shape (tensors, columns)."""
-    columns = [layout.rate_places, layout.decay_places, layout.centralized, range(layout.count)]
-    return np.array(columns, np.int32).T
+    return _abi.layout(layout.rate_places, layout.decay_places, layout.centralized)
 
 
 def no_sums() -> Tensor:
@@ -235,14 +225,13 @@ class FusedPath(nn.Cell):
         phases = planned(max(rule.at_most or count, -(-count // MOST_LAUNCHES)))
         shared, columns = shared_flags(layout, held, rule, options), launch_layout(layout)
 
-        def made(launch):
-            stages, tensors = launch
+        def made(planned_launch):
+            stages, tensors = planned_launch
             n = len(tensors)
             reads, moves = stages != COMMIT_STAGE, stages not in (GRADIENT_STAGE, COMMIT_STAGE)
             weights = [held.parameters[i] for i in tensors] if moves else []
             states = [held.of_tensors[i] for i in held.places_of(tensors)] if moves else []
-            written = (False,) * 5 + (True,) * len(held.counters)
-            written += (True,) * len(weights) + (False,) * n * reads + (True,) * len(states)
+            written = _abi.written(len(held.counters), len(weights), n * reads, len(states))
             shapes = [layout.shapes[i] if reads else (0,) for i in tensors]
             sums = ((n, len(_kernels.SUMS)), ms.float64)
             kernel = _kernels.operator(rule.name, device, written, [sums], shapes, shared)
@@ -256,7 +245,7 @@ class FusedPath(nn.Cell):
         self.phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
         if device == "CPU" and not settings.is_parallel:
             sums = [((count, len(_kernels.SUMS)), ms.float64)]
-            kernel = _kernels.operator(rule.name, device, (False,) * 6, sums)
+            kernel = _kernels.operator(rule.name, device, _abi.written(gradients=1), sums)
             cells = []
             for ((stages, _),) in planned(count):
                 flags = _kernels.flags(stages, shared + _kernels.BY_ADDRESS, rule.flags)

@@ -10,13 +10,12 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from .. import _kernels
+from .._abi import AdamWFlag
 from .._arithmetic import norm, weights_of, write
 
 if TYPE_CHECKING:
     from .._held import Held
     from .._layout import Layout
-
-BIAS_CORRECTION = 4  # AdamW's flag: see ops/include/adamw.h
 
 
 def why_not(rule, options, layout: Layout, held: Held, device: str, rates_change: bool) -> str | None:
@@ -33,7 +32,7 @@ def why_not(rule, options, layout: Layout, held: Held, device: str, rates_change
     low = [p for p, has_master in zip(layout.dtypes, held.has_master()) if p != mstype.float32 and not has_master]
     beyond = {
         "there is one for AdamW on Ascend alone": device != "Ascend" or rule.name != "adamw",
-        "it always corrects the bias": not rule.flags & BIAS_CORRECTION,
+        "it always corrects the bias": not rule.flags & AdamWFlag.BIAS_CORRECTION,
         "it takes learning rates and weight decays that are numbers": rates_change,
         "it keeps no weights of lower precision than the states": len(low) > 0,
         "it cannot skip a step": options.skip_nonfinite,

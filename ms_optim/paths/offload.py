@@ -16,7 +16,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .. import _kernels
+from .. import _abi, _kernels
 from .._arithmetic import norm, rounded, summed, write
 from .ascend import OperatorCell, tile_sums, total_of_tiles
 from .counting import Counting, RatesOfEach
@@ -53,7 +53,7 @@ class CrossingPath(nn.Cell):
         device: The accelerator.
 
     Attributes:
-        masters_taken: Parameter, whether the masters were taken: 0 or 1; the optimizer lists it.
+        masters_taken: Parameter, whether the masters were taken: 0 or 1.
     """
 
     addresses = None
@@ -81,7 +81,8 @@ class CrossingPath(nn.Cell):
         self.is_decayed = tuple(tuple(layout.decay_places[i] >= 0 for i in group) for group in groups)
         self.order = Tensor(np.argsort([i for group in groups for i in group]).astype(np.int32))
         self.with_masters = tuple(with_master[group[0]] for group in groups)
-        self.constants = Tensor(np.array([0.0, settings.seed, *rule.constants], np.float64))
+        constants = _abi.constants(0.0, None, settings.seed, rule.constants)
+        self.constants = Tensor(constants[_abi.Constant.CLIP_NORM :])
         self.no_sums, self.zero = no_sums(), Tensor(0.0, mstype.float32)
         cells = []
         for group, low in zip(groups, self.with_masters):
@@ -89,18 +90,18 @@ class CrossingPath(nn.Cell):
             # What a float32 weight is decayed and centralized by, it is on the device.
             decays = [layout.decay_places[i] if low else -1 for i in group]
             centralized = [low and layout.centralized[i] for i in group]
-            columns = np.array([[layout.rate_places[i] for i in group], decays, centralized, range(n)], np.int32).T
+            columns = _abi.layout([layout.rate_places[i] for i in group], decays, centralized)
             shared = _kernels.RETURNED + rule.shared_flags + _kernels.SKIP_NONFINITE * options.skip_nonfinite
             shared += _kernels.MASTERS * low + _kernels.CENTRALIZES * any(centralized)
             outputs = [((n, len(_kernels.SUMS)), ms.float64), ((n, len(_kernels.STATISTICS)), ms.float32)]
             # To a graph, an output of no dimensions is a number and no tensor.
             outputs += [(layout.shapes[i] or (1,), layout.dtypes[i] if low else ms.float32) for i in group]
             states = [held.of_tensors[i] for i in held.places_of(group)]
-            written = (False,) * (7 + n) + (True,) * len(states)
+            written = _abi.written(counters=2, gradients=n, held=len(states), returned=True)
             kernel = _kernels.operator(rule.name, "CPU", written, outputs)
             flags = _kernels.flags(_kernels.ALL_STAGES - _kernels.COMMIT_STAGE, shared, rule.flags)
             counters = (held.global_step, held.skipped_steps)
-            cells.append(LaunchCell(kernel, flags, Tensor(np.ascontiguousarray(columns)), counters, held=states))
+            cells.append(LaunchCell(kernel, flags, Tensor(columns), counters, held=states))
         self.launches = nn.CellList(cells)
         self.adds_at_once = device == "Ascend" and _kernels.why_not("delta", device) is None
         if self.adds_at_once:
@@ -112,12 +113,8 @@ class CrossingPath(nn.Cell):
         self.counting, self.rates_of_each = Counting(held, self.dtype, settings.skips), RatesOfEach(layout)
         # The optimizer holds these already, and Cell would list them twice.
         columns = (held.parameters, held.masters_or_weights(), with_master)
-        masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)
-        for name, tensors in (
-            ("group_weights", group_weights),
-            ("columns", columns),
-            ("masters_taken", masters_taken),
-        ):
+        self.masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)
+        for name, tensors in (("group_weights", group_weights), ("columns", columns)):
             object.__setattr__(self, name, tensors)
 
     def construct(self, rates, gradients):

@@ -13,7 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from .. import _kernels
+from .. import _abi, _kernels
 from .._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from .fused import LaunchCell, launch_constants, launch_layout, no_sums, shared_flags
 from .slices import packed, unpacked
@@ -116,8 +116,8 @@ class ShardedStatesPath(nn.Cell):
 
         def launch(stages, ranges, weights, states):
             """Make a launch that takes all gradients; ranges, weights and states make it one of this worker's share."""
-            written = (*(False,) * (5 + len(ranges)), *(True,) * (len(held.counters) + len(weights)))
-            written += (*(False,) * n, *(True,) * len(states))
+            counts = (len(held.counters), len(weights), n, len(states))
+            written = _abi.written(*counts, ranges=len(ranges) > 0)
             kernel = _kernels.operator(rule.name, settings.device, written, [((n, len(_kernels.SUMS)), ms.float64)])
             asked = _kernels.flags(stages, flags + _kernels.SHARES * len(ranges), rule.flags)
             return LaunchCell(kernel, asked, columns, (*ranges, *held.counters), weights, states)

@@ -1,4 +1,4 @@
-"""AdamW, and Lamb's first phase, whose direction is the same: see ops/include/adamw.h and lamb.h."""
+"""AdamW, and Lamb's moments stage, whose direction is the same: see ops/include/adamw.h and lamb.h."""
 
 from mindspore.ops import kernel
 
@@ -39,7 +39,7 @@ def adamw_amsgrad(constants, numbers, w, g, m, v, vhat):
     for i in range(w.shape[0]):
         new_m = beta1 * m[i] + one_minus_beta1 * g[i]
         new_v = beta2 * v[i] + one_minus_beta2 * g[i] * g[i]
-        new_vhat = max(vhat[i], new_v)  # in this order a new v that is not a number is kept
+        new_vhat = max(vhat[i], new_v)  # in this order a NaN in the new v is kept
         rows[0, i] = new_m
         rows[1, i] = new_v
         rows[2, i] = new_vhat

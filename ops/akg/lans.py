@@ -1,4 +1,4 @@
-"""LANS, its first phase: see ops/include/lans.h."""
+"""The moments stage of LANS: see ops/include/lans.h."""
 
 from mindspore.ops import kernel
 

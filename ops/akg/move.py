@@ -1,4 +1,4 @@
-"""The last phase of every rule: the weight moves along its directions."""
+"""The apply stage of every rule: the weight moves along its directions."""
 
 from mindspore.ops import kernel
 

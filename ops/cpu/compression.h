@@ -22,8 +22,8 @@ constexpr int kBlock = 128 * kGroup;
 static_assert(kTile % kGroup == 0, "a tile holds whole groups");
 int64_t GroupsOf(const Chunk &chunk) { return (chunk.end - chunk.begin + kGroup - 1) / kGroup; }
 
-// Tensors between whose accumulation and selection threads wait for each other: many, since they may wait long; not
-// all, since the maxima take memory.
+// So many elements are accumulated before the threads wait for each other and select. Many, since waiting takes long;
+// not all, since the maxima take memory.
 constexpr int64_t kSelectedElements = int64_t{1} << 26;
 
 // An element that may be among the k largest, by its place in its chunk, and r there.
@@ -32,21 +32,22 @@ struct Candidate {
   float value;
 };
 
-// More candidates of a chunk are not noted down but looked for each time: they would take memory that grows with r.
+// A chunk with more candidates is scanned each time instead: notes of all would take memory that grows with r.
 constexpr int kMostNoted = static_cast<int>(kChunk / 16);
 
 // What the selection knows of a chunk.
 struct Selection {
-  int64_t first_group;        // in maxima_
-  int thread;                 // whose notes hold the candidates
-  int64_t first, count;       // there; a count below 0: they are not noted down
-  int64_t sent_before, ties;  // of its tensor, before the chunk; how many that equal the k-th magnitude it sends
+  int64_t first_group;   // in maxima_
+  int thread;            // whose notes hold the candidates
+  int64_t first, count;  // which of these notes; a count below 0: the candidates are not noted down
+  int64_t sent_before;   // how many elements the tensor's earlier chunks send
+  int64_t ties;          // how many of the elements that equal the k-th magnitude this chunk sends
 };
 
-// How far the search for a tensor's k-th magnitude has come.
+// The search for a tensor's k-th magnitude.
 struct Search {
-  int64_t remaining;  // how many of the k have the prefix
-  int32_t prefix;     // the digits that are known, else 0
+  int64_t remaining;  // how many of the k largest begin with the prefix
+  int32_t prefix;     // the digits found so far, then zeros
   Digit digit;
   int64_t count[kDigits[0].bins];
 
@@ -165,7 +166,7 @@ class CompressedEngine : StepEngine {
     return maxima_ != nullptr;
   }
 
-  // What the framework shows of a failure is a number: the words are for the log.
+  // The framework shows a failure as a number: the words go to the log.
   bool InStep() const {
     for (int64_t worker = 0; worker < step_.wire_count; ++worker) {
       if (IsOfThisStep(step_, rule_, worker)) continue;
@@ -218,7 +219,7 @@ class CompressedEngine : StepEngine {
     }
   }
 
-  // The velocity and r with a tile's gradient in them; they may take the place of the old ones.
+  // Computes the velocity and r with a tile's gradient in them; the new ones may overwrite the old.
   void NewStates(const Tensor &t, const Plan &plan, float clip, int64_t begin, int n, const float *w, const float *g,
                  float *new_u, float *new_r) const {
     const DgcMomentum rule = rule_;
@@ -233,7 +234,7 @@ class CompressedEngine : StepEngine {
     }
   }
 
-  // Elements that are not sent keep their master as it is: all need one to begin with.
+  // Elements that are not sent do not touch their master, so the first step writes all masters.
   void BeginMaster(const Tensor &t, int64_t begin, int n, const float *w) const {
     if (t.master == nullptr || *step_.global_step != 0) return;
     memcpy(t.master + begin, w, static_cast<size_t>(n) * sizeof(float));
@@ -319,8 +320,8 @@ class CompressedEngine : StepEngine {
     AddUpdates(first, last);
   }
 
-  // A magnitude that at least k elements reach; 1 where it would be 0, as zeros are not looked at: of an embedding, r
-  // may be full of them.
+  // Returns a magnitude that at least k elements reach. It is at least 1, so that zeros, of which an embedding's r may
+  // be full, are not scanned.
   int32_t BoundOf(int i) const {
     const Chunk &last = chunks_[plans_[i].last_chunk - 1];
     const int32_t *maxima = MaximaOf(chunks_[plans_[i].first_chunk]);
@@ -328,7 +329,7 @@ class CompressedEngine : StepEngine {
     if (Sent(i) > groups) return 1;
     Search search;
     search.Start(Sent(i));
-    // The last digit of the bound would not save much.
+    // Two digits are enough: a third would exclude few candidates more.
     for (const Digit &digit : {kDigits[0], kDigits[1]}) {
       search.StartDigit(digit);
       for (int64_t k = 0; k < groups; ++k) search.Add(maxima[k]);
@@ -344,7 +345,7 @@ class CompressedEngine : StepEngine {
     selection.first = static_cast<int64_t>(notes.size());
     selection.count = 0;
     try {
-      Look(chunk, bound_[chunk.tensor], [&](int64_t i, float value) {
+      Scan(chunk, bound_[chunk.tensor], [&](int64_t i, float value) {
         if (selection.count++ < kMostNoted) notes.push_back({static_cast<int32_t>(i - chunk.begin), value});
       });
     } catch (const std::bad_alloc &) {
@@ -394,16 +395,16 @@ class CompressedEngine : StepEngine {
   template <class Body>
   MS_OPTIM_FN void ForCandidates(const Chunk &chunk, int32_t bound, Body body) const {
     const Selection &selection = SelectionOf(chunk);
-    if (selection.count < 0 || bound < bound_[chunk.tensor]) return Look(chunk, bound, body);
+    if (selection.count < 0 || bound < bound_[chunk.tensor]) return Scan(chunk, bound, body);
     const Candidate *notes = notes_[static_cast<size_t>(selection.thread)].data() + selection.first;
     for (int64_t k = 0; k < selection.count; ++k) {
       if (MagnitudeKey(notes[k].value) >= bound) body(chunk.begin + notes[k].place, notes[k].value);
     }
   }
 
-  // The same from r itself.
+  // The same, from r instead of the notes.
   template <class Body>
-  MS_OPTIM_FN void Look(const Chunk &chunk, int32_t bound, Body body) const {
+  MS_OPTIM_FN void Scan(const Chunk &chunk, int32_t bound, Body body) const {
     const Tensor &t = step_.tensors[chunk.tensor];
     const int32_t *maxima = MaximaOf(chunk);
     const bool stored = Has(kApplyStage);
@@ -422,7 +423,7 @@ class CompressedEngine : StepEngine {
     }
   }
 
-  // Finds where a block's groups begin whose maximum reaches the bound; returns their number.
+  // Finds the groups of a block whose maximum reaches the bound; stores where they begin, and returns their number.
   static int GroupsThatReach(int32_t bound, const int32_t *maxima, int n, int *group) {
     int groups = 0;
     for (int begin = 0; begin < n; begin += kGroup) {
@@ -458,7 +459,7 @@ class CompressedEngine : StepEngine {
       const int begin = group[g], end = Min(begin + kGroup, n);
       MS_OPTIM_IVDEP
       for (int j = begin; j < end; ++j) key[j] = MagnitudeKey(r[j]);
-      // Without branches that a processor would guess wrong.
+      // Without branches, which the processor would predict wrong.
       for (int j = begin; j < end; ++j) {
         hit[hits] = j;
         hits += key[j] >= bound;
@@ -469,10 +470,10 @@ class CompressedEngine : StepEngine {
 
   // ---- What is sent -----------------------------------------------------------------------------------------------
 
-  // Sends of a chunk what is larger than the k-th magnitude, and the first of what equals it.
+  // Sends the elements of a chunk above the k-th magnitude, and the first of those that equal it.
   //
-  // Where they are applied at once they are far apart, each in a page of its own: the few of a chunk are all asked for
-  // before they are used.
+  // Elements that are applied at once lie far apart, each in a page of its own: those of a chunk are all prefetched
+  // before any is used.
   void Send(const Tensor &t, const Plan &plan, Chunk &chunk) {
     const int32_t magnitude = magnitude_[chunk.tensor];
     const WirePlace &wire = wire_[chunk.tensor];
@@ -523,7 +524,7 @@ class CompressedEngine : StepEngine {
     return reinterpret_cast<const float *>(Wire(worker) + wire_[tensor].values);
   }
 
-  // Stores what the launch that sent has computed, and takes out what it sent.
+  // Stores the states that the launch which sent has computed, and removes what it sent.
   void KeepStates(const Tensor &t, const Plan &plan, int tensor, int64_t begin, int n, const float *g, Buffers &b) {
     const float *w = LoadWeight(t, begin, n, b.weight);
     BeginMaster(t, begin, n, w);
@@ -531,7 +532,7 @@ class CompressedEngine : StepEngine {
     ForSentBy(rule_.rank, tensor, begin, begin + n, [&t](int64_t i, float value) { StartAnew(t, i, value); });
   }
 
-  // Sums what the workers sent in their order, one stretch of indices after the other.
+  // Adds up what the workers sent, in their order, tile by tile.
   void Receive(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
     float *total = b.direction[0];
     double sum = 0.0;
@@ -547,7 +548,7 @@ class CompressedEngine : StepEngine {
       if (!any) return;
       ForReceived(chunk.tensor, begin, end, [&](int64_t i, float) {
         sum += MoveByMean(t, plan, i, total[i - begin]);
-        // Whoever else sent it moves the weight by nothing.
+        // If another worker sent it too, the weight moves by 0 then.
         total[i - begin] = 0.0f;
       });
     });
@@ -568,7 +569,7 @@ class CompressedEngine : StepEngine {
     const uint8_t *values = Wire(worker) + wire.values, *places = Wire(worker) + wire.places;
     for (int64_t k = FirstPlace(places, wire.place_bytes, sent, begin); k < sent; ++k) {
       const int64_t i = PlaceAt(places, wire.place_bytes, k);
-      // Places ascend; those that do not came from elsewhere than a worker of this step.
+      // Places ascend, if a worker of this step sent them.
       if (i < begin || i >= end) break;
       body(i, ValueAt(rule_, values, k));
     }
@@ -605,13 +606,16 @@ class CompressedEngine : StepEngine {
   const DgcMomentum rule_;
   std::unique_ptr<float[]> clip_;
   std::unique_ptr<WirePlace[]> wire_;
-  std::unique_ptr<int32_t[]> bound_, magnitude_;  // of each tensor: what candidates reach, the k-th
+  std::unique_ptr<int32_t[]> bound_, magnitude_;  // of each tensor: what its candidates reach; its k-th
   std::unique_ptr<Selection[]> selections_;       // of each chunk
   std::unique_ptr<int32_t[]> maxima_;
   std::vector<std::vector<Candidate>> notes_;  // of each thread
 };
 
-Status RunDgcMomentum(const Step &step) { return CompressedEngine(step).Run(); }
+template <>
+inline Status Run<DgcMomentum>(const Step &step) {
+  return CompressedEngine(step).Run();
+}
 
 }  // namespace
 }  // namespace ms_optim

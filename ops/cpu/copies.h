@@ -1,16 +1,16 @@
 // Copies bytes between the ranges of many tensors and one buffer, which workers exchange: a wire.
 //
-// MindSpore's own slices and concatenations would do, but not for every dtype that weights have, and by way of copies.
+// MindSpore's own slices and concatenations lack some dtypes that weights have, and make copies besides.
 #pragma once
 
 #include <cstdlib>
 #include <cstring>
 
-#include "step.h"
+#include "arguments.h"
 
 namespace ms_optim {
 
-// A piece of a tensor and where it stands in the wire, in bytes.
+// A piece of a tensor, and its place in the wire, in bytes.
 struct Piece {
   int64_t tensor, begin, bytes, place;
 };

@@ -39,7 +39,9 @@ struct Chunk {
 struct Plan : Decision {
   int64_t row;  // elements that centralization averages over; 0: none
   Noise noise;
-  bool low_states, coded, halved, noisy_weight;  // states in fewer bits: codes, bfloat16; weights with noise
+  bool low_states;                     // some state has fewer bits
+  bool coded_states, bfloat16_states;  // the first two are codes; bfloat16
+  bool noisy_weight;                   // weights are rounded with noise
   int first_chunk, last_chunk;
 };
 
@@ -88,9 +90,10 @@ void MasterTile(const Tensor &t, int64_t begin, int n, float *tile) {
   for (int i = 0; i < n; ++i) tile[i] = MasterOf(weight[i], master[i]);
 }
 
-// States of lower precision: codes with a scale for each block, or bfloat16, both rounded stochastically.
-// Calls body(first, count) for each block of codes in a tile; for whole blocks count is a constant, and loops are
-// short.
+// States of lower precision are codes with a scale for each block, or bfloat16, both rounded stochastically.
+
+// Calls body(first, count) for each block of codes in a tile. For whole blocks count is a constant, which lets the
+// compiler unroll the loops.
 template <class Body>
 MS_OPTIM_FN void ForBlocks(int n, Body body) {
   const int block = static_cast<int>(kCodeBlock), whole = n / block * block;
@@ -112,7 +115,7 @@ template <class Code>
 void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
   auto *codes = static_cast<typename Code::Type *>(t.state[k]) + begin;
   ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
-    uint32_t largest = 0;  // as bits, among which a NaN is the largest and not lost
+    uint32_t largest = 0;  // compared as bits, of which a NaN has the largest: it is not lost
     MS_OPTIM_IVDEP
     for (int i = first; i < first + count; ++i) largest = Max(largest, BitsOf(tile[i]) & 0x7fffffffu);
     const float scale = FromBits(largest), factor = scale > 1e-37f ? Code::Largest() / scale : 0.0f;
@@ -123,7 +126,8 @@ void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile,
   });
 }
 
-// Made by the compiler: code that ran at loading would be of an instruction set that the processor may not have.
+// The compiler computes the table: code that ran when the library is loaded might use instructions that the processor
+// lacks.
 struct NoiseTable {
   alignas(64) uint32_t bits[kNoises];
   constexpr NoiseTable() : bits() {
@@ -132,7 +136,7 @@ struct NoiseTable {
 };
 constexpr NoiseTable noise_table;
 
-// What Noise::At gives for the elements of a tile.
+// Computes Noise::At for the elements of a tile.
 void FillNoise(Noise noise, int64_t begin, int n, uint32_t *bits) {
   for (int first = 0; first < n;) {
     const int place = static_cast<int>((begin + first) % kNoises), count = Min(n - first, int{kNoises} - place);
@@ -247,7 +251,7 @@ MS_OPTIM_FN float LargestOf(const uint32_t *bits) {
   return FromBits(largest);
 }
 
-// The sums that the loop over a tile takes along, in lanes; a loop of their own would cost as much as the rule.
+// Sums that the loop over a tile adds up in passing, in lanes: a loop of their own would take as long as the rule.
 struct TileSums {
   float lane[kSums][kLanes] = {};
 
@@ -300,20 +304,21 @@ enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4 };
 template <class Rule, unsigned kParts>
 void RuleTile(const Rule &rule, const Plan &plan, int n, float *__restrict w, const float *__restrict g,
               float *const *s, float (*__restrict d)[kTile], TileSums &total) {
-  static_assert(Rule::kStates == 2 || Rule::kStates == 3, "the loop below names its states");
   const Rule r = rule;
   const Plan p = plan;
   TileSums sums = total;
-  float *__restrict s0 = s[0], *__restrict s1 = s[1], *__restrict s2 = s[Rule::kStates - 1];
+  // The loop names its states, of which a rule has one to three: no loop over them would be vectorized.
+  constexpr bool kSecond = Rule::kStates > 1, kThird = Rule::kStates > 2;
+  float *__restrict s0 = s[0], *__restrict s1 = s[kSecond ? 1 : 0], *__restrict s2 = s[Rule::kStates - 1];
   float *__restrict d0 = d[0], *__restrict d1 = d[1];
   ForLanes(n, [&](int i, int lane) __attribute__((always_inline)) {
-    float state[] = {s0[i], s1[i], s2[i]}, direction[kMaxDirections];
+    float state[] = {s0[i], kSecond ? s1[i] : 0.0f, kThird ? s2[i] : 0.0f}, direction[kMaxDirections];
     RuleElement<Rule, (kParts & kNewStates) != 0, (kParts & kSumUp) != 0>(r, p, w[i], g[i], state, direction, lane,
                                                                           sums);
     if (kParts & kNewStates) {
       s0[i] = state[0];
-      s1[i] = state[1];
-      if (Rule::kStates > 2) s2[i] = state[2];
+      if (kSecond) s1[i] = state[1];
+      if (kThird) s2[i] = state[2];
     }
     if (kParts & kMoveWeights) {
       w[i] -= Moved<Rule::kDirections>(p, direction[0], direction[1]);
@@ -325,8 +330,8 @@ void RuleTile(const Rule &rule, const Plan &plan, int n, float *__restrict w, co
   total = sums;
 }
 
-// Asks for what the loop reaches a tile later. Loops that convert states are too long for the processor to look ahead
-// by itself: it waited for a fifth of the time. In the loops without conversion it does, and this would only cost.
+// Prefetches what the loop reaches a tile later. Loops that convert states are too long for the processor to look ahead
+// by itself: without this, it waited for a fifth of the time. Loops without conversion would only become slower.
 template <class State0, class State1>
 MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, const State1 *s1) {
   __builtin_prefetch(w + kTile, 1, 2);
@@ -335,11 +340,11 @@ MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, co
   __builtin_prefetch(s1 + kTile, 1, 2);
 }
 
-// The same for states in bfloat16, converted in the loop that uses them: whole lanes of a tile; returns how many
-// elements these are.
+// Runs the rule over a tile whose two states are bfloat16, and converts these in the same loop. It takes whole lanes,
+// and returns how many elements these are.
 template <class Rule>
-int HalvedTile(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begin, int n, const float *__restrict w,
-               const float *__restrict g, float *__restrict d, const uint32_t *__restrict noise, TileSums &total) {
+int BFloat16Tile(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begin, int n, const float *__restrict w,
+                 const float *__restrict g, float *__restrict d, const uint32_t *__restrict noise, TileSums &total) {
   const Rule r = rule;
   const Plan p = plan;
   TileSums sums = total;
@@ -359,8 +364,8 @@ int HalvedTile(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begi
       float direction[kMaxDirections];
       RuleElement<Rule, true, true>(r, p, w[i + lane], g[i + lane], state, direction, lane, sums);
       d[i + lane] = direction[0];
-      bits0[lane] = static_cast<int32_t>(HalvedWithNoise(state[0], NoiseFor(kFirstState, random)));
-      bits1[lane] = static_cast<int32_t>(HalvedWithNoise(state[1], NoiseFor(kSecondState, random)));
+      bits0[lane] = static_cast<int32_t>(BFloat16WithNoise(state[0], NoiseFor(kFirstState, random)));
+      bits1[lane] = static_cast<int32_t>(BFloat16WithNoise(state[1], NoiseFor(kSecondState, random)));
     }
     NarrowToShorts(bits0, s0 + i);
     NarrowToShorts(bits1, s1 + i);
@@ -369,7 +374,7 @@ int HalvedTile(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begi
   return whole;
 }
 
-// A block of new states that waits to become codes.
+// A block of new states that waits to be encoded.
 struct PendingBlock {
   const float *state[2] = {};
   int8_t *code0;
@@ -398,8 +403,9 @@ struct PendingBlock {
   }
 };
 
-// The rule for a block of a tensor whose two states are codes. A block's codes want its largest element: they are made
-// while the next block is worked on, as decoding and encoding then hide behind the rule's root and division.
+// Runs the rule over a block of a tensor whose two states are codes. Encoding needs the largest element of the block,
+// so a block is encoded while the rule runs over the next one: decoding and encoding hide behind the rule's root and
+// division.
 template <class Rule, bool kPending>
 void CodedBlock(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begin, const float *__restrict w,
                 const float *__restrict g, float *__restrict s0, float *__restrict s1, float *__restrict d,
@@ -446,8 +452,8 @@ void CodedBlock(const Rule &rule, const Plan &plan, const Tensor &t, int64_t beg
   pending.noise_above = plan.noise.Above(begin);
 }
 
-// New states and the directions with their sums. What a layer-wise rule moves by is to be what its norms were taken of:
-// states of lower precision are stored and read back first.
+// Computes new states, and the directions with their sums. A layer-wise rule must move along the directions whose norms
+// it took: states of lower precision are stored and read back before the directions are computed.
 template <class Rule>
 void StatesAndDirections(const Rule &rule, const Tensor &t, const Plan &plan, int64_t begin, int n, float *w,
                          const float *g, const uint32_t *noise, float (*d)[kTile], Buffers &b, TileSums &sums) {
@@ -476,8 +482,8 @@ void AddTileSums(const TileSums &sums, const float *g, const float *w, float (*d
   sum[kDirectionsDot] += sums.Total(kDirectionsDot);
 }
 
-// The moments stage of a chunk: new states and the sums of what they give; and where nothing waits for these sums, new
-// weights in the same pass (kMove).
+// The moments stage of a chunk: new states, and the sums of weights and directions. If nothing waits for these sums,
+// the weights move in the same pass (kMove).
 template <class Rule, bool kMove>
 void UpdateChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
   constexpr int kBlock = static_cast<int>(kCodeBlock);
@@ -487,10 +493,11 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chu
     TileSums sums;
     float *w = LoadWeight(t, begin, n, b.weight);
     int first = 0;
-    if ((plan.low_states && !plan.coded) || (kMove && plan.noisy_weight)) FillNoise(plan.noise, begin, n, b.noise);
+    if ((plan.low_states && !plan.coded_states) || (kMove && plan.noisy_weight))
+      FillNoise(plan.noise, begin, n, b.noise);
     if constexpr (kMove && Rule::kStates == 2 && Rule::kDirections == 1) {
-      if (plan.halved) first = HalvedTile(rule, plan, t, begin, n, w, g, b.direction[0], b.noise, sums);
-      for (; plan.coded && first + kBlock <= n; first += kBlock) {
+      if (plan.bfloat16_states) first = BFloat16Tile(rule, plan, t, begin, n, w, g, b.direction[0], b.noise, sums);
+      for (; plan.coded_states && first + kBlock <= n; first += kBlock) {
         const auto block = pending.state[0] == nullptr ? CodedBlock<Rule, false> : CodedBlock<Rule, true>;
         block(rule, plan, t, begin + first, w + first, g + first, b.state[0] + first, b.state[1] + first,
               b.direction[0] + first, sums, pending);
@@ -498,7 +505,7 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chu
     }
     if (first < n) {
       pending.Finish();
-      if (plan.coded) FillNoise(plan.noise, begin, n, b.noise);
+      if (plan.coded_states) FillNoise(plan.noise, begin, n, b.noise);
       auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
       StatesAndDirections(rule, t, plan, begin + first, n - first, w + first, g + first, b.noise + first, d, b, sums);
     }
@@ -531,8 +538,9 @@ struct alignas(64) Share {
   std::atomic<int64_t> taken{0};
 };
 
-// Before the first step, zeros that were never written have no memory yet: reading them first would cost a page fault
-// more for each page. Large pages spare the processor most look-ups of addresses. All of it is only advice.
+// Before the first step, states are zeros that were never written, and have no memory yet: reading before writing would
+// cost one more page fault for each page. Huge pages save the processor most look-ups of addresses. The system may
+// ignore either.
 inline void Populate(void *data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr uintptr_t kPage = uintptr_t{1} << 21;
@@ -559,7 +567,7 @@ class StepEngine {
   int64_t LayoutOf(int i, Layout column) const { return ms_optim::LayoutOf(step_, i, column); }
 
   Status Begin(bool reads_sums) {
-    // A device cannot return what it finds in its memory: there, such a step is skipped.
+    // A GPU skips such a step, since its host cannot read the count.
     if (*step_.global_step < 0) return kNegativeStep;
     if (const Status status = CheckPlaces(reads_sums); status != kOk) return status;
     if (!CutChunks()) return kNoMemory;
@@ -567,7 +575,7 @@ class StepEngine {
     return kOk;
   }
 
-  // Whether all places that the layout names are there.
+  // Checks that all places exist that the layout names.
   Status CheckPlaces(bool reads_sums) const {
     if (reads_sums && step_.sums_rows != step_.rows) return kWrongSize;
     for (int i = 0; i < step_.count; ++i) {
@@ -609,8 +617,8 @@ class StepEngine {
     return true;
   }
 
-  // A chunk of a centralized tensor is made of whole rows, at most one mean for each place in a tile; and of whole
-  // blocks, if states are held in codes.
+  // A chunk of a centralized tensor has whole rows, no more than there is room for means; and whole blocks, if states
+  // are codes.
   static int64_t RowsInChunk(const Plan &plan) {
     const int64_t rows = Max(1, Min(kTile, kChunk / Max(1, plan.row)));
     const int64_t whole = plan.low_states ? kCodeBlock / std::gcd(plan.row, kCodeBlock) : 1;
@@ -625,8 +633,8 @@ class StepEngine {
     plan.noisy_weight = (step_.flags & kStochasticRounding) != 0;
     plan.noise = Noise(seed, now, row);
     for (int k = 0; k < kMaxStates; ++k) plan.low_states |= t.state_type[k] != DType::kFloat32;
-    plan.halved = t.state_type[0] == DType::kBFloat16 && t.state_type[1] == DType::kBFloat16;
-    plan.coded = t.state_type[0] == DType::kInt8 && t.state_type[1] == DType::kUInt8;
+    plan.bfloat16_states = t.state_type[0] == DType::kBFloat16 && t.state_type[1] == DType::kBFloat16;
+    plan.coded_states = t.state_type[0] == DType::kInt8 && t.state_type[1] == DType::kUInt8;
   }
 
   void PopulateStates() {
@@ -652,9 +660,9 @@ class StepEngine {
     return last;
   }
 
-  // The chunks of tensors first to last, backwards on request: what a first pass touched last is still in the cache.
-  // Every thread has a share of its own, the same in each pass, as its caches may be its own, too; one that is done
-  // helps the next.
+  // Calls body for the chunks of tensors first to last. A second pass goes backwards: what the first touched last is
+  // still in the cache. Every thread has a share of its own, the same in each pass, since it may have caches of its
+  // own; a thread that is done helps the next.
   template <class Body>
   void ForChunks(int first, int last, bool backwards, Body body) {
     const int64_t begin = plans_[first].first_chunk, count = plans_[last - 1].last_chunk - begin;
@@ -743,13 +751,13 @@ class Engine : StepEngine {
   Status Run() {
     const bool gradients = Has(kGradientStage), moments = Has(kMomentsStage), apply = Has(kApplyStage);
     if (const Status status = Begin(!gradients); status != kOk) return status;
-    // A bound on the global norm, or a step that is skipped whole, wants all gradients read before anything moves.
+    // To bound the global norm, or to skip a whole step, all gradients must be read before anything moves.
     const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
     if (gradients && (global || !moments)) SumGradients(0, step_.count);
     if (!gradients) CopySums();
     if (step_.stages == kGradientStage) return kOk;
     const double total = gradients && !global ? 0.0 : TotalGradientSum();
-    // Whoever knows of more gradients than these may pass a scale that is not a number.
+    // A caller that knows of other gradients that are not finite passes NaN for the scale.
     if ((step_.flags & kSkipNonfinite) != 0 && !AreFinite(step_, total)) return Skip();
     clip_ = ClipFactor(step_, total);
 
@@ -767,7 +775,7 @@ class Engine : StepEngine {
         Pass(first, last, true, MoveChunk<Rule>);
       }
     }
-    // A launch that only commits knows sums that those before it did not: see ms_optim/_sharding.py.
+    // A launch that only commits reports too: of tensors in parts, it alone has the sums of all parts.
     if (apply || !moments) {
       for (int i = 0; i < step_.count; ++i) Report(i, true);
     }
@@ -782,7 +790,7 @@ class Engine : StepEngine {
     });
   }
 
-  // From the sums known so far to the numbers that the next pass uses.
+  // Decides from the sums known so far what the next pass uses.
   void Decide(int i) { ms_optim::Decide(rule_, step_, i, SumsOf(i), clip_, &plans_[i]); }
 
   const Rule rule_;

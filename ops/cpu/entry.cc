@@ -6,10 +6,10 @@
 #include <mutex>
 #include <set>
 
+#include "abi.h"
 #include "copies.h"
 #include "denormals.h"
 #include "kernels.h"
-#include "operators.h"
 
 namespace ms_optim {
 namespace {
@@ -34,7 +34,7 @@ bool Supported(const Kernels *kernels) {
   return kernels == &baseline::kernels;
 }
 
-// The kernels of that name, or the best there are for a null name; null where the processor has not got them.
+// Returns the kernels of that name, or the best for a null name; null if the processor cannot run them.
 const Kernels *Find(const char *name) {
   for (const Kernels *kernels : kAvailable) {
     if (Supported(kernels) && (name == nullptr || strcmp(name, kernels->instruction_set) == 0)) return kernels;
@@ -50,8 +50,8 @@ const Kernels *&Chosen() {
   return chosen;
 }
 
-// Locks on all weights of a step. Weights share a fixed number of locks, taken in one order, so that no two launches
-// wait for each other.
+// Locks all weights of a step. Weights share a fixed number of locks, which every launch takes in the same order, so
+// that no two launches wait for each other.
 class Locks {
  public:
   explicit Locks(const Step &step) {
@@ -86,19 +86,21 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
 }  // namespace
 }  // namespace ms_optim
 
-#define MS_OPTIM_RULE(rule, states, constants, exchanges)                                                  \
-  MS_OPTIM_OPERATOR(ms_optim_##rule) {                                                                     \
-    return ms_optim::Launch(MS_OPTIM_ARGUMENTS, {states, constants, exchanges}, &ms_optim::Kernels::rule); \
+#define MS_OPTIM_ROW(name, Rule)                                                       \
+  MS_OPTIM_OPERATOR(ms_optim_##name) {                                                 \
+    constexpr ms_optim::Interface interface = ms_optim::InterfaceOf<ms_optim::Rule>(); \
+    return ms_optim::Launch(MS_OPTIM_ARGUMENTS, interface, &ms_optim::Kernels::name);  \
   }
-MS_OPTIM_RULES(MS_OPTIM_RULE)
+MS_OPTIM_RULES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
 
-// From tensors to a wire, and from a wire to tensors.
+// They copy tensors to a wire, and a wire to tensors.
 MS_OPTIM_OPERATOR(ms_optim_pack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, true); }
 MS_OPTIM_OPERATOR(ms_optim_unpack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, false); }
 
 MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()->instruction_set; }
 
-// For tests and for the doctor. Null: the best. Returns 0, or 1 where the processor has not got that set.
+// For tests and for the doctor. Null: the best. Returns 0, or 1 if the processor lacks that set.
 MS_OPTIM_API int ms_optim_force_instruction_set(const char *name) {
   const ms_optim::Kernels *kernels = ms_optim::Find(name);
   if (kernels != nullptr) ms_optim::Chosen() = kernels;

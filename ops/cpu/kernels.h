@@ -1,18 +1,16 @@
 // One table of kernels per instruction set; entry.cc picks the best that the processor has.
 #pragma once
 
+#include "rules.h"
 #include "step.h"
 
 namespace ms_optim {
 
 struct Kernels {
   const char *instruction_set;
-  Status (*adamw)(const Step &);
-  Status (*adamw_amsgrad)(const Step &);
-  Status (*lamb)(const Step &);
-  Status (*lans)(const Step &);
-  Status (*adam_offload)(const Step &);
-  Status (*dgc_momentum)(const Step &);
+#define MS_OPTIM_ROW(name, Rule) Status (*name)(const Step &);
+  MS_OPTIM_RULES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
 };
 
 namespace avx512 {

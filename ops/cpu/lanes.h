@@ -15,7 +15,7 @@
 
 #include "numbers.h"
 
-// Before a loop: what an iteration writes no other reads, although a compiler cannot see that.
+// Before a loop: tells the compiler what it cannot see, that no iteration reads what another writes.
 #if defined(__clang__)
 #define MS_OPTIM_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -60,8 +60,8 @@ struct Lanes {
   }
 };
 
-// Bytes to numbers and back, written as conversions, since a loop so short that mixes widths so far is not vectorized;
-// in two steps, since compilers take one of such width element by element.
+// Bytes to numbers and back. Conversions of vectors are written out, since compilers do not vectorize so short a loop
+// over types of such different widths; in two steps, since compilers make a single step element by element.
 template <class T>
 using LanesOf [[gnu::vector_size(kLanes * sizeof(T))]] = T;
 
@@ -108,16 +108,16 @@ MS_OPTIM_FN void NarrowToShorts(const int32_t (&from)[kLanes], uint16_t *to) {
   memcpy(to, &shorts, sizeof(shorts));
 }
 
-// In float64: a mean is subtracted from numbers that may be close to it, which lays its error bare.
+// In float64: a mean is subtracted from numbers that may be close to it, and the difference would show its error.
 MS_OPTIM_FN double Sum(const float *x, int n) {
-  typedef float Half __attribute__((vector_size(kVectorBytes / 2)));
+  typedef float Floats __attribute__((vector_size(kVectorBytes / 2)));
   typedef double Vector __attribute__((vector_size(kVectorBytes)));
   constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(double)), kParts = kLanes / kWidth;
   Vector part[kParts] = {};
   const int whole = n / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes) {
     for (int k = 0; k < kParts; ++k) {
-      Half v;
+      Floats v;
       memcpy(&v, x + i + k * kWidth, sizeof(v));
       part[k] += __builtin_convertvector(v, Vector);
     }
@@ -139,8 +139,8 @@ double ExactSumSquares(const float *x, int n) {
   return SumOfLanes(lane);
 }
 
-// In float32, squares overflow from 1.8e19 and vanish below 1e-23: a sum that may have lost something to either is
-// taken again. The result is not finite exactly where an element is not.
+// In float32, squares overflow from 1.8e19 on and vanish below 1e-23: a sum that may have lost something to either is
+// computed again. The result is finite if and only if all elements are.
 MS_OPTIM_FN double ExactWhereLost(double sum_squares, const float *x, int n) {
   return sum_squares > 1e-30 && sum_squares < 1e38 ? sum_squares : ExactSumSquares(x, n);
 }

@@ -1,9 +1,9 @@
-// What the threads of a warp or of a block find out together, in an order that is always the same.
+// Sums and maxima over the threads of a warp or of a block, in an order that is always the same.
 #pragma once
 
 #include "workspace.h"
 
-// Before a loop over what a thread has: its arrays are to be registers.
+// Before a loop over the elements that a thread has: unrolled, it keeps their arrays in registers.
 #if defined(__CUDACC__)
 #define MS_OPTIM_UNROLL _Pragma("unroll")
 #else
@@ -27,7 +27,7 @@ __device__ inline uint32_t LargestOfWarp(uint32_t x) {
   return x;
 }
 
-// The sum over a block, in all its threads.
+// Returns the sum over a block, to all its threads.
 template <class T>
 __device__ T SumOfBlock(T x) {
   __shared__ T of_warp[kWarps];
@@ -40,7 +40,7 @@ __device__ T SumOfBlock(T x) {
   return total;
 }
 
-// How much the threads before this one have; the whole in total.
+// Returns the sum over the threads before this one; stores that over the block in total.
 template <class T>
 __device__ T SumBefore(T x, T *total) {
   __shared__ T of_warp[kWarps];
@@ -61,7 +61,7 @@ __device__ T SumBefore(T x, T *total) {
   return before + up_to - x;
 }
 
-// Which of n tensors a chunk or a row belongs to, from the first of each.
+// Returns which of n tensors a chunk or a row belongs to, from the first that each tensor has.
 __device__ inline int OwnerOf(const int64_t *first, int n, int64_t place) {
   int low = 0, high = n;
   while (high - low > 1) {
@@ -82,7 +82,7 @@ struct Chunk {
         end(Min(begin + kChunk, step.tensors[tensor].size)) {}
 };
 
-// Stores the sums that the threads of a block have.
+// Adds up the sums of a block's threads, and stores them.
 __device__ inline void StorePartial(const Workspace &work, const double (&sum)[kSums]) {
   MS_OPTIM_UNROLL
   for (int s = 0; s < kSums; ++s) {

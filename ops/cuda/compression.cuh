@@ -1,5 +1,5 @@
-// DGCMomentum on a GPU: local accumulation, exact selection of the largest, and what is done with what was sent; the
-// same elements, bit for bit, that the CPU selects.
+// DGCMomentum on a GPU: local accumulation, exact selection of the largest, and what is done with what was sent. It
+// selects the same elements as the CPU, bit for bit.
 //
 // A launch that does not apply the step leaves the states as they are, since the exchange may fail: each of its passes
 // computes r again. The launch that applies the step computes it once more, with the same bits, and stores it.
@@ -16,15 +16,15 @@ __device__ inline int64_t SentOf(const Step &step, int i) { return LayoutOf(step
 __device__ inline float *U(const Tensor &t) { return static_cast<float *>(t.state[0]); }
 __device__ inline float *R(const Tensor &t) { return static_cast<float *>(t.state[1]); }
 
-// One block: whether the step is applied, and where each tensor is in the wires.
-__global__ void __launch_bounds__(kThreads) LookCompressed(const Step step, const Workspace work, bool global) {
+// One block: decides whether the step is applied, and where each tensor is in the wires.
+__global__ void __launch_bounds__(kThreads) TakeCompressedSurvey(const Step step, const Workspace work, bool global) {
   const double total = global ? TotalGradientSum(step) : 0.0;
   if (threadIdx.x != 0) return;
   work.survey->applied = AreFinite(step, total) && step.skipping[0] == 0.0f && *step.global_step >= 0;
   const auto &rule = *new (work.survey->rule) DgcMomentum(step.constants + kRuleConstants, step.rule_flags);
   LayWire(step, work.wire);
-  // The host cannot be told otherwise that the states are another worker's, or that some worker has left out a step
-  // that others took.
+  // Only a trap tells the host that the states are another worker's, or that some worker has left out a step that
+  // others took.
   if (!HoldsItsOwn(step, rule)) __trap();
   if ((step.stages & kMomentsStage) != 0) return;
   if (!HasAllWires(step, rule)) __trap();
@@ -97,7 +97,7 @@ struct NewState {
 // Stores them for a tile.
 __device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, const Tensor &t, const Plan &plan,
                                   float clip, const Tile &tile, const Local &local) {
-  // Elements that are not sent keep their master as it is: all need one to begin with.
+  // Elements that are not sent do not touch their master, so the first step writes all masters.
   if (t.master != nullptr && *step.global_step == 0) StoreFloats(t.master, tile, local.w);
   float u[kEach], r[kEach];
   Load<float>(U(t), tile, u);
@@ -112,7 +112,7 @@ __device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, con
   StoreFloats(R(t), tile, r);
 }
 
-// r of an element with the gradient in it, stored or not.
+// Returns r of an element with the gradient in it, whether that is stored yet or not.
 __device__ inline float NewR(const Step &step, const Workspace &work, int tensor, int64_t i) {
   const Tensor &t = step.tensors[tensor];
   if ((step.stages & kApplyStage) != 0) return R(t)[i];
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Wo
     if (apply) {
       Momentum(rule, step, t, plan, tile, local.w, local.g, &sum[kDirectionSum]);
     } else {
-      // Within a wire tensors begin anywhere.
+      // In a wire, tensors are not aligned.
       uint8_t *values = static_cast<uint8_t *>(step.wire) + work.wire[chunk.tensor].values;
       StoreFloats(values, Tile(tile.begin, tile.end, false), local.g);
     }
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads) CountDigit(const Step step, const Wo
   }
 }
 
-// A block for each tensor: which bin the k-th largest is in, from the largest down.
+// A block for each tensor: finds the bin of the k-th largest, from the largest down.
 __global__ void __launch_bounds__(kThreads) EndDigit(const Step step, const Workspace work, Digit digit) {
   const int i = static_cast<int>(blockIdx.x);
   if (!work.survey->applied || SentOf(step, i) == 0) return;
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads) EndDigit(const Step step, const Work
   const bool first = digit.shift == kDigits[0].shift, last_thread = threadIdx.x == kThreads - 1;
   const int64_t zeros = first ? step.tensors[i].size - counted : search.zeros;
   __syncthreads();
-  // The last thread has the bin of zeros, where nothing larger is left.
+  // If fewer than k are not 0, the k-th is: its bin is the last thread's.
   if (remaining > 0 && (remaining <= own || last_thread)) {
     int bin = top;
     for (; bin > top - each + 1 && search.count[bin] < remaining; --bin) remaining -= search.count[bin];
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) CountSent(const Step step, const Wor
   if (threadIdx.x == 0) work.sendings[blockIdx.x] = Sending{larger, equal, 0};
 }
 
-// A block for each tensor: what its chunks send. Of those that equal the k-th magnitude, the first are sent.
+// A block for each tensor: decides what its chunks send. Of elements that equal the k-th magnitude, the first are sent.
 __global__ void __launch_bounds__(kThreads) PlaceSent(const Step step, const Workspace work) {
   const int i = static_cast<int>(blockIdx.x);
   if (!work.survey->applied) return;
@@ -281,7 +281,7 @@ __device__ inline void MoveByMean(const DgcMomentum &rule, const Step &step, con
   AddSquare(sum, mean);
 }
 
-// Sends of a chunk what is larger than the k-th magnitude, and the first of what equals it.
+// Sends the elements of a chunk above the k-th magnitude, and the first of those that equal it.
 __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspace work) {
   if (!work.survey->applied) return;
   const Chunk chunk(step, work);
@@ -334,13 +334,13 @@ __device__ void ForSentBy(const Step &step, const Workspace &work, int64_t worke
   const uint8_t *values = WireOf(step, worker) + wire.values, *places = WireOf(step, worker) + wire.places;
   for (int64_t k = FirstPlace(places, wire.place_bytes, sent, chunk.begin) + threadIdx.x; k < sent; k += kThreads) {
     const int64_t i = PlaceAt(places, wire.place_bytes, k);
-    // Places ascend; those that do not came from elsewhere than a worker of this step.
+    // Places ascend, if a worker of this step sent them.
     if (i < chunk.begin || i >= chunk.end) break;
     body(i, ValueAt(rule, values, k));
   }
 }
 
-// Stores the states that the launch which sent has computed, takes out what it sent, and sums what the workers sent of
+// Stores the states that the launch which sent has computed, removes what it sent, and adds up what the workers sent of
 // a chunk, in their order.
 __device__ inline void ReceiveCompressed(const Step &step, const Workspace &work, const Chunk &chunk, float *total,
                                          double *sum) {
@@ -392,7 +392,9 @@ __global__ void __launch_bounds__(kThreads) Receive(const Step step, const Works
   if (threadIdx.x == 0) work.partial[static_cast<int64_t>(blockIdx.x) * kSums + kDirectionSum] = sum;
 }
 
-inline Status RunDgcMomentum(const Step &step, const WorkspaceLayout &layout, const Workspace &work, Launcher &launch) {
+template <>
+inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layout, const Workspace &work,
+                                   Launcher &launch) {
   const bool moments = (step.stages & kMomentsStage) != 0, apply = (step.stages & kApplyStage) != 0;
   const bool gradients = (step.stages & kGradientStage) != 0, skips = (step.flags & kSkipNonfinite) != 0;
   const bool global = gradients && (!moments || skips);
@@ -405,7 +407,7 @@ inline Status RunDgcMomentum(const Step &step, const WorkspaceLayout &layout, co
   }
   if (!moments && !apply) return launch.Result();
   if (!moments) launch(CopySums, n, step, false);
-  launch(LookCompressed, 1, step, work, global);
+  launch(TakeCompressedSurvey, 1, step, work, global);
   if (step.wire != nullptr) {
     launch.Zero(step.wire, 4 * step.wire_words);
     launch(MarkWire, 1, step, work);
@@ -427,7 +429,7 @@ inline Status RunDgcMomentum(const Step &step, const WorkspaceLayout &layout, co
     launch(CountSent, layout.chunks, step, work);
     launch(PlaceSent, n, step, work);
     launch(Send, layout.chunks, step, work);
-    // An apply stage of its own reads them of this launch, where the step is skipped.
+    // If the step is skipped, the launch of the apply stage reads the sums of this one.
     launch(CopySums, n, step, true);
   } else {
     launch(Receive, layout.chunks, step, work);

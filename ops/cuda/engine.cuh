@@ -35,8 +35,8 @@ __device__ const Rule &RuleOf(const Workspace &work) {
 
 // ---- Tables and sums --------------------------------------------------------------------------------------------
 
-__global__ void PutPiece(const __grid_constant__ Piece piece, uint32_t *to, int words) {
-  for (int i = static_cast<int>(threadIdx.x); i < words; i += kThreads) to[i] = piece.word[i];
+__global__ void PutWords(const __grid_constant__ Words words, uint32_t *to, int count) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) to[i] = words.word[i];
 }
 
 // A warp for each row.
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) MeanRows(const Step step, const Work
   work.means[row] = RowMean{rounded, static_cast<float>(mean - rounded)};
 }
 
-// Which sums a pass over chunks has found; the others are those of a pass before.
+// The sums that a pass over chunks has computed; the others are those of an earlier pass.
 enum Found : unsigned { kAll = (1u << kSums) - 1, kGradientsOnly = 1u << kGradientSum, kUpdates = 1u << kDirectionSum };
 
 // A block for each tensor.
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// From the sums of launches before.
+// Copies the sums of earlier launches.
 __global__ void CopySums(const Step step, bool skipped_only) {
   if (skipped_only && (step.skipping[0] == 0.0f || step.sums_rows != step.rows)) return;
   const int i = static_cast<int>(blockIdx.x), s = static_cast<int>(threadIdx.x);
@@ -95,7 +95,7 @@ __device__ inline double TotalGradientSum(const Step &step) {
   return SumOfBlock(total);
 }
 
-// One block: how each tensor is read and stored.
+// One block: decides how each tensor is read and stored.
 __global__ void __launch_bounds__(kThreads) PrepareAll(const Step step, const Workspace work) {
   for (int i = static_cast<int>(threadIdx.x); i < step.count; i += kThreads) {
     const Tensor &t = step.tensors[i];
@@ -105,19 +105,19 @@ __global__ void __launch_bounds__(kThreads) PrepareAll(const Step step, const Wo
   }
 }
 
-// One block: from all gradients to whether the step is applied, and how they are clipped.
+// One block: decides from all gradients whether the step is applied, and how they are clipped.
 template <class Rule>
-__global__ void __launch_bounds__(kThreads) Look(const Step step, const Workspace work, bool global) {
+__global__ void __launch_bounds__(kThreads) TakeSurvey(const Step step, const Workspace work, bool global) {
   const double total = global ? TotalGradientSum(step) : 0.0;
   if (threadIdx.x != 0) return;
-  // Whoever knows of more gradients than these may pass a scale that is not a number.
+  // A caller that knows of other gradients that are not finite passes NaN for the scale.
   const bool finite = (step.flags & kSkipNonfinite) == 0 || AreFinite(step, total);
   work.survey->applied = finite && *step.global_step >= 0;
   work.survey->clip = ClipFactor(step, total);
   new (work.survey->rule) Rule(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags);
 }
 
-// From the sums known so far to the numbers that the next pass uses.
+// Decides from the sums known so far what the next pass uses.
 template <class Rule>
 __global__ void __launch_bounds__(kThreads) DecideAll(const Step step, const Workspace work) {
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
@@ -168,8 +168,8 @@ __global__ void __launch_bounds__(kThreads) SumGradients(const Step step, const 
   StorePartial(work, sum);
 }
 
-// What a thread has of a tile. kFloats: weight, gradient and states are float32, and all are asked for before any is
-// waited for.
+// The elements of a tile that a thread has. kFloats: weight, gradient and states are float32, and all loads are issued
+// before any is waited for.
 template <class Rule>
 struct Elements {
   float w[kEach], g[kEach], s[Rule::kStates][kEach], d[kMaxDirections][kEach];
@@ -229,7 +229,8 @@ struct Elements {
   }
 };
 
-// New states and the sums of what they give; and where nothing waits for these sums, new weights too.
+// Computes new states, and the sums of weights and directions. If nothing waits for these sums, the weights move too
+// (kMove).
 template <class Rule, bool kMove, bool kFloats>
 __device__ void UpdateTile(const Rule &rule, const Tensor &t, const Plan &plan, const RowMean *means, bool stochastic,
                            const Tile &tile, double (&sum)[kSums]) {
@@ -243,7 +244,7 @@ __device__ void UpdateTile(const Rule &rule, const Tensor &t, const Plan &plan, 
       continue;
     }
     StoreState(t, k, tile, plan.noise, x.s[k]);
-    // What a layer-wise rule moves by is to be what its norms were taken of.
+    // A layer-wise rule must move along the directions whose norms it took.
     if (Rule::kLayerwise) LoadState(t, k, tile, x.s[k]);
   }
   if (Rule::kLayerwise && !kFloats) x.template Apply<false>(rule, plan);
@@ -304,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) MoveWeights(const Ste
 
 inline int64_t Blocks(int64_t threads) { return (threads + kThreads - 1) / kThreads; }
 
-// Fills in the workspace's tables, and has the step look for its tensors there.
+// Fills in the workspace's tables.
 inline void PutTables(const std::vector<Tensor> &tensors, bool centralizes, const WorkspaceLayout &layout,
                       const Workspace &work, Launcher *launch) {
   std::vector<uint32_t> words(static_cast<size_t>(layout.tables / 4));
@@ -322,11 +323,11 @@ inline void PutTables(const std::vector<Tensor> &tensors, bool centralizes, cons
     row += centralizes ? tensors[i].rows : 0;
   }
   auto *to = reinterpret_cast<uint32_t *>(work.tensors);
-  for (size_t first = 0; first < words.size(); first += kPieceWords) {
-    Piece piece;
-    const size_t count = Min(words.size() - first, size_t{kPieceWords});
-    memcpy(piece.word, &words[first], count * sizeof(uint32_t));
-    (*launch)(PutPiece, 1, piece, to + first, static_cast<int>(count));
+  for (size_t first = 0; first < words.size(); first += kMostWords) {
+    Words part;
+    const size_t count = Min(words.size() - first, size_t{kMostWords});
+    memcpy(part.word, &words[first], count * sizeof(uint32_t));
+    (*launch)(PutWords, 1, part, to + first, static_cast<int>(count));
   }
 }
 
@@ -334,7 +335,7 @@ template <class Rule>
 Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace &work, Launcher &launch) {
   const bool gradients = (step.stages & kGradientStage) != 0, moments = (step.stages & kMomentsStage) != 0;
   const bool apply = (step.stages & kApplyStage) != 0, finish = (step.stages & ~unsigned{kGradientStage}) != 0;
-  // A bound on the global norm, or a step that is skipped whole, wants all gradients read before anything moves.
+  // To bound the global norm, or to skip a whole step, all gradients must be read before anything moves.
   const bool global = (step.flags & (kClips | kSkipNonfinite)) != 0;
   const int64_t n = step.count;
   launch(PrepareAll, 1, step, work);
@@ -345,7 +346,7 @@ Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace 
     launch(AddSums, n, step, work, unsigned{kGradientsOnly}, false);
   }
   if (!finish) return launch.Result();
-  launch(Look<Rule>, 1, step, work, global || !gradients);
+  launch(TakeSurvey<Rule>, 1, step, work, global || !gradients);
   launch(DecideAll<Rule>, Blocks(n), step, work);
   if (moments) {
     const bool move = apply && !Rule::kLayerwise;
@@ -356,7 +357,7 @@ Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace 
     launch(DecideAll<Rule>, Blocks(n), step, work);
     launch(MoveWeights<Rule>, layout.chunks, step, work);
   }
-  // A launch that only commits knows sums that those before it did not.
+  // A launch that only commits reports too: of tensors in parts, it alone has the sums of all parts.
   launch(Finish, 1, step, work, apply || !moments, true);
   return launch.Result();
 }

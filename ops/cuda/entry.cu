@@ -1,14 +1,10 @@
-// The operators that MindSpore calls on a GPU. Data is on the device and cannot be read here: shapes, dtypes and flags,
-// which are a shape, say all that the host is to know. The last output is a workspace.
+// The operators that MindSpore calls on a GPU. The host cannot read data, which is on the device: it knows shapes,
+// dtypes and flags, which are a shape. The last output is the workspace.
 #include <exception>
 
-#include "adam_offload.h"
-#include "adamw.h"
+#include "abi.h"
 #include "compression.cuh"
 #include "engine.cuh"
-#include "lamb.h"
-#include "lans.h"
-#include "operators.h"
 
 namespace ms_optim {
 namespace {
@@ -59,18 +55,16 @@ Status Launch(int count, void **data, int *ndims, int64_t **shapes, const char *
   }
 }
 
-constexpr Runner run_adamw = RunRule<AdamW<false>>, run_adamw_amsgrad = RunRule<AdamW<true>>, run_lamb = RunRule<Lamb>;
-constexpr Runner run_lans = RunRule<Lans>, run_adam_offload = RunRule<AdamOffload>, run_dgc_momentum = RunDgcMomentum;
-
 }  // namespace
 }  // namespace ms_optim
 
-#define MS_OPTIM_RULE(rule, states, constants, exchanges)                                               \
-  MS_OPTIM_OPERATOR(ms_optim_##rule) {                                                                  \
-    return ms_optim::Launch(count, data, ndims, shapes, dtypes, stream, {states, constants, exchanges}, \
-                            ms_optim::run_##rule);                                                      \
+#define MS_OPTIM_ROW(name, Rule)                                                                                       \
+  MS_OPTIM_OPERATOR(ms_optim_##name) {                                                                                 \
+    constexpr ms_optim::Interface interface = ms_optim::InterfaceOf<ms_optim::Rule>();                                 \
+    return ms_optim::Launch(count, data, ndims, shapes, dtypes, stream, interface, ms_optim::RunRule<ms_optim::Rule>); \
   }
-MS_OPTIM_RULES(MS_OPTIM_RULE)
+MS_OPTIM_RULES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
 
 // How many bytes the workspace of a launch has, from its tensors' sizes and first dimensions (0: fewer than two).
 MS_OPTIM_API int64_t ms_optim_workspace(int n, const int64_t *sizes, const int64_t *rows, int centralizes,

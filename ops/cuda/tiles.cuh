@@ -1,6 +1,6 @@
-// Tiles: 256 elements that a warp takes from storage to float32 and back. A thread has two runs of four that lie side
-// by side, 128 apart, so that a warp reads and writes whole lines. Where a tensor does not begin at 16 bytes, or ends
-// within the tile, the thread takes its elements one by one.
+// A tile is 256 elements that a warp converts from storage to float32 and back. A thread has two runs of four adjacent
+// elements, 128 apart, so that a warp reads and writes whole lines of the cache. If a tensor is not aligned to 16
+// bytes, or ends within the tile, a thread takes its elements one by one.
 #pragma once
 
 #include "blocks.cuh"
@@ -29,7 +29,7 @@ struct alignas(kRun * sizeof(T)) Run {
   T x[kRun];
 };
 
-// Calls take(e, element) for what a thread has; beyond the tensor's end elements are zero.
+// Calls take(e, element) for each element that a thread has; beyond the tensor's end elements are zero.
 template <class T, class Take>
 __device__ void Read(const void *from, const Tile &tile, Take take) {
   const T *source = static_cast<const T *>(from);
@@ -132,7 +132,7 @@ __device__ void LoadCodes(const Tensor &t, int k, const Tile &tile, float (&s)[k
 
 template <class Code>
 __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise &noise, const float (&s)[kEach]) {
-  uint32_t largest = 0;  // as bits, among which a NaN is the largest and not lost
+  uint32_t largest = 0;  // compared as bits, of which a NaN has the largest: it is not lost
   MS_OPTIM_UNROLL
   for (int e = 0; e < kEach; ++e) largest = Max(largest, BitsOf(s[e]) & 0x7fffffffu);
   const float scale = FromBits(LargestOfWarp(largest)), factor = scale > 1e-37f ? Code::Largest() / scale : 0.0f;
@@ -141,7 +141,7 @@ __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise
     *code =
         static_cast<typename Code::Type>(Code::Encode(s[e], factor, CodeNoiseFor(Code::kUse, noise.At(tile.At(e)))));
   });
-  // Whoever reads the codes again reads the scale that lane 0 wrote.
+  // All lanes may read the scale again, which lane 0 wrote.
   __syncwarp();
 }
 

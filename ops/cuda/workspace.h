@@ -1,7 +1,7 @@
-// What the kernels of a step are to know of its tensors, on the device.
+// The workspace: what the kernels of a step need to know of its tensors, in the device's memory.
 //
 // The framework allocates it, as one more output of the operator; nothing in it outlives the step. The host fills in
-// the tables by launches that take them as arguments: a copy from memory that is not pinned would have the host wait,
+// the tables by launches that take them as arguments: a copy from memory that is not pinned would make the host wait,
 // and could not be recorded in a CUDA graph.
 #pragma once
 
@@ -36,12 +36,12 @@ struct RowMean {
   float mean, rest;
 };
 
-// How far the search for the k-th magnitude of a tensor that is sent in parts has come.
+// The search for the k-th magnitude of a tensor that is compressed.
 struct Search {
-  int64_t remaining;  // how many of the k have the prefix
+  int64_t remaining;  // how many of the k largest begin with the prefix
   int64_t zeros;
-  int32_t prefix;  // the digits that are known, else 0
-  float clip;      // what its worker's gradient is scaled by
+  int32_t prefix;  // the digits found so far, then zeros
+  float clip;      // the factor that clips this worker's gradient
   uint32_t count[kDigits[0].bins];
 };
 
@@ -92,14 +92,14 @@ struct WorkspaceLayout {
   }
 };
 
-// As much as a kernel takes as an argument.
+// As many words as a kernel takes as an argument.
 #if defined(CUDART_VERSION) && CUDART_VERSION < 12010
-constexpr int kPieceWords = 1000;
+constexpr int kMostWords = 1000;
 #else
-constexpr int kPieceWords = 8000;
+constexpr int kMostWords = 8000;
 #endif
-struct Piece {
-  uint32_t word[kPieceWords];
+struct Words {
+  uint32_t word[kMostWords];
 };
 
 // Launches kernels one after the other and keeps the first error.
@@ -107,7 +107,7 @@ class Launcher {
  public:
   explicit Launcher(void *stream) : stream_(static_cast<cudaStream_t>(stream)) {}
 
-  // A block of kThreads for each of some pieces of work.
+  // Launches so many blocks of kThreads.
   template <class... Parameters, class... Arguments>
   void operator()(void (*kernel)(Parameters...), int64_t blocks, const Arguments &...arguments) {
     if (blocks == 0 || error_ != cudaSuccess) return;

@@ -1,5 +1,5 @@
-// Adam with L2 decay: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), section 2, where the bias
-// corrections are folded into the rate; with Nesterov's momentum as Dozat (2016).
+// Adam with L2 decay: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), in the form of section 2 that
+// folds the bias corrections into the rate. Nesterov's momentum is that of Dozat (2016).
 #pragma once
 
 #include "rule.h"
@@ -8,6 +8,7 @@ namespace ms_optim {
 
 struct AdamOffload : ElementwiseRule {
   static constexpr int kStates = 2;
+  static constexpr int kConstants = 3;  // beta1, beta2, eps
   enum Flags : unsigned { kNesterov = 1 };
 
   AdamMoments moments;
@@ -15,7 +16,6 @@ struct AdamOffload : ElementwiseRule {
   double rate_correction;
   float of_moment, of_gradient;  // what the weight moves along: m, or with Nesterov beta1 * m + (1 - beta1) * g
 
-  // constants: beta1, beta2, eps.
   MS_OPTIM_FN AdamOffload(const double *constants, int64_t t, unsigned flags)
       : moments(constants[0], constants[1], t, false),
         eps(static_cast<float>(constants[2])),

@@ -5,15 +5,15 @@
 
 namespace ms_optim {
 
-template <bool kAmsgrad>
+template <bool kKeepsLargest>
 struct AdamW : ElementwiseRule {
-  static constexpr int kStates = kAmsgrad ? 3 : 2;  // m, v and, for AMSGrad, the maximum of v
-  enum Flags : unsigned { kAmsgradFlag = 1, kMaximize = 2, kBiasCorrection = 4 };
+  static constexpr int kStates = kKeepsLargest ? 3 : 2;  // m, v and, for AMSGrad, the maximum of v
+  static constexpr int kConstants = 3;                   // beta1, beta2, eps
+  enum Flags : unsigned { kAmsgrad = 1, kMaximize = 2, kBiasCorrection = 4 };
 
   AdamMoments moments;
   float eps, sign;
 
-  // constants: beta1, beta2, eps.
   MS_OPTIM_FN AdamW(const double *constants, int64_t t, unsigned flags)
       : moments(constants[0], constants[1], t, (flags & kBiasCorrection) != 0),
         eps(static_cast<float>(constants[2])),
@@ -23,7 +23,7 @@ struct AdamW : ElementwiseRule {
 
   MS_OPTIM_FN void Moments(float g, float *s) const {
     moments.Update(g, s);  // lines 7 and 8
-    if (kAmsgrad) s[kStates - 1] = s[kStates - 1] > s[1] ? s[kStates - 1] : s[1];
+    if (kKeepsLargest) s[kStates - 1] = s[kStates - 1] > s[1] ? s[kStates - 1] : s[1];
   }
 
   // Line 12 as one difference, w - lr * (m_hat / (sqrt(v_hat) + eps) + lambda * w): the paper's

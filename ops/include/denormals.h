@@ -1,16 +1,16 @@
 // A float32 number below 2^-126 in magnitude counts as 0, wherever a step reads or makes one.
 //
-// GPUs are told so when the kernels are compiled (-ftz=true), a CPU by the mode of each thread. Left to themselves some
-// threads of a framework would flush such numbers and others not, and a moment that decays would end in numbers with
-// which a processor is many times slower.
+// Kernels for GPUs are compiled this way (-ftz=true); on a CPU it is a mode of each thread. By default some threads of
+// a framework flush such numbers and others do not, and the bits of a step would depend on the thread. Besides, a
+// moment that decays would end in such numbers, with which processors are many times slower.
 #pragma once
 
 #include "numbers.h"
 
 namespace ms_optim {
 
-// Sets the mode of its thread for as long as it lives, and then puts back what was there. Loads and stores stay between
-// the two, and with them the arithmetic.
+// Sets the mode of its thread, and restores the earlier mode when it is destroyed. The compiler moves no load or store
+// across either, and so no arithmetic.
 class DenormalsAreZero {
  public:
   MS_OPTIM_FN DenormalsAreZero() : before_(Mode()) { SetMode(before_ | kFlush); }
@@ -30,7 +30,7 @@ class DenormalsAreZero {
   MS_OPTIM_FN static void SetMode(Register mode) { asm volatile("ldmxcsr %0" : : "m"(mode) : "memory"); }
 #elif defined(__aarch64__)
   typedef uint64_t Register;                    // FPCR
-  static constexpr Register kFlush = 1u << 24;  // FZ, for what is read and what is made
+  static constexpr Register kFlush = 1u << 24;  // FZ, for operands and results
   MS_OPTIM_FN static Register Mode() {
     Register mode;
     asm volatile("mrs %0, fpcr" : "=r"(mode) : : "memory");
@@ -38,7 +38,7 @@ class DenormalsAreZero {
   }
   MS_OPTIM_FN static void SetMode(Register mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
 #else
-  typedef uint32_t Register;  // a processor of another kind keeps its own ways
+  typedef uint32_t Register;  // another processor keeps its own mode
   static constexpr Register kFlush = 0;
   MS_OPTIM_FN static Register Mode() { return 0; }
   MS_OPTIM_FN static void SetMode(Register) {}

@@ -8,6 +8,10 @@ namespace ms_optim {
 
 struct DgcMomentum {
   static constexpr int kStates = 2;  // the velocity u, and r, what has not been sent yet
+  // The momentum, the number of workers, this worker's rank among them, and a number of 28 bits that is the same on
+  // workers of the same settings.
+  static constexpr int kConstants = 4;
+  static constexpr bool kExchanges = true;
   enum Flags : unsigned { kNesterov = 1, kL1 = 2, kHalfValues = 4 };
 
   float momentum;
@@ -15,8 +19,6 @@ struct DgcMomentum {
   int64_t rank, settings;
   bool nesterov, l1, half_values;
 
-  // constants: momentum, number of workers, this worker's rank among them, a number of 28 bits that is the same on
-  // workers of the same settings.
   MS_OPTIM_FN DgcMomentum(const double *constants, unsigned flags)
       : momentum(static_cast<float>(constants[0])),
         workers(constants[1]),
@@ -26,8 +28,8 @@ struct DgcMomentum {
         l1((flags & kL1) != 0),
         half_values((flags & kHalfValues) != 0) {}
 
-  // Decay enters the local gradient, before momentum and exchange: applied to the mean afterwards it would be sparse
-  // too, and costs 2 % of accuracy.
+  // Decay enters the local gradient, before momentum and exchange. If it entered the mean after the exchange, it would
+  // be as sparse as the mean, which costs 2 % of accuracy.
   MS_OPTIM_FN float Gradient(float w, float g, float lambda) const {
     const float sign = (w > 0.0f ? 1.0f : 0.0f) - (w < 0.0f ? 1.0f : 0.0f);
     return g + lambda * (l1 ? sign : w);
@@ -36,10 +38,10 @@ struct DgcMomentum {
   // Momentum correction, section 3.2: r accumulates velocities, not gradients.
   MS_OPTIM_FN float Velocity(float g, float u) const { return momentum * u + g; }
 
-  // What momentum SGD moves a weight along, and what r accumulates.
+  // Momentum SGD moves a weight along this, and r accumulates it.
   MS_OPTIM_FN float Direction(float g, float u) const { return nesterov ? g + momentum * u : u; }
 
-  // A value as it arrives. What rounding takes from it stays behind in r: it is sent another time.
+  // Returns a value as it arrives. Its rounding error stays behind in r, and is sent in a later step.
   MS_OPTIM_FN float Travelled(float value) const {
     constexpr float kLargestHalf = 65504.0f;
     if (!half_values) return value;
@@ -50,7 +52,7 @@ struct DgcMomentum {
   }
   MS_OPTIM_FN static float Behind(float value, float travelled) {
     const float left = value - travelled;
-    return left == left ? left : 0.0f;  // of infinity and NaN nothing
+    return left == left ? left : 0.0f;  // infinity and NaN leave nothing behind
   }
 
   // The mean is formed after the exchange: divided before, small numbers would lose bits in low precision.
@@ -63,11 +65,11 @@ struct DgcMomentum {
   }
 };
 
-// Among a tensor's sums, where the launch that sends tells the one that applies what it clipped the gradient by. A rule
-// of two directions has another use for it.
+// The launch that sends writes the factor that clips the gradient into this column of the sums, from which the launch
+// that applies reads it. Rules of two directions use the column for the second.
 constexpr int kClipFactor = kDirection2Sum;
 
-// Orders numbers by magnitude, NaN last: where there is one, it is sent, and not kept from sight in r.
+// The key orders numbers by magnitude, with NaN above all others: a NaN is sent, and does not stay unseen in r.
 constexpr int32_t kNanKey = 0x7f800001;
 
 MS_OPTIM_FN int32_t MagnitudeKey(float x) {
@@ -75,13 +77,14 @@ MS_OPTIM_FN int32_t MagnitudeKey(float x) {
   return bits < kNanKey ? bits : kNanKey;
 }
 
-// A magnitude has 31 bits, a digit of it 11 or 10. The k-th largest is found digit by digit, by counting.
+// A magnitude has 31 bits, in digits of 11 or 10. The k-th largest is found digit by digit, by counting.
 struct Digit {
   int shift, bins;
 };
 constexpr Digit kDigits[] = {{20, 1 << 11}, {10, 1 << 10}, {0, 1 << 10}};
 
-// Which of a digit's bins a magnitude is in that has the digits before it, its prefix; none of them where it has not.
+// Returns the digit's bin of a magnitude that begins with the prefix, the digits before; of another magnitude, a number
+// that no bin has.
 MS_OPTIM_FN uint32_t BinOf(const Digit &digit, int32_t key, int32_t prefix) {
   return (static_cast<uint32_t>(key) - static_cast<uint32_t>(prefix)) >> digit.shift;
 }
@@ -118,14 +121,14 @@ MS_OPTIM_FN int64_t PlaceAt(const uint8_t *places, int bytes, int64_t k) {
   return static_cast<int64_t>(place);
 }
 
-// The first of some places that is not before another.
+// Returns the index of the first of some ascending places that is not below `begin`.
 MS_OPTIM_FN int64_t FirstPlace(const uint8_t *places, int bytes, int64_t count, int64_t begin) {
   int64_t first = 0;
   while (count > 0) {
-    const int64_t half = count / 2;
-    const bool before = PlaceAt(places, bytes, first + half) < begin;
-    first = before ? first + half + 1 : first;
-    count = before ? count - half - 1 : half;
+    const int64_t middle = count / 2;
+    const bool before = PlaceAt(places, bytes, first + middle) < begin;
+    first = before ? first + middle + 1 : first;
+    count = before ? count - middle - 1 : middle;
   }
   return first;
 }
@@ -143,7 +146,7 @@ MS_OPTIM_FN float ValueAt(const DgcMomentum &rule, const uint8_t *values, int64_
                           : reinterpret_cast<const float *>(values)[k];
 }
 
-// Fills in where each tensor is, and returns how many 4-byte words there are.
+// Fills in where each tensor is in a wire, and returns the wire's length in 4-byte words.
 MS_OPTIM_FN int64_t LayWire(const Step &step, WirePlace *wire) {
   const int64_t value_bytes = (step.rule_flags & DgcMomentum::kHalfValues) != 0 ? 2 : 4;
   const auto sent = [&step](int i) { return int64_t{step.layout[int64_t{i} * step.layout_columns + kSent]}; };
@@ -176,7 +179,7 @@ MS_OPTIM_FN void PutMark(const Step &step, const DgcMomentum &rule, void *wire) 
   for (int word = 0; word < kMarkWords; ++word) mark[word] = MarkOf(step, rule, word);
 }
 
-// Whether there is a wire of each worker, or where nothing is compressed one sum of all.
+// Whether there is a wire of each worker or, where nothing is compressed, the one sum of all.
 MS_OPTIM_FN bool HasAllWires(const Step &step, const DgcMomentum &rule) {
   bool compressed = false;
   for (int i = 0; i < step.count; ++i) compressed |= step.layout[int64_t{i} * step.layout_columns + kSent] > 0;

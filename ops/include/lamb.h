@@ -8,6 +8,7 @@ namespace ms_optim {
 
 struct Lamb : LayerwiseRule {
   static constexpr int kStates = 2;
+  static constexpr int kConstants = 7;  // beta1, beta2, eps, the bounds of phi, the bounds of the trust ratio
   static constexpr int kDirections = 1;
   enum Flags : unsigned { kBiasCorrection = 1, kAlwaysAdapt = 2 };
 
@@ -16,7 +17,6 @@ struct Lamb : LayerwiseRule {
   double phi_low, phi_high, ratio_low, ratio_high;
   bool always_adapt;
 
-  // constants: beta1, beta2, eps, the bounds of phi, the bounds of the trust ratio.
   MS_OPTIM_FN Lamb(const double *constants, int64_t t, unsigned flags)
       : moments(constants[0], constants[1], t, (flags & kBiasCorrection) != 0),
         eps(static_cast<float>(constants[2])),

@@ -7,6 +7,7 @@ namespace ms_optim {
 
 struct Lans : LayerwiseRule {
   static constexpr int kStates = 2;
+  static constexpr int kConstants = 6;  // beta1, beta2, eps, the bound of the gradient's elements, the bounds of phi
   static constexpr int kDirections = 2;
   static constexpr bool kNormalizesGradient = true;
 
@@ -14,7 +15,6 @@ struct Lans : LayerwiseRule {
   float eps, gradient_bound;
   double beta1, phi_low, phi_high;
 
-  // constants: beta1, beta2, eps, the bound of the gradient's elements, the bounds of phi.
   MS_OPTIM_FN Lans(const double *constants, int64_t t, unsigned)
       : moments(constants[0], constants[1], t, true),
         eps(static_cast<float>(constants[2])),

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Rules and helpers are inlined into every kernel: the same header is compiled once per instruction
-// set, and a function that kept its own symbol would be merged by the linker into whichever came last.
+// Rules and helpers are inlined into every kernel. The same header is compiled once per instruction set, and of a
+// function that kept its own symbol the linker would keep one copy for all sets.
 #if defined(__CUDACC__)
 #define MS_OPTIM_FN __host__ __device__ __forceinline__
 #else

@@ -1,5 +1,5 @@
-// What the sums of a step decide: from norms to the numbers that the next pass over a tensor uses, and what is
-// reported of it. Once for all devices, in float64.
+// Decides from the sums of a step what the next pass over a tensor uses, and what is reported: one code for all
+// devices, in float64.
 #pragma once
 
 #include <cfloat>
@@ -10,7 +10,7 @@
 namespace ms_optim {
 
 struct Decision {
-  float factor;  // from the gradient as it came to the gradient that enters the rule
+  float factor;  // what the gradient that came is multiplied by before it enters the rule
   float lambda;
   double learning_rate, trust_ratio;
   float coefficient[kMaxDirections];
@@ -20,17 +20,17 @@ MS_OPTIM_FN int64_t LayoutOf(const Step &step, int i, Layout column) {
   return step.layout[int64_t{i} * step.layout_columns + column];
 }
 
-// Whether gradients are finite once they are unscaled, from their sum of squares: their norm is one in float32. A NaN
-// is not less than anything.
+// Tells from a sum of squares of gradients whether they are finite: whether their norm, once they are unscaled, is a
+// finite float32 number. For a NaN the comparison is false.
 MS_OPTIM_FN bool AreFinite(const Step &step, double sum) { return step.constants[kUnscale] * sqrt(sum) <= FLT_MAX; }
 
-// From all gradients' sum of squares to what scales them down to the bound on their norm.
+// Returns the factor that bounds the norm of all gradients, from their sum of squares.
 MS_OPTIM_FN double ClipFactor(const Step &step, double total) {
   const double norm = step.constants[kUnscale] * sqrt(total), bound = step.constants[kClipNorm];
   return bound > 0.0 && norm > bound ? bound / norm : 1.0;
 }
 
-// What no sum enters: steps of the learning rate along one direction.
+// Decides what depends on no sum, and lets the weight move along one direction by the learning rate.
 MS_OPTIM_FN void DecideRates(const Step &step, int i, Decision *decision) {
   const int64_t decay = LayoutOf(step, i, kDecayIndex);
   decision->factor = static_cast<float>(step.constants[kUnscale]);
@@ -46,7 +46,8 @@ MS_OPTIM_FN void Decide(const Rule &rule, const Step &step, int i, const double 
                         Decision *decision) {
   DecideRates(step, i, decision);
   double factor = step.constants[kUnscale] * clip;
-  // A norm below the smallest float32 gives a gradient of less than norm 1, but of numbers.
+  // The inverse of a tiny norm may be too large for float32: the factor is bounded, so that the gradient stays finite.
+  // Its norm is then less than 1.
   if (Rule::kNormalizesGradient) {
     factor = sums[kGradientSum] == 0.0 ? 0.0 : Min(1.0 / sqrt(sums[kGradientSum]), 3e38);
   }

@@ -1,7 +1,7 @@
 // What a rule states, and the pieces that several rules share.
 //
 // A rule is a struct built once a step from its constants, the step count t (from 1) and its flags.
-// It says, for one element, in this order:
+// It states how many states and constants it has, kStates and kConstants, and for one element, in this order:
 //
 //   Gradient(w, g, lambda)              the gradient that enters the moments
 //   Moments(g, s)                       the new states s, in place
@@ -24,6 +24,7 @@ struct ElementwiseRule {
   static constexpr int kDirections = 1;
   static constexpr bool kLayerwise = false;           // needs norms of the whole tensor before it moves
   static constexpr bool kNormalizesGradient = false;  // divides the gradient by its norm
+  static constexpr bool kExchanges = false;           // sends and receives parts of gradients
 
   MS_OPTIM_FN float Gradient(float, float g, float) const { return g; }
 

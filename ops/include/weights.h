@@ -1,4 +1,4 @@
-// One weight: with its float32 master, or rounded to its storage, on request stochastically.
+// Reads and writes one weight: through its float32 master, or rounded to its storage dtype, on request stochastically.
 #pragma once
 
 #include "codes.h"
@@ -6,7 +6,7 @@
 
 namespace ms_optim {
 
-// A master counts for as long as it still rounds to the weight: a weight that was loaded or set since then wins.
+// A master is used only if it rounds to the weight: otherwise the weight was loaded or set since then, and comes first.
 template <class T>
 MS_OPTIM_FN float MasterOf(T weight, float master) {
   T rounded;
@@ -26,7 +26,7 @@ MS_OPTIM_FN float WeightAt(const Tensor &t, int64_t i) {
   return static_cast<const float *>(t.weight)[i];
 }
 
-// Where there is no master, noise rounds stochastically.
+// With noise, a weight without a master is rounded stochastically.
 template <class T>
 MS_OPTIM_FN void MoveAs(const Tensor &t, const Noise *noise, int64_t i, float by) {
   T *stored = static_cast<T *>(t.weight) + i;

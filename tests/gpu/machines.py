@@ -15,7 +15,6 @@ from ms_optim import _kernels
 
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror"]
 INCLUDE = [f"-I{TESTS / 'gpu' / 'standin'}", f"-I{ROOT / 'ops' / 'include'}", f"-I{ROOT / 'ops' / 'cuda'}"]
-ENTRY = ROOT / "ops" / "cuda" / "entry.cu"
 
 
 def workspace_bytes(library, function, arrays):
@@ -40,8 +39,10 @@ class StandIn:
         self.library = ctypes.CDLL(str(folder / "standin.so"))
 
     @staticmethod
-    def build(folder):
-        command = ["g++", *FLAGS, "-O2", "-fPIC", "-shared", *INCLUDE, "-x", "c++", ENTRY, "-o", folder / "standin.so"]
+    def build(folder, ops=ROOT / "ops"):
+        include = [INCLUDE[0], f"-I{ops / 'include'}", f"-I{ops / 'cuda'}"]
+        source = ["-x", "c++", ops / "cuda" / "entry.cu"]
+        command = ["g++", *FLAGS, "-O2", "-fPIC", "-shared", *include, *source, "-o", folder / "standin.so"]
         subprocess.run(list(map(str, command)), check=True)
 
     def call(self, function, arrays):

@@ -20,7 +20,7 @@ from sources import ROOT, TESTS
 from tolerances import TOLERANCE
 
 import ms_optim
-from ms_optim import _kernels, _shares
+from ms_optim import _abi, _kernels, _shares
 
 HOST_ONLY = _kernels.BY_ADDRESS | _kernels.LOCKS | _kernels.RETURNED | _kernels.SHARES
 SIZES = [(), (1,), (7,), (127,), (129,), (255,), (257,), (4097,), (13, 11), (6, 4, 3, 3), (3, 8193)]
@@ -187,7 +187,8 @@ def test_a_workspace_that_does_not_fit_is_refused(stand_in):
 @pytest.mark.skipif(not CUDA.exists(), reason="libms_optim_cuda.so was not built: that needs nvcc")
 def test_without_a_gpu_the_library_loads_and_says_so():
     library = _kernels.library(CUDA.name)
-    for rule in _kernels.RULES:
+    assert _abi.rules(library) == _kernels.described("CPU")
+    for rule in _abi.rules(library):
         assert getattr(library, f"ms_optim_{rule}")
     if machines.why_no_gpu() is None:
         pytest.skip("there is a GPU")

@@ -17,7 +17,7 @@ static ge::graphStatus Launch(gert::TilingContext *context, int64_t size, uint32
   return ge::GRAPH_SUCCESS;
 }
 
-// Input k has the shape of all that is updated; those before it may be absent, which is a tensor of one element.
+// Input k has the shape of the tensor that is updated; inputs before it may be absent, and then have one element.
 template <size_t k>
 static ge::graphStatus TileTensor(gert::TilingContext *context) {
   const int64_t size = context->GetInputShape(k)->GetStorageShape().GetShapeSize();
@@ -30,7 +30,7 @@ static ge::graphStatus TileSums(gert::TilingContext *context) {
   return Launch(context, shape.GetDim(1), static_cast<uint32_t>(shape.GetDim(0)));
 }
 
-// The output of an operator that sums up over tensors of the shape of input k.
+// Infers the shape of the sums of an operator over tensors of the shape of input k.
 template <size_t k, int64_t kinds>
 static ge::graphStatus InferTileSums(gert::InferShapeContext *context) {
   gert::Shape *sums = context->GetOutputShape(0);
@@ -64,7 +64,7 @@ static const std::vector<DTypes> kDTypes = {
     {ge::DT_BF16, ge::DT_FLOAT, ge::DT_FLOAT},  {ge::DT_FLOAT16, ge::DT_FLOAT16, ge::DT_FLOAT},
     {ge::DT_BF16, ge::DT_BF16, ge::DT_FLOAT},
 };
-constexpr size_t kWithoutGradient = 5;  // the first so many differ in the weight and the master
+constexpr size_t kWithoutGradient = 5;  // the first have every pair of weight and master
 
 }  // namespace ms_optim
 
@@ -83,7 +83,7 @@ class MsOptimDef : public OpDef {
   }
   void Sums(size_t columns) { Tensor(Output("sums"), std::vector<ge::DataType>(columns, ge::DT_FLOAT)); }
 
-  // Copies of any length between global memory and a core are these processors'.
+  // These processors copy any number of bytes between global memory and a core.
   void Runs(gert::OpImplRegisterV2::TilingKernelFunc tiling, gert::OpImplRegisterV2::InferShapeKernelFunc shape) {
     SetInferShape(shape).SetInferDataType(ms_optim::InferFloat);
     AICore().SetTiling(tiling).AddConfig("ascend910b").AddConfig("ascend910_93");

@@ -6,8 +6,8 @@
 
 namespace ms_optim {
 
-// A rule whose weight moves by norms of whole tensors runs its two phases in two launches.
-enum Phase { kMomentsPhase = 1, kApplyPhase = 2 };
+// A rule whose weight moves by norms of whole tensors runs its two stages in two launches.
+enum Stage { kMomentsStage = 1, kApplyStage = 2 };
 
 // Loshchilov and Hutter (2019), Algorithm 2; u = m_hat / (sqrt(v_hat) + eps) + lambda * w.
 struct AdamW {
@@ -55,7 +55,7 @@ struct AdamArguments {
   GM_ADDR sums;
 };
 
-template <class Rule, int kPhases, class T, class M, class G>
+template <class Rule, int kStages, class T, class M, class G>
 class AdamKernel {
  public:
   __aicore__ inline void Run(const AdamArguments &a, int64_t size) {
@@ -153,10 +153,10 @@ class AdamKernel {
   }
 
  private:
-  static constexpr bool kMoments = (kPhases & kMomentsPhase) != 0, kMoves = (kPhases & kApplyPhase) != 0;
+  static constexpr bool kMoments = (kStages & kMomentsStage) != 0, kMoves = (kStages & kApplyStage) != 0;
   static constexpr bool kGradient = kMoments || Rule::kDirections == 2;
   static constexpr bool kCastsGradient = kGradient && !kSame<G, float>;
-  // Of the weight and the update, or of the weight and the directions, or of the update.
+  // How many sums of squares: of weight and update, of weight and directions, or of the update.
   static constexpr uint32_t kKinds = kMoments && !kMoves ? 1 + Rule::kDirections : kMoments + kMoves;
   // Tiles in the buffer to compute in: scratch, w, d; then the gradient in float32; then the second direction.
   static constexpr uint32_t kGradientPlace = 3 * kTileBytes;
@@ -176,7 +176,7 @@ class AdamKernel {
     AscendC::Muls(g, g, scalars_.GetValue(kGradientScale), count);
     if constexpr (Rule::kBoundsGradient) {
       const float bound = constants_.GetValue(kGradientBound);
-      if (bound < 3e38f) {  // an infinite one would cost a NaN its life
+      if (bound < 3e38f) {  // Maxs and Mins turn a NaN into a number: without a bound they are skipped
         AscendC::Maxs(g, g, -bound, count);
         AscendC::Mins(g, g, bound, count);
       }

@@ -1,5 +1,5 @@
-// What the device adds to a weight when the host's Adam returned by how much it moves: see kReturned in
-// ops/include/step.h. The sum of squares is of the weight from before.
+// Adds to a weight the update that the host's Adam returned: see kReturned in ops/include/step.h. The sum of squares is
+// that of the old weight.
 #pragma once
 
 #include "weight.h"

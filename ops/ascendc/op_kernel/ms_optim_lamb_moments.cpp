@@ -1,4 +1,4 @@
-// LAMB, first phase: moments, and the sums of squares of the weight and of u.
+// LAMB, moments stage: moments, and the sums of squares of the weight and of u.
 #include "adam.h"
 
 extern "C" __global__ __aicore__ void ms_optim_lamb_moments(GM_ADDR weight, GM_ADDR master, GM_ADDR m, GM_ADDR v,
@@ -6,6 +6,6 @@ extern "C" __global__ __aicore__ void ms_optim_lamb_moments(GM_ADDR weight, GM_A
                                                             GM_ADDR sums, GM_ADDR workspace, GM_ADDR tiling) {
   REGISTER_TILING_DEFAULT(ms_optim::Tiling);
   GET_TILING_DATA(launch, tiling);
-  ms_optim::AdamKernel<ms_optim::Lamb, ms_optim::kMomentsPhase, DTYPE_WEIGHT, DTYPE_MASTER, DTYPE_GRADIENT> kernel;
+  ms_optim::AdamKernel<ms_optim::Lamb, ms_optim::kMomentsStage, DTYPE_WEIGHT, DTYPE_MASTER, DTYPE_GRADIENT> kernel;
   kernel.Run({weight, master, m, v, nullptr, gradient, constants, scalars, sums}, launch.size);
 }

@@ -1,5 +1,5 @@
-// Adds up what the tiles of a tensor left, kind by kind, in a fixed order: float32 [kinds, n] to [kinds, kLanes], whose
-// rows are left to be added up. A kind is one core's.
+// Adds up the partial sums that the tiles of a tensor left, in a fixed order: from float32 [kinds, n] to [kinds,
+// kLanes], whose rows the caller adds up. Each core takes one kind.
 #pragma once
 
 #include "tiles.h"

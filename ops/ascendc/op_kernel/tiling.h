@@ -1,5 +1,5 @@
 // How a tensor is cut into tiles, and how tiles are shared out to cores: for the host, which chooses the number of
-// cores, and for the kernels. No header of the vendor's.
+// cores, and for the kernels. It includes no header of the vendor.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace ms_optim {
 
-// Elements that are copied to a core at a time. What is summed up over a tensor is summed up tile by tile, so that the
-// number of cores does not matter to any bit.
+// Elements that are copied to a core at a time. Sums over a tensor are added up tile by tile, so that no bit depends on
+// the number of cores.
 constexpr uint32_t kTile = 2048;
-// Float32 numbers in 32 bytes, which addresses in a core's memory are aligned to; a tile leaves so many of each sum.
+// Float32 numbers in 32 bytes, to which a core's memory is aligned; a tile leaves so many partial sums of each kind.
 constexpr uint32_t kLanes = 8;
 
 // What a launch tells its cores.
@@ -27,12 +27,12 @@ struct TileRange {
 
 MS_OPTIM_DEVICE inline int64_t TilesOf(int64_t size) { return (size + kTile - 1) / kTile; }
 
-// The tiles of one core: no two cores' numbers of tiles differ by more than 1.
+// Returns the tiles of one core; the numbers of two cores differ by at most 1.
 MS_OPTIM_DEVICE inline TileRange ShareOf(int64_t tiles, int64_t core, int64_t cores) {
   return {tiles * core / cores, tiles * (core + 1) / cores};
 }
 
-// How many of the cores that are there have something to do; a launch has one at least.
+// Returns how many of the available cores a launch takes: no more than there are tiles, and at least one.
 MS_OPTIM_DEVICE inline uint32_t CoresFor(int64_t tiles, uint32_t there) {
   const uint32_t cores = tiles < there ? static_cast<uint32_t>(tiles) : there;
   return cores < 1 ? 1 : cores;

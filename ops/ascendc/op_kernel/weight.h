@@ -6,12 +6,12 @@
 namespace ms_optim {
 
 // A weight stored as T, updated from numbers of type M: float32 from itself (T and M float), float16 and bfloat16 from
-// a float32 master (M float) or from itself (M is T). Of the two tensors, the one that there is not is not touched.
+// a float32 master (M float) or from itself (M is T). A tensor that is absent is not touched.
 template <class T, class M>
 class Weight {
  public:
   static constexpr bool kLow = !kSame<T, float>;
-  static constexpr bool kExact = kSame<M, float>;  // the numbers themselves are there, in the weight or in a master
+  static constexpr bool kExact = kSame<M, float>;  // the weight or its master is float32
   // What Open needs to compute in besides the result.
   static constexpr uint32_t kWorkBytes = kLow && kExact ? kTile * sizeof(T) + kTile / 8 : 0;
   static_assert(kExact || kSame<M, T>, "a master is of float32");
@@ -33,8 +33,8 @@ class Weight {
     if constexpr (kExact) exact_.Fetch(in, begin, count);
   }
 
-  // Makes w, with a scratch tile and kWorkBytes at a place in a buffer. A weight that is not its rounded master was
-  // loaded or set since then, and goes before it.
+  // Computes w, with a scratch tile and kWorkBytes at a place in a buffer. A weight that is not its rounded master was
+  // loaded or set since then, and comes first.
   __aicore__ inline void Open(const LocalTensor<uint8_t> &in, const LocalTensor<float> &w,
                               const LocalTensor<float> &scratch, const LocalTensor<uint8_t> &work, uint32_t place,
                               uint32_t count) {
@@ -57,7 +57,7 @@ class Weight {
     }
   }
 
-  // Makes w - update of w, and of it what is stored.
+  // Subtracts the update from w, and computes from it what is stored.
   __aicore__ inline void Move(const LocalTensor<uint8_t> &out, const LocalTensor<float> &w,
                               const LocalTensor<float> &update, uint32_t count) {
     AscendC::Sub(w, w, update, count);

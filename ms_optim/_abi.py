@@ -1,0 +1,300 @@
+"""The C interface of the kernels: its numbers by name, and the inputs of a launch in their order.
+
+Names are those of ops/include/step.h. Both sides state the numbers, since Python also runs without a library; a test
+compares them with what a library says of itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# ---- Numbers ------------------------------------------------------------------------------------------------------
+
+MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # the last: 8-bit codes that share one scale
+MOST_ELEMENTS = 1 << 31  # of a tensor that is sent in parts
+# The mark at a wire's end: see ops/include/dgc.h.
+LIMB_BITS, LIMBS = 6, 10
+MARK_WORDS = 2 * LIMBS
+
+
+class DType(enum.IntEnum):
+    """How tensors are stored."""
+
+    FLOAT32, FLOAT16, BFLOAT16, INT8, UINT8, OTHER = range(6)
+
+
+class Stage(enum.IntFlag):
+    """What a launch does, in this order."""
+
+    GRADIENT_STAGE = 1
+    MOMENTS_STAGE = 2
+    APPLY_STAGE = 4
+    COMMIT_STAGE = 8
+
+
+class SharedFlag(enum.IntFlag):
+    """What a launch is asked for, whatever its rule."""
+
+    SKIP_NONFINITE = 1
+    MASTERS = 2
+    STOCHASTIC_ROUNDING = 4
+    CENTRALIZES = 8
+    BY_ADDRESS = 16
+    BETA_POWERS = 32
+    LOCKS = 64
+    RETURNED = 128
+    SHARES = 256
+    CLIPS = 512
+
+
+class AdamWFlag(enum.IntFlag):
+    """Forms of AdamW."""
+
+    AMSGRAD = 1
+    MAXIMIZE = 2
+    BIAS_CORRECTION = 4
+
+
+class LambFlag(enum.IntFlag):
+    """Forms of LAMB."""
+
+    BIAS_CORRECTION = 1
+    ALWAYS_ADAPT = 2
+
+
+class AdamOffloadFlag(enum.IntFlag):
+    """Forms of AdamOffload."""
+
+    NESTEROV = 1
+
+
+class DgcMomentumFlag(enum.IntFlag):
+    """Forms of DGCMomentum."""
+
+    NESTEROV = 1
+    L1 = 2
+    HALF_VALUES = 4
+
+
+class Sum(enum.IntEnum):
+    """Columns of the sums, and their number."""
+
+    GRADIENT_SUM, WEIGHT_SUM, DIRECTION_SUM, DIRECTION2_SUM, DIRECTIONS_DOT, SUMS = range(6)
+
+
+class Statistic(enum.IntEnum):
+    """Columns of the statistics, and their number."""
+
+    GRADIENT_NORM, WEIGHT_NORM, UPDATE_NORM, TRUST_RATIO, FINITE, STATISTICS = range(6)
+
+
+class Constant(enum.IntEnum):
+    """Places of the constants that every rule has; the rule's own follow."""
+
+    UNSCALE, CLIP_NORM, SEED, RULE_CONSTANTS = range(4)
+
+
+class AddressColumn(enum.IntEnum):
+    """Columns of a tensor's row in a table of addresses, and their number."""
+
+    WEIGHT_ADDRESS, GRADIENT_ADDRESS, MASTER_ADDRESS, STATE_ADDRESS = range(4)
+    SCALE_ADDRESS = STATE_ADDRESS + MAX_STATES
+    ELEMENTS = SCALE_ADDRESS + MAX_STATES
+    FIRST_DIMENSION, WEIGHT_TYPE, GRADIENT_TYPE, STATE_TYPE = range(ELEMENTS + 1, ELEMENTS + 5)
+    ADDRESS_COLUMNS = STATE_TYPE + MAX_STATES
+
+
+class SharedAddressColumn(enum.IntEnum):
+    """Columns of the last row of such a table: what the tensors share."""
+
+    GLOBAL_STEP_ADDRESS, SKIPPED_STEPS_ADDRESS, STATISTICS_ADDRESS, STATISTICS_ROWS, BETA_POWER_ADDRESS = range(5)
+
+
+class Layout(enum.IntEnum):
+    """Columns of the layout; the last is of rules that exchange alone."""
+
+    RATE_INDEX, DECAY_INDEX, CENTRALIZED, ROW, SENT = range(5)
+    LAYOUT_COLUMNS = SENT
+
+
+class Status(enum.IntEnum):
+    """What a launch returns."""
+
+    OK, WRONG_COUNT, WRONG_DTYPE, WRONG_SIZE, WRONG_FLAGS = range(5)
+    NO_MEMORY, NO_LAUNCH, OUT_OF_STEP, NEGATIVE_STEP, NOT_ITS_OWN = range(5, 10)
+
+
+_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, AddressColumn, SharedAddressColumn, Layout, Status)
+_RULES = (AdamWFlag, LambFlag, AdamOffloadFlag, DgcMomentumFlag)
+# By what the library calls them.
+GROUPS: dict[str, type[enum.IntEnum | enum.IntFlag]] = {
+    **{kind.__name__: kind for kind in _INTERFACE},
+    **{kind.__name__.removesuffix("Flag"): kind for kind in _RULES},
+}
+ALONE = ("MAX_STATES", "MAX_DIRECTIONS", "CODE_BLOCK", "MOST_ELEMENTS", "LIMB_BITS", "LIMBS", "MARK_WORDS")
+
+
+def stated() -> dict[str, int]:
+    """Return all numbers of this module by name, members of a group behind the group's."""
+    numbers = {name: globals()[name] for name in ALONE}
+    for group, members in GROUPS.items():
+        numbers |= {f"{group}.{name}": int(value) for name, value in members.__members__.items()}
+    return numbers
+
+
+# ---- What a library says of itself --------------------------------------------------------------------------------
+
+
+class _Constant(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_int64)]
+
+
+class _Rule(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), *((name, ctypes.c_int32) for name in ("states", "constants", "exchanges"))]
+
+
+class DescribedRule(NamedTuple):
+    """What a library knows of one of its rules.
+
+    Attributes:
+        states: How many states it has.
+        constants: How many constants of its own.
+        exchanges: Whether it sends and receives parts of gradients.
+    """
+
+    states: int
+    constants: int
+    exchanges: bool
+
+
+def _rows(library: ctypes.CDLL, function: str, kind: type[ctypes.Structure]) -> list[Any]:
+    """Read an array of a library up to its null name; AttributeError: the library is of another version."""
+    ask = getattr(library, function)
+    ask.restype = ctypes.POINTER(kind)
+    array, rows = ask(), []
+    while array[len(rows)].name is not None:
+        rows.append(array[len(rows)])
+    return rows
+
+
+def rules(library: ctypes.CDLL) -> dict[str, DescribedRule]:
+    """Return the rules that a library of this package has, by name."""
+    rows = _rows(library, "ms_optim_rules", _Rule)
+    return {row.name.decode(): DescribedRule(row.states, row.constants, bool(row.exchanges)) for row in rows}
+
+
+def exported(library: ctypes.CDLL) -> dict[str, int]:
+    """Return the numbers of a library as :func:`stated` names them."""
+    return {_renamed(row.name.decode()): row.value for row in _rows(library, "ms_optim_constants", _Constant)}
+
+
+def _renamed(name: str) -> str:
+    """From "Group<...>::kSomeName" to "Group.SOME_NAME"."""
+    *group, last = re.sub("<.*>", "", name).split("::")
+    return ".".join([*group, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last.removeprefix("k")).upper()])
+
+
+# ---- A launch -----------------------------------------------------------------------------------------------------
+
+
+def launch(
+    kernel: Callable[..., Any],
+    flags: Any,
+    layout: Any,
+    constants: Any,
+    rates: Any,
+    sums: Any,
+    exchanged: tuple[Any, ...],
+    before: tuple[Any, ...],
+    weights: tuple[Any, ...],
+    gradients: tuple[Any, ...],
+    held: tuple[Any, ...],
+) -> Any:
+    """Call a kernel with the inputs of a launch in their order; usable in graphs.
+
+    Args:
+        kernel: The operator.
+        flags: What it shall do, as :func:`flags` makes it.
+        layout: As :func:`layout` makes it.
+        constants: As :func:`constants` makes them.
+        rates: Learning rates and weight decays.
+        sums: Those of a launch before.
+        exchanged: Of a rule that exchanges: whether the step is skipped, the wires, and whose states these are.
+        before: Ranges, if it is a launch of a share; then the counters.
+        weights: The weights.
+        gradients: The gradients; or the table of addresses, if that stands for all from the counters on.
+        held: States, masters and scales.
+    """
+    return kernel(flags, layout, constants, rates, sums, *exchanged, *before, *weights, *gradients, *held)
+
+
+def inputs(*parts: Any) -> tuple[Any, ...]:
+    """Return the inputs of a launch in their order, from what :func:`launch` takes besides the kernel."""
+    return launch(lambda *inputs: inputs, *parts)
+
+
+def written(
+    counters: int = 0,
+    weights: int = 0,
+    gradients: int = 0,
+    held: int = 0,
+    exchanges: bool = False,
+    ranges: bool = False,
+    returned: bool = False,
+) -> tuple[bool, ...]:
+    """Return for each input of a launch whether the kernel writes it.
+
+    Args:
+        counters: How many counters it takes.
+        weights: How many weights.
+        gradients: How many gradients, or 1 for a table of addresses.
+        held: How many states, masters and scales.
+        exchanges: Whether the rule exchanges.
+        ranges: Whether it is a launch of a share.
+        returned: Whether it returns what is to become of the weights, and counts nothing.
+    """
+    before = (*(False,) * ranges, *(not returned,) * counters)
+    exchanged = (False,) * 3 * exchanges
+    return inputs(*(False,) * 5, exchanged, before, (True,) * weights, (False,) * gradients, (True,) * held)
+
+
+def flags(stages: int, shared: int, rule: int) -> np.ndarray:
+    """Return what a launch shall do: its shape says it."""
+    return np.zeros((1 + stages, 1 + shared, 1 + rule), np.int8)
+
+
+def layout(
+    rates: Sequence[int],
+    decays: Sequence[int],
+    centralized: Sequence[bool],
+    sent: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+) -> np.ndarray:
+    """Return the layout of a launch's tensors.
+
+    Args:
+        rates: For each tensor the place of its learning rate.
+        decays: The place of its weight decay; -1: it has none.
+        centralized: Whether its gradient is centralized.
+        sent: Of a rule that exchanges: how many of its elements are sent; 0: all.
+        rows: Its row in the statistics; without them the launch has all tensors.
+    """
+    columns = [
+        rates,
+        decays,
+        centralized,
+        range(len(rates)) if rows is None else rows,
+        *([] if sent is None else [sent]),
+    ]
+    return np.ascontiguousarray(np.array(columns, np.int32).T)
+
+
+def constants(unscale: float, clip_norm: float | None, seed: float, own: Sequence[float]) -> np.ndarray:
+    """Return the constants of a launch; `own` are the rule's."""
+    return np.array((unscale, clip_norm or 0.0, seed, *own), np.float64)

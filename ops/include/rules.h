@@ -1,0 +1,30 @@
+// The rules that have a kernel, on every device: a row is all that makes one known.
+#pragma once
+
+#include "adam_offload.h"
+#include "adamw.h"
+#include "dgc.h"
+#include "lamb.h"
+#include "lans.h"
+
+// RULE(name, struct): the operator's name is `ms_optim_` and the rule's. Numbers of states and constants are the
+// struct's own.
+#define MS_OPTIM_RULES(RULE)       \
+  RULE(adamw, AdamW<false>)        \
+  RULE(adamw_amsgrad, AdamW<true>) \
+  RULE(lamb, Lamb)                 \
+  RULE(lans, Lans)                 \
+  RULE(adam_offload, AdamOffload)  \
+  RULE(dgc_momentum, DgcMomentum)
+
+// FLAG(struct, flag): the bits that choose between forms of a rule.
+#define MS_OPTIM_RULE_FLAGS(FLAG)     \
+  FLAG(AdamW<false>, kAmsgrad)        \
+  FLAG(AdamW<false>, kMaximize)       \
+  FLAG(AdamW<false>, kBiasCorrection) \
+  FLAG(Lamb, kBiasCorrection)         \
+  FLAG(Lamb, kAlwaysAdapt)            \
+  FLAG(AdamOffload, kNesterov)        \
+  FLAG(DgcMomentum, kNesterov)        \
+  FLAG(DgcMomentum, kL1)              \
+  FLAG(DgcMomentum, kHalfValues)

@@ -428,8 +428,9 @@ class FusedOptimizer(StateDict, nn.Optimizer):
             else:
                 self._path = composite
 
-    def _swap_paths(self):
-        """Take the other path of an optimizer whose arithmetic runs on the host."""
+    def _swap_paths(self, fused):
+        """Take the other path of an optimizer whose arithmetic runs on the host, the fused one or not."""
+        self.fused = fused
         current, self._path = self._path, self._other_path
         object.__setattr__(self, "_other_path", current)
 

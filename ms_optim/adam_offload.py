@@ -156,8 +156,8 @@ class AdamOffload(AdamFamily):
         if value not in ("CPU", device):
             fail(ValueError, self.cls_name, "target", f"'CPU' where the device target is {device}", value)
         if self._has_kernel and value != self._target:
-            self._swap_paths()
-        self._target, self.fused = value, self._has_kernel and value == "CPU"
+            self._swap_paths(fused=value == "CPU")
+        self._target = value
 
     def offload_report(self, device: str | None = None) -> OffloadReport:
         """Return the bytes on device and host, and the bytes that cross in a step, before training starts.

@@ -56,7 +56,8 @@ class StageCell(nn.Cell):
     ) -> Tensor | Tensors:
         """Run the launch."""
         parts = ((skipping, wires), self.before, self.weights, gradients, self.held)
-        return launch(self.kernel, self.flags, layout, *numbers, sums, *parts)
+        constants, rates = numbers
+        return launch(self.kernel, self.flags, layout, constants, rates, sums, *parts)
 
 
 class ExchangeCell(nn.Cell):

@@ -12,7 +12,8 @@ from command import refused, run
 from mindspore import Parameter, Tensor, nn
 
 from ms_optim import OPTIMIZERS, AdamOffload, AdamW, Lamb, _arguments, _base, _kernels, _shares
-from ms_optim.cli.plan import UNITS, NotPossibleError, Weight, plan, size
+from ms_optim.cli.plan import NotPossibleError, plan
+from ms_optim.cli.plan_arguments import UNITS, Weight, size
 
 needs_kernel = pytest.mark.skipif(
     _kernels.why_not("adamw", "CPU") is not None, reason="low-precision and split states need the kernel"

@@ -63,7 +63,7 @@ LIBRARIES = {
         "build it, where CANN is, with python -m ms_optim build-ascend --soc-version NAME",
     ),
 }
-# Types of operators. Of several launches a step the first; see ms_optim/_ascend.py.
+# Types of operators. Of several launches a step the first; see ms_optim/paths/ascend.py.
 ON_ASCEND = {
     "adamw": "MsOptimAdamw",
     "adamw_amsgrad": "MsOptimAdamwAmsgrad",

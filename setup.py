@@ -21,6 +21,16 @@ INSTRUCTION_SETS = {
 # Products are not contracted into fused multiply-adds, so that every instruction set gives the same bits; sqrt need
 # not set errno and selects need not trap, else loops with them are not vectorized.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
+# Products of matrices are contracted, and some processors have an instruction for those of bfloat16.
+PRODUCT_FLAGS = ["-ffp-contract=fast"]
+PRODUCT_SETS = {
+    "x86_64": {
+        "avx512bf16": [*INSTRUCTION_SETS["x86_64"]["avx512"], "-mavx512bf16"],
+        "avx512": INSTRUCTION_SETS["x86_64"]["avx512"],
+        "avx2": ["-mavx2", "-mfma"],
+        "baseline": [],
+    }
+}
 # A GPU gives these bits too: see ops/include/denormals.h.
 CUDA_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-ftz=true", "-prec-div=true", "-prec-sqrt=true"]
 CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden", "--threads=0"]
@@ -65,20 +75,24 @@ class BuildKernels(build_ext):
             self.copy_file(library, self.get_ext_filename(ext.name))
 
     def build_cpu(self, library):
-        """Compile kernels.cc once for each instruction set, and link."""
+        """Compile what is compiled once for each instruction set, and link."""
         include = ["ops/include", "ops/cpu"]
         flags = [*FLAGS, "-fopenmp", "-Wno-psabi"]
         objects = self.compiler.compile(
             ["ops/cpu/entry.cc"], output_dir=self.build_temp, include_dirs=include, extra_postargs=flags
         )
-        for name, options in INSTRUCTION_SETS.get(platform.machine(), {"baseline": []}).items():
-            objects += self.compiler.compile(
-                ["ops/cpu/kernels.cc"],
-                output_dir=f"{self.build_temp}/{name}",
-                include_dirs=include,
-                macros=[("MS_OPTIM_ISA", name)],
-                extra_postargs=flags + options,
-            )
+        for source, sets, own in (
+            ("ops/cpu/kernels.cc", INSTRUCTION_SETS, []),
+            ("ops/cpu/products.cc", PRODUCT_SETS, PRODUCT_FLAGS),
+        ):
+            for name, options in sets.get(platform.machine(), {"baseline": []}).items():
+                objects += self.compiler.compile(
+                    [source],
+                    output_dir=f"{self.build_temp}/{name}",
+                    include_dirs=include,
+                    macros=[("MS_OPTIM_ISA", name)],
+                    extra_postargs=[*flags, *own, *options],
+                )
         self.compiler.link_shared_object(objects, library, extra_postargs=["-fopenmp", "-s"], target_lang="c++")
 
 
@@ -93,7 +107,8 @@ class PackSources(build_py):
                 self.copy_tree(f"ops/{folder}", str(pathlib.Path(self.build_lib, "ms_optim", "ops", folder)))
 
 
-cpu = Extension("ms_optim.libms_optim_cpu", ["ops/cpu/entry.cc", "ops/cpu/kernels.cc"], language="c++", optional=True)
+CPU_SOURCES = [f"ops/cpu/{name}.cc" for name in ("entry", "kernels", "products")]
+cpu = Extension("ms_optim.libms_optim_cpu", CPU_SOURCES, language="c++", optional=True)
 cuda = Extension("ms_optim.libms_optim_cuda", ["ops/cuda/entry.cu"], optional=True)
 libraries = [cpu, cuda] if shutil.which("nvcc") else [cpu]
 setup(

@@ -1,4 +1,4 @@
-"""Memory and time of AdamW on GPT-2 small's shapes with states split over the workers that run this.
+"""Memory and time of AdamW on GPT-2 small's shapes with states sharded over the workers that run this.
 
     python benchmarks/sharded_states.py
     msrun --worker_num=2 --local_worker_num=2 --join=True benchmarks/sharded_states.py

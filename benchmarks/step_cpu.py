@@ -45,17 +45,23 @@ TENSORS = {
     "gpt2-small": ([(50257, 768), (1024, 768), *LAYER * 12, (768,), (768,)], [1, 2, 6, 11]),
     "small": ([(1000,)] * 400, [0, 399]),
     "tiny": ([(100,)] * 10_000, [0, 9_999]),
+    "matrices": ([(128, 128)] * 126, [0, 125]),
     # The large one in float64 would take more memory than there is beside another row: its last neighbour is compared.
     "embedding": ([(250_000, 768), (1000,)], [1]),
 }
 
 RATE, DECAY, BETA1, BETA2, EPS = 1e-3, 0.01, 0.9, 0.999, 1e-8
+BETA3, ALPHA, LION_BETA2 = 0.9999, 5.0, 0.99
+MUON_MOMENTUM, MUON_COEFFICIENTS, MUON_STEPS = 0.95, (3.4445, -4.7750, 2.0315), 5
+EMBEDDINGS = [(50257, 768), (1024, 768)]  # which AdamW has where Muon has the matrices
 CHECK_STEPS = 2
 # Of the largest move: weights are some 1e-1 and Lamb moves them by 1e-5, so rounding alone is worth 1e-4 of a move.
 ALLOWED = 1e-3
 # Low-precision states carry the noise of their rounding: a unit at most, which of a very small element is a part of any
 # size. There it is the root mean square of the error that is held, not the largest.
-NOISE_ALLOWED = {"adamw 8bit": 0.05, "adamw bfloat16 states": 0.005}
+NOISE_ALLOWED = {"adamw 8bit": 0.05, "adamw bfloat16 states": 0.005, "muon 8bit": 0.05}
+# Products of bfloat16 numbers: 15 of them follow each other, each rounded by up to 2^-9.
+NOISE_ALLOWED |= dict.fromkeys(("muon bfloat16", "torch Muon + AdamW", "pytorch_optimizer Muon"), 0.05)
 
 
 # ---- What the rows should compute, in float64 --------------------------------------------------------------------
@@ -120,6 +126,55 @@ def expect_lamb_of_pytorch_optimizer(w, g, t, m, v):
     """Lamb as it has it: no bias correction but in the rate, and the weight's norm held below 10."""
     u = adam(w, g, t, m, v, bias_correction=False) + DECAY * w
     return w - RATE / (1 - BETA1**t) * min(np.linalg.norm(w), 10.0) / np.linalg.norm(u) * u
+
+
+def expect_cautious(w, g, t, m, v):
+    """AdamW with cautious decay."""
+    u = adam(w, g, t, m, v)
+    return w - RATE * (u + DECAY * np.where(np.sign(u) * np.sign(w) < 0, 0.0, w))
+
+
+def expect_muon(w, g, t, m, v):
+    """Muon for matrices, AdamW for the rest."""
+    if w.ndim < 2 or w.shape in EMBEDDINGS:
+        return expect_adamw(w, g, t, m, v)
+    m[...] = MUON_MOMENTUM * m + g
+    u = g + MUON_MOMENTUM * m
+    x = u.T if u.shape[0] > u.shape[1] else u
+    x = x / np.linalg.norm(x)
+    a, b, c = MUON_COEFFICIENTS
+    for _ in range(MUON_STEPS):
+        s = x @ x.T
+        x = a * x + (b * s + c * s @ s) @ x
+    x = x.T if u.shape[0] > u.shape[1] else x
+    return w - RATE * (0.2 * np.sqrt(max(u.shape)) * x + DECAY * w)
+
+
+def expect_lion(w, g, t, m, v):
+    """Lion, which needs no second state."""
+    u = np.sign(BETA1 * m + (1 - BETA1) * g)
+    m[...] = LION_BETA2 * m + (1 - LION_BETA2) * g
+    return w - RATE * (u + DECAY * w)
+
+
+def expect_ademamix(w, g, t, m, v, slow):
+    """AdEMAMix without warm-up."""
+    slow[...] = BETA3 * slow + (1 - BETA3) * g
+    m[...] = BETA1 * m + (1 - BETA1) * g
+    v[...] = BETA2 * v + (1 - BETA2) * g * g
+    mixed = m / (1 - BETA1**t) + ALPHA * slow
+    return w - RATE * (mixed / (np.sqrt(v / (1 - BETA2**t)) + EPS) + DECAY * w)
+
+
+def expect_schedule_free(w, g, t, z, v):
+    """Schedule-Free AdamW with a constant rate: c is 1/t."""
+    if t == 1:
+        z[...] = w
+    v[...] = BETA2 * v + (1 - BETA2) * g * g
+    n = g / (np.sqrt(v / (1 - BETA2**t)) + EPS) + DECAY * w
+    w = w + (z - w) / t + RATE * (BETA1 * (1 - 1 / t) - 1) * n
+    z[...] = z - RATE * n
+    return w
 
 
 def expect_dgc(w, g, t, u, r):
@@ -213,6 +268,104 @@ def ours(name, **options):
     return make
 
 
+def lion(**options):
+    """Make Lion, which has no eps."""
+
+    def make(params):
+        from ms_optim import Lion
+
+        return Lion(params, RATE, (BETA1, LION_BETA2), DECAY, backend="aot", **options)
+
+    return make
+
+
+def split_for_muon(params):
+    """Return the parameters that Muon updates, and those that AdamW does."""
+    matrices = [p for p in params if p.ndim > 1 and tuple(p.shape) not in EMBEDDINGS]
+    ids = {id(p) for p in matrices}
+    return matrices, [p for p in params if id(p) not in ids]
+
+
+def muon(**options):
+    """Make Muon, with AdamW's betas and eps for the rest."""
+
+    def make(params):
+        from ms_optim import Muon
+
+        matrices, others = split_for_muon(params)
+        groups = [{"params": matrices, "muon": True}, {"params": others, "muon": False}, {"order_params": params}]
+        groups = [group for group in groups if group.get("params") != []]
+        backend = {"backend": "aot", **options}
+        return Muon(groups, RATE, DECAY, momentum=MUON_MOMENTUM, adamw_betas=(BETA1, BETA2), adamw_eps=EPS, **backend)
+
+    return make
+
+
+def torch_muon(params):
+    """Make torch's Muon, which multiplies bfloat16 numbers, and its fused AdamW for the rest."""
+    import torch
+
+    matrices, others = split_for_muon(params)
+    nesterov = {"momentum": MUON_MOMENTUM, "nesterov": True, "ns_steps": MUON_STEPS}
+    made = [torch.optim.Muon(matrices, RATE, DECAY, **nesterov, adjust_lr_fn="match_rms_adamw")]
+    return Several([*made, torch_adamw(others)] if others else made)
+
+
+def pytorch_muon(params):
+    """Make pytorch_optimizer's Muon, which multiplies bfloat16 numbers, and torch's fused AdamW for the rest."""
+    from pytorch_optimizer import Muon
+
+    matrices, others = split_for_muon(params)
+    groups = [{"params": matrices, "use_muon": True}]
+    made = [Muon(groups, RATE, MUON_MOMENTUM, DECAY, use_adjusted_lr=True)]
+    return Several([*made, torch_adamw(others)] if others else made)
+
+
+class Several:
+    """Several torch optimizers, stepped one after the other."""
+
+    def __init__(self, optimizers):
+        self.optimizers = optimizers
+
+    def step(self):
+        """Step all."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def muon_of_operators(params):
+    """Make Muon as one writes it first: MindSpore's operators, one parameter after the other."""
+    from mindspore import Tensor, ops
+
+    matrices, _ = split_for_muon(params)
+    states = {id(p): (ops.zeros_like(p), ops.zeros_like(p)) for p in params}
+    is_matrix, a_b_c = {id(p) for p in matrices}, [Tensor(x) for x in MUON_COEFFICIENTS]
+    count = [0]
+
+    def step(gradients):
+        count[0] += 1
+        for p, g in zip(params, gradients):
+            m, v = states[id(p)]
+            if id(p) in is_matrix:
+                m = MUON_MOMENTUM * m + g
+                u = g + MUON_MOMENTUM * m
+                x = u.T if u.shape[0] > u.shape[1] else u
+                x = x / ops.norm(x)
+                a, b, c = a_b_c
+                for _ in range(MUON_STEPS):
+                    s = ops.matmul(x, x.T)
+                    x = a * x + ops.matmul(b * s + c * ops.matmul(s, s), x)
+                direction = 0.2 * max(u.shape) ** 0.5 * (x.T if u.shape[0] > u.shape[1] else x)
+            else:
+                m = BETA1 * m + (1 - BETA1) * g
+                v = BETA2 * v + (1 - BETA2) * g * g
+                direction = m / (1 - BETA1 ** count[0]) / (ops.sqrt(v / (1 - BETA2 ** count[0])) + EPS)
+            states[id(p)] = (m, v)
+            ops.assign_sub(p, RATE * (direction + DECAY * p))
+
+    return step
+
+
 def dgc(params):
     """Make DGCMomentum, compressing from the start."""
     from ms_optim import DGCMomentum
@@ -259,6 +412,21 @@ def pytorch_lamb(params):
     return Lamb(params, RATE, (BETA1, BETA2), DECAY, weight_decouple=False, eps=EPS)
 
 
+def of_pytorch_optimizer(name, **options):
+    """Make one of pytorch_optimizer's; foreach where it has that."""
+
+    def make(params):
+        import inspect
+
+        import pytorch_optimizer
+
+        cls = getattr(pytorch_optimizer, name)
+        foreach = {"foreach": True} if "foreach" in inspect.signature(cls).parameters else {}
+        return cls(params, RATE, weight_decay=DECAY, **foreach, **options)
+
+    return make
+
+
 # Name: what it needs, its row, the bytes that a parameter's update moves at least.
 ROWS = {
     "adamw graph": ("mindspore", mindspore_row(ours("AdamW", loss_scale=1.0), expect_adamw), 28),
@@ -276,6 +444,16 @@ ROWS = {
     "lans": ("mindspore", mindspore_row(ours("LANS"), expect_lans), 48),
     "lamb graph": ("mindspore", mindspore_row(ours("Lamb"), expect_lamb), 40),
     "lamb pynative": ("mindspore", mindspore_row(ours("Lamb"), expect_lamb, "pynative"), 40),
+    "adamw cautious": ("mindspore", mindspore_row(ours("AdamW", decay="cautious"), expect_cautious), 28),
+    "adamw average": ("mindspore", mindspore_row(ours("AdamW", average_decay=0.999), expect_adamw), 36),
+    "lion": ("mindspore", mindspore_row(lion(), expect_lion), 20),
+    "lion 8bit": ("mindspore", mindspore_row(lion(state_dtype="8bit"), expect_lion), 14),
+    "ademamix": ("mindspore", mindspore_row(ours("AdEMAMix"), expect_ademamix), 36),
+    "schedule_free": ("mindspore", mindspore_row(ours("ScheduleFreeAdamW"), expect_schedule_free), 28),
+    "muon": ("mindspore", mindspore_row(muon(), expect_muon), 20),
+    "muon bfloat16": ("mindspore", mindspore_row(muon(ns_dtype="bfloat16"), expect_muon), 20),
+    "muon 8bit": ("mindspore", mindspore_row(muon(state_dtype="8bit"), expect_muon), 14),
+    "muon of operators": ("mindspore", mindspore_row(muon_of_operators, expect_muon, "pynative"), 20),
     "dgc graph": ("mindspore", mindspore_row(dgc, expect_dgc), 24),
     "nn.Adam": ("mindspore", mindspore_row(upstream("Adam", eps=EPS), expect_adam), 28),
     "nn.AdamOffload": ("mindspore", mindspore_row(upstream("AdamOffload", eps=EPS), expect_adam), 28),
@@ -289,6 +467,21 @@ ROWS = {
     "torch fused AdamW": ("torch", torch_row(torch_adamw, expect_adamw), 28),
     "torch clip + fused": ("torch", torch_row(torch_adamw, expect_adamw, clip=1000.0), 40),
     "deepspeed CPUAdam": ("deepspeed", torch_row(deepspeed, expect_adamw), 28),
+    "pytorch_optimizer Lion": (
+        "pytorch_optimizer",
+        torch_row(of_pytorch_optimizer("Lion", betas=(BETA1, LION_BETA2), weight_decouple=True), expect_lion),
+        20,
+    ),
+    "pytorch_optimizer AdEMAMix": (
+        "pytorch_optimizer",
+        torch_row(
+            of_pytorch_optimizer("AdEMAMix", betas=(BETA1, BETA2, BETA3), alpha=ALPHA, eps=EPS, weight_decouple=True),
+            expect_ademamix,
+        ),
+        36,
+    ),
+    "torch Muon + AdamW": ("torch", torch_row(torch_muon, expect_muon), 20),
+    "pytorch_optimizer Muon": ("pytorch_optimizer", torch_row(pytorch_muon, expect_muon), 20),
     "pytorch_optimizer Lamb": ("pytorch_optimizer", torch_row(pytorch_lamb, expect_lamb_of_pytorch_optimizer), 40),
 }
 
@@ -305,9 +498,9 @@ def peak_bytes():
 def off(name, expect, start, gradient, reached):
     """Return by which part of its largest move a weight is off after the steps of a check."""
     w, g = start.astype(np.float64), gradient.astype(np.float64)
-    m, v = np.zeros_like(w), np.zeros_like(w)
+    states = [np.zeros_like(w) for _ in range(expect.__code__.co_argcount - 3)]
     for t in range(1, CHECK_STEPS + 1):
-        w = expect(w, g, t, m, v)
+        w = expect(w, g, t, *states)
     error = np.abs(reached - w)
     error = np.sqrt(np.mean(error**2)) if name in NOISE_ALLOWED else np.max(error)
     return float(error / np.max(np.abs(w - start)))

@@ -38,7 +38,7 @@ from step_cpu import (
     off,
 )
 
-from ms_optim import _kernels
+from ms_optim import _kernels, _libraries
 
 INF = float("inf")
 # Rule, constants after the shared ones, flags; dtypes of weight, gradient and states; the bytes of an element.
@@ -63,7 +63,7 @@ class Row:
     def __init__(self, torch, name):
         (rule, constants, rule_flags), weight, gradient, states, options, self.element_bytes = ROWS[name]
         self.torch, self.function = torch, f"ms_optim_{rule}"
-        self.library = _kernels.library(_kernels.LIBRARIES["GPU"][0])
+        self.library = _libraries.library(_libraries.LIBRARIES["GPU"][0])
         shapes, n = SHAPES, len(SHAPES)
         generator = torch.Generator(device="cuda").manual_seed(0)
 
@@ -84,7 +84,7 @@ class Row:
             torch.zeros(1, dtype=torch.int32, device="cuda"),
             torch.zeros((n, len(_kernels.STATISTICS)), device="cuda"),
         ]
-        room = _kernels.workspace_bytes(self.library, [tuple(s) for s in shapes], False, False)
+        room = _libraries.workspace_bytes(self.library, [tuple(s) for s in shapes], False, False)
         arguments = [
             flags,
             torch.tensor(layout, dtype=torch.int32, device="cuda"),

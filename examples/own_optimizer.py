@@ -1,4 +1,6 @@
-"""An optimizer of your own on the package's base: Lion, "Symbolic Discovery of Optimization Algorithms"."""
+"""An optimizer of your own on the package's base: AdaBelief, "Adapting Stepsizes by the Belief in Gradients"."""
+
+import math
 
 import mindspore as ms
 import numpy as np
@@ -7,24 +9,31 @@ from mindspore import nn, ops
 from ms_optim import FusedOptimizer, Rule
 
 
-class Lion(FusedOptimizer):
-    """The sign of an interpolated momentum, with decoupled weight decay: Chen et al. (2023), Algorithm 2."""
+class AdaBelief(FusedOptimizer):
+    """Adam that divides by how far gradients are from their mean: Zhuang et al. (2020), with decoupled weight decay."""
 
-    def __init__(self, params, learning_rate=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0, **shared):
-        # 1 - beta is formed here, in float64: in a graph it would be a difference of float32 numbers.
-        self.old1, self.new1, self.old2, self.new2 = beta1, 1 - beta1, beta2, 1 - beta2
-        rule = Rule("lion", ("lion_m",), is_elementwise=True)
+    def __init__(self, params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, **shared):
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        # Formed here, in float64: a graph takes the betas for float32 numbers.
+        self.new1, self.new2, self.logs = 1 - beta1, 1 - beta2, (math.log(beta1), math.log(beta2))
+        rule = Rule("adabelief", ("adabelief_m", "adabelief_s"), is_elementwise=True)
         super().__init__(params, learning_rate, weight_decay, rule, **{"backend": "composite", **shared})
 
+    def scalars(self, t):
+        """Return the bias corrections of this step, the t-th: 1 - beta^t."""
+        return tuple([ops.cast(1.0 - ops.exp(t * log), ms.float32) for log in self.logs])
+
     def directions(self, scalars, weight, gradient, weight_decay, states):
-        """State the update, u = sign(beta1 m + (1 - beta1) g) + lambda w, and the new momentum."""
-        u = ops.sign(self.old1 * states[0] + self.new1 * gradient) + weight_decay * weight
-        return (u,), (self.old2 * states[0] + self.new2 * gradient,)
+        """State the update, m_hat / (sqrt(s_hat) + eps) + lambda w, and the new states."""
+        m = self.beta1 * states[0] + self.new1 * gradient
+        s = self.beta2 * states[1] + self.new2 * ops.square(gradient - m) + self.eps
+        u = m / scalars[0] / (ops.sqrt(s / scalars[1]) + self.eps)
+        return (self.with_decay(u, weight, weight_decay),), (m, s)
 
 
 if __name__ == "__main__":
     net, loss = nn.Dense(8, 1), nn.MSELoss()
-    optimizer = Lion(net.trainable_params(), learning_rate=0.01, weight_decay=0.01, grad_clip_norm=1.0)
+    optimizer = AdaBelief(net.trainable_params(), learning_rate=0.05, weight_decay=0.01, grad_clip_norm=1.0)
     step = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)
     x = ms.Tensor(np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32))
     for k in range(101):

@@ -5,6 +5,7 @@ normalization, a weight decay that changes over time, and a learning rate that w
 """
 
 import argparse
+import contextlib
 import pathlib
 import time
 from collections import OrderedDict
@@ -25,7 +26,8 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 
 # What each optimizer likes: Lamb and LANS scale their steps to the weights, DGCMomentum's are those of momentum SGD.
-# Its decay and AdamOffload's enter the gradient, where a hundredth does what it does outside.
+# Its decay and AdamOffload's enter the gradient, where a hundredth does what it does outside. Steps of warm-up are
+# given as a part of all steps.
 SETTINGS = {
     "AdamW": {"learning_rate": 4e-3},
     "Lamb": {"learning_rate": 2e-2},
@@ -40,6 +42,10 @@ SETTINGS = {
         "sparsity": (0.75, 0.9375, 0.984375),
         "min_compress_numel": 256,
     },
+    "Lion": {"learning_rate": 1e-3, "weight_decay": 0.1},
+    "AdEMAMix": {"learning_rate": 4e-3, "alpha": 2.0, "warmup_steps": 1.0},
+    "ScheduleFreeAdamW": {"learning_rate": 1e-2, "warmup_steps": 0.1},
+    "Muon": {"learning_rate": 2e-2, "adamw_names": ("*head*",)},
 }
 BATCH = 64
 
@@ -70,9 +76,9 @@ class Net(nn.Cell):
 class Recorder(ms.Callback):
     """Records loss and test accuracy, and moves the progress bar."""
 
-    def __init__(self, net, test, bar):
+    def __init__(self, net, optimizer, test, bar):
         super().__init__()
-        self.net, self.test, self.bar = net, test, bar
+        self.net, self.optimizer, self.test, self.bar = net, optimizer, test, bar
         self.losses, self.accuracies = [], []
 
     def on_train_step_end(self, run_context):
@@ -85,7 +91,9 @@ class Recorder(ms.Callback):
         """Measure the accuracy on the test images."""
         images, labels = self.test
         self.net.set_train(False)
-        predicted = self.net(ms.Tensor(images)).asnumpy().argmax(1)
+        # The weights that Schedule-Free trains are not those for use.
+        with self.optimizer.averaged() if self.optimizer.averages_iterates else contextlib.nullcontext():
+            predicted = self.net(ms.Tensor(images)).asnumpy().argmax(1)
         self.net.set_train(True)
         self.accuracies.append(float((predicted == labels).mean()))
 
@@ -107,15 +115,20 @@ def train(name, epochs, seed, folder):
     steps = epochs * data.get_dataset_size()
     net = Net()
     settings = {"weight_decay": 0.05, **SETTINGS[name]}
-    optimizer = getattr(ms_optim, name)(
+    if "warmup_steps" in settings:
+        settings["warmup_steps"] = round(settings["warmup_steps"] * steps)
+    optimizer_class, rate = getattr(ms_optim, name), settings.pop("learning_rate")
+    if not optimizer_class.averages_iterates:
+        rate = ms_optim.WarmUpHoldDecayLR(rate, steps // 10, steps // 5, steps)
+    optimizer = optimizer_class(
         ms_optim.pattern_groups(net, {"*conv*": {"grad_centralization": True}}, filter_bias_and_norm=True),
-        learning_rate=ms_optim.WarmUpHoldDecayLR(settings.pop("learning_rate"), steps // 10, steps // 5, steps),
+        learning_rate=rate,
         weight_decay=ms_optim.LinearWeightDecay(settings.pop("weight_decay"), 0.0, steps),
         **settings,
     )
     model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
-    with tqdm(total=steps, desc=f"{name:12}", unit="step") as bar:
-        callbacks = [Recorder(net, test_set, bar)]
+    with tqdm(total=steps, desc=f"{name:17}", unit="step") as bar:
+        callbacks = [Recorder(net, optimizer, test_set, bar)]
         if folder is not None:
             callbacks.append(ms_optim.OptimizerMonitor(every=4, csv=folder / f"{name}.csv", verbose=False))
         start = time.perf_counter()
@@ -129,7 +142,7 @@ def draw(results, path):
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for row, (name, (losses, accuracies, _)) in enumerate(results.items()):
         # Curves may coincide: each is thinner than the one before, to leave that to be seen.
-        style = {"linewidth": 4 - 0.6 * row, "label": name}
+        style = {"linewidth": 4 - 0.4 * row, "label": name}
         steps = np.arange(1, len(losses) + 1) * len(accuracies) / len(losses)
         smooth = np.convolve(losses, np.ones(10) / 10, mode="valid")
         left.plot(steps[len(losses) - len(smooth) :], smooth, **style)

@@ -3,17 +3,25 @@
 from importlib.metadata import version
 
 from ._base import FusedOptimizer, Rule
-from ._shares import merge_states
+from ._merge_states import merge_states
 from .adam_offload import AdamOffload
 from .adamw import AdamW
+from .ademamix import AdEMAMix
+from .averaged_weights import AveragedWeights
 from .callbacks import OptimizerMonitor
 from .checkpoints import CheckpointSaver, Loaded, SpoiledError, load, save
 from .cli.plot import plot
 from .dgc_momentum import DGCMomentum
+from .factory import create_optimizer, list_optimizers
 from .groups import ParamGroups, layerwise_groups, no_decay_groups, pattern_groups
 from .lamb import Lamb
 from .lans import LANS
+from .lion import Lion
+from .muon import Muon
+from .muon_groups import muon_groups
+from .qk_clip import QKClip, qk_clip
 from .residuals import fold_residuals
+from .schedule_free_adamw import ScheduleFreeAdamW
 from .schedules import (
     ConstantWeightDecay,
     CosineWeightDecay,
@@ -29,8 +37,10 @@ from .simulated_workers import SimulatedWorkers
 
 __all__ = [
     "LANS",
+    "AdEMAMix",
     "AdamOffload",
     "AdamW",
+    "AveragedWeights",
     "CheckpointSaver",
     "ConstantWeightDecay",
     "CosineWeightDecay",
@@ -39,26 +49,44 @@ __all__ = [
     "FusedOptimizer",
     "Lamb",
     "LinearWeightDecay",
+    "Lion",
     "Loaded",
+    "Muon",
     "OptimizerMonitor",
     "ParamGroups",
     "PiecewiseConstantWeightDecay",
     "PolynomialWeightDecay",
+    "QKClip",
     "Rule",
+    "ScheduleFreeAdamW",
     "SimulatedWorkers",
     "SpoiledError",
     "WarmUpHoldDecayLR",
     "WarmUpWeightDecay",
     "WeightDecaySchedule",
+    "create_optimizer",
     "fold_residuals",
     "layerwise_groups",
+    "list_optimizers",
     "load",
     "merge_states",
+    "muon_groups",
     "no_decay_groups",
     "pattern_groups",
     "plot",
+    "qk_clip",
     "save",
 ]
-# All optimizers, in the order in which commands, MindFormers and tests list them.
-OPTIMIZERS: tuple[type[FusedOptimizer], ...] = (AdamW, Lamb, LANS, AdamOffload, DGCMomentum)
+# All optimizers, in the order in which commands, MindFormers and tests list them; `create_optimizer` finds them here.
+OPTIMIZERS: tuple[type[FusedOptimizer], ...] = (
+    AdamW,
+    Lamb,
+    LANS,
+    AdamOffload,
+    DGCMomentum,
+    Lion,
+    AdEMAMix,
+    ScheduleFreeAdamW,
+    Muon,
+)
 __version__ = version("ms_optim")

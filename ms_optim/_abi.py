@@ -6,11 +6,9 @@ compares them with what a library says of itself.
 
 from __future__ import annotations
 
-import ctypes
 import enum
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +49,7 @@ class SharedFlag(enum.IntFlag):
     RETURNED = 128
     SHARES = 256
     CLIPS = 512
+    AVERAGES = 1024
 
 
 class AdamWFlag(enum.IntFlag):
@@ -82,6 +81,15 @@ class DgcMomentumFlag(enum.IntFlag):
     HALF_VALUES = 4
 
 
+class MuonFlag(enum.IntFlag):
+    """Forms of Muon."""
+
+    NESTEROV = 1
+    ORIGINAL_SCALE = 2
+    NORMALIZES_ROWS = 4
+    BFLOAT16_PRODUCTS = 8
+
+
 class Sum(enum.IntEnum):
     """Columns of the sums, and their number."""
 
@@ -97,13 +105,13 @@ class Statistic(enum.IntEnum):
 class Constant(enum.IntEnum):
     """Places of the constants that every rule has; the rule's own follow."""
 
-    UNSCALE, CLIP_NORM, SEED, RULE_CONSTANTS = range(4)
+    UNSCALE, CLIP_NORM, SEED, CAUTIOUS, AVERAGE_DECAY, AVERAGE_WARMUP, RULE_CONSTANTS = range(7)
 
 
 class AddressColumn(enum.IntEnum):
     """Columns of a tensor's row in a table of addresses, and their number."""
 
-    WEIGHT_ADDRESS, GRADIENT_ADDRESS, MASTER_ADDRESS, STATE_ADDRESS = range(4)
+    WEIGHT_ADDRESS, GRADIENT_ADDRESS, MASTER_ADDRESS, AVERAGE_ADDRESS, STATE_ADDRESS = range(5)
     SCALE_ADDRESS = STATE_ADDRESS + MAX_STATES
     ELEMENTS = SCALE_ADDRESS + MAX_STATES
     FIRST_DIMENSION, WEIGHT_TYPE, GRADIENT_TYPE, STATE_TYPE = range(ELEMENTS + 1, ELEMENTS + 5)
@@ -114,13 +122,20 @@ class SharedAddressColumn(enum.IntEnum):
     """Columns of the last row of such a table: what the tensors share."""
 
     GLOBAL_STEP_ADDRESS, SKIPPED_STEPS_ADDRESS, STATISTICS_ADDRESS, STATISTICS_ROWS, BETA_POWER_ADDRESS = range(5)
+    STEP_WEIGHTS_ADDRESS = BETA_POWER_ADDRESS + 2
 
 
-class Layout(enum.IntEnum):
+class LayoutColumn(enum.IntEnum):
     """Columns of the layout; the last is of rules that exchange alone."""
 
     RATE_INDEX, DECAY_INDEX, CENTRALIZED, ROW, SENT = range(5)
     LAYOUT_COLUMNS = SENT
+
+
+class MatrixColumn(enum.IntEnum):
+    """Columns of a table of matrices: the tensor, and which of its rows; and their number."""
+
+    MATRIX_TENSOR, FIRST_ROW, RUN, RUNS, STRIDE, COLUMNS, MATRIX_COLUMNS = range(7)
 
 
 class Status(enum.IntEnum):
@@ -130,11 +145,13 @@ class Status(enum.IntEnum):
     NO_MEMORY, NO_LAUNCH, OUT_OF_STEP, NEGATIVE_STEP, NOT_ITS_OWN = range(5, 10)
 
 
-_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, AddressColumn, SharedAddressColumn, Layout, Status)
-_RULES = (AdamWFlag, LambFlag, AdamOffloadFlag, DgcMomentumFlag)
+_COLUMNS = (AddressColumn, SharedAddressColumn, MatrixColumn)
+_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, *_COLUMNS, Status)
+_RULES = (AdamWFlag, LambFlag, AdamOffloadFlag, DgcMomentumFlag, MuonFlag)
 # By what the library calls them.
 GROUPS: dict[str, type[enum.IntEnum | enum.IntFlag]] = {
     **{kind.__name__: kind for kind in _INTERFACE},
+    "Layout": LayoutColumn,
     **{kind.__name__.removesuffix("Flag"): kind for kind in _RULES},
 }
 ALONE = ("MAX_STATES", "MAX_DIRECTIONS", "CODE_BLOCK", "MOST_ELEMENTS", "LIMB_BITS", "LIMBS", "MARK_WORDS")
@@ -146,58 +163,6 @@ def stated() -> dict[str, int]:
     for group, members in GROUPS.items():
         numbers |= {f"{group}.{name}": int(value) for name, value in members.__members__.items()}
     return numbers
-
-
-# ---- What a library says of itself --------------------------------------------------------------------------------
-
-
-class _Constant(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_int64)]
-
-
-class _Rule(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), *((name, ctypes.c_int32) for name in ("states", "constants", "exchanges"))]
-
-
-class DescribedRule(NamedTuple):
-    """What a library knows of one of its rules.
-
-    Attributes:
-        states: How many states it has.
-        constants: How many constants of its own.
-        exchanges: Whether it sends and receives parts of gradients.
-    """
-
-    states: int
-    constants: int
-    exchanges: bool
-
-
-def _rows(library: ctypes.CDLL, function: str, kind: type[ctypes.Structure]) -> list[Any]:
-    """Read an array of a library up to its null name; AttributeError: the library is of another version."""
-    ask = getattr(library, function)
-    ask.restype = ctypes.POINTER(kind)
-    array, rows = ask(), []
-    while array[len(rows)].name is not None:
-        rows.append(array[len(rows)])
-    return rows
-
-
-def rules(library: ctypes.CDLL) -> dict[str, DescribedRule]:
-    """Return the rules that a library of this package has, by name."""
-    rows = _rows(library, "ms_optim_rules", _Rule)
-    return {row.name.decode(): DescribedRule(row.states, row.constants, bool(row.exchanges)) for row in rows}
-
-
-def exported(library: ctypes.CDLL) -> dict[str, int]:
-    """Return the numbers of a library as :func:`stated` names them."""
-    return {_renamed(row.name.decode()): row.value for row in _rows(library, "ms_optim_constants", _Constant)}
-
-
-def _renamed(name: str) -> str:
-    """From "Group<...>::kSomeName" to "Group.SOME_NAME"."""
-    *group, last = re.sub("<.*>", "", name).split("::")
-    return ".".join([*group, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last.removeprefix("k")).upper()])
 
 
 # ---- A launch -----------------------------------------------------------------------------------------------------
@@ -225,7 +190,8 @@ def launch(
         constants: As :func:`constants` makes them.
         rates: Learning rates and weight decays.
         sums: Those of a launch before.
-        exchanged: Of a rule that exchanges: whether the step is skipped, the wires, and whose states these are.
+        exchanged: Of a rule that exchanges: whether the step is skipped, the wires, and whose states these are. Of a
+            rule of matrices: the table of these, and the coefficients of the iterations.
         before: Ranges, if it is a launch of a share; then the counters.
         weights: The weights.
         gradients: The gradients; or the table of addresses, if that stands for all from the counters on.
@@ -247,6 +213,7 @@ def written(
     exchanges: bool = False,
     ranges: bool = False,
     returned: bool = False,
+    matrices: bool = False,
 ) -> tuple[bool, ...]:
     """Return for each input of a launch whether the kernel writes it.
 
@@ -258,9 +225,10 @@ def written(
         exchanges: Whether the rule exchanges.
         ranges: Whether it is a launch of a share.
         returned: Whether it returns what is to become of the weights, and counts nothing.
+        matrices: Whether the rule is one of matrices.
     """
     before = (*(False,) * ranges, *(not returned,) * counters)
-    exchanged = (False,) * 3 * exchanges
+    exchanged = (False,) * (3 * exchanges + 2 * matrices)
     return inputs(*(False,) * 5, exchanged, before, (True,) * weights, (False,) * gradients, (True,) * held)
 
 
@@ -285,16 +253,38 @@ def layout(
         sent: Of a rule that exchanges: how many of its elements are sent; 0: all.
         rows: Its row in the statistics; without them the launch has all tensors.
     """
-    columns = [
-        rates,
-        decays,
-        centralized,
-        range(len(rates)) if rows is None else rows,
-        *([] if sent is None else [sent]),
-    ]
+    rows = range(len(rates)) if rows is None else rows
+    columns = [rates, decays, centralized, rows, *([] if sent is None else [sent])]
     return np.ascontiguousarray(np.array(columns, np.int32).T)
 
 
-def constants(unscale: float, clip_norm: float | None, seed: float, own: Sequence[float]) -> np.ndarray:
-    """Return the constants of a launch; `own` are the rule's."""
-    return np.array((unscale, clip_norm or 0.0, seed, *own), np.float64)
+def matrices(forms: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
+    """Return the table of a launch's matrices.
+
+    Args:
+        forms: For each tensor its matrices, in the columns of :class:`MatrixColumn` without the tensor; () without.
+    """
+    rows = [(i, *matrix) for i, form in enumerate(forms) for matrix in form]
+    return np.array(rows or [(-1,) * MatrixColumn.MATRIX_COLUMNS], np.int64)
+
+
+def constants(
+    unscale: float,
+    clip_norm: float | None,
+    seed: float,
+    own: Sequence[float],
+    cautious: bool = False,
+    average: tuple[float | None, bool] = (None, False),
+) -> np.ndarray:
+    """Return the constants of a launch.
+
+    Args:
+        unscale: What gradients are multiplied by.
+        clip_norm: The largest norm of all gradients together; None: no limit.
+        seed: What noise is drawn from.
+        own: The rule's.
+        cautious: Whether the decay is cautious.
+        average: The decay rate of the average of the weights, None without one, and whether it rises at first.
+    """
+    shared = (unscale, clip_norm or 0.0, seed, float(cautious), average[0] or 0.0, float(average[1]))
+    return np.array((*shared, *own), np.float64)

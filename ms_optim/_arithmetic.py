@@ -31,6 +31,17 @@ def step_dtype(device: str):
     return mstype.float32 if device == "Ascend" else mstype.float64
 
 
+def moved_along(weight, terms):
+    """Return the sum of an update's terms, and the weight without it."""
+    update = summed(*terms)
+    return update, normal(weight - update)
+
+
+def clipping(total, most):
+    """Return what clipping scales by where a norm is `total` and at most `most` is allowed."""
+    return ops.where(total > most, most / total, ops.ones_like(total))
+
+
 def power_complement(log_beta: float, t):
     """Return 1 - beta^t in float32, from log(beta) and the step count.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T", bound=Callable)
+DEFAULT = r"\s+Default: ``[^`]*`` \.$"
 
 SECTIONS = {
     "params": """\
@@ -29,11 +31,23 @@ params (Union[list[Parameter], list[dict]]): The parameters to update, of dtype 
 learning_rate (Union[float, int, Tensor, Iterable, LearningRateSchedule]): The learning rate, 0 or greater. A
     number or a Tensor of 0 dimensions is fixed; of an Iterable or a Tensor of 1 dimension, step i takes element i;
     a LearningRateSchedule is called with the step, counted from 0. A step after the last element is an
-    error.{learning_rate_default}
+    error.
 """,
     "weight_decay": """\
 weight_decay (Union[float, int, Cell]): The weight decay, 0 or greater; a Cell is called with the step, counted
     from 0, and returns it. Default: ``0.0`` .
+""",
+    "decay": """\
+decay (str): "decoupled" decays every weight; "cautious" spares those that the step moves away from zero: a weight is
+    decayed where its sign is that of the direction without decay, or where either is 0 (Chen et al., 2025,
+    arXiv 2510.12402). Default: ``"decoupled"`` .
+""",
+    "average": """\
+average_decay (Union[float, None]): The decay rate :math:`d` of an exponential moving average of the weights,
+    :math:`a_t = d\\, a_{t-1} + (1 - d) w_t`, in the range (0.0, 1.0). It starts as the weights, is kept in float32, and
+    :meth:`averaged` puts it into the parameters. ``None`` means that none is kept. Default: ``None`` .
+average_warmup (bool): Whether the rate is at most :math:`(1 + t) / (10 + t)` in step :math:`t`, counted from 1, so that
+    the average follows the first steps. Default: ``False`` .
 """,
     "loss_scale": """\
 loss_scale (float): The factor that the loss was multiplied by; gradients are divided by it first. Set it to the scale
@@ -44,7 +58,7 @@ loss_scale (float): The factor that the loss was multiplied by; gradients are di
 grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients, over all groups, after unscaling and
     centralization; larger gradients are scaled down to it. Default: ``None`` .
 """,
-    "common": """\
+    "precision": """\
 state_dtype (str): How the states are held: "float32"; "bfloat16"; or "8bit", as codes of 8 bits with one float32
     scale for each block of 256, for parameters of at least 4,096 elements. Default: ``"float32"`` .
 master_weights (bool): Whether float16 and bfloat16 parameters have float32 masters. A step updates the masters, and
@@ -52,15 +66,19 @@ master_weights (bool): Whether float16 and bfloat16 parameters have float32 mast
 stochastic_rounding (bool): Whether float16 and bfloat16 parameters without masters are rounded up or down at
     random, so that on average nothing is lost. The random numbers depend on MindSpore's seed, the step and the
     element. Default: ``False`` .
+""",
+    "skip_nonfinite": """\
 skip_nonfinite (bool): Whether a step is skipped if a gradient, once unscaled, has an infinity or NaN. A skipped step
     changes nothing, not even the step count; `skipped_steps` counts it. Default: ``False`` .
+""",
+    "backend": """\
 backend (str): "auto" runs the fused kernel where there is one, else kernels that AKG compiles where they are right,
     else MindSpore's own operators; "aot" insists on the fused kernel, "akg" on AKG's, "composite" on MindSpore's
     operators, "native" on the platform's own fused operator, which exists for AdamW on Ascend: see docs/ascend.md.
     Default: ``"auto"`` .
 """,
     "shard_states": """\
-shard_states (bool): Whether the workers of data parallel training split the states: each keeps the states of its
+shard_states (bool): Whether the workers of data parallel training shard the states: each keeps the states of its
     share of the weights and updates that share, then all workers gather the weights. `gradients` must already be the
     mean over the workers, as in the parallel mode "data_parallel" with gradients_mean=True. It needs the fused kernel.
     With one worker it changes nothing. Default: ``False`` .
@@ -123,19 +141,23 @@ ValueError: If `network` has no trainable parameters, or one is empty, is listed
 """,
     "platforms": "``Ascend`` ``GPU`` ``CPU``",
 }
+SECTIONS["common"] = "".join(SECTIONS[name] for name in ("precision", "skip_nonfinite", "backend"))
 SECTIONS["shared"] = "".join(SECTIONS[name] for name in ("loss_scale", "grad_clip_norm", "common", "shard_states"))
 
 
 def documented(public: T) -> T:
-    """Replace each line `{name}` of a docstring by the shared text of that name, with the line's indent."""
+    """Replace each line `{name}` of a docstring by the shared text of that name, with the line's indent.
+
+    A line `{name|default}` is the text of one argument, with another default.
+    """
     lines = []
     for line in (public.__doc__ or "").splitlines():
         name = line.strip().strip("{}").split("|")
         if line.strip() == "{" + "|".join(name) + "}" and name[0] in SECTIONS:
-            text = SECTIONS[name[0]]
-            default = f" Default: ``{name[1]}`` ." if len(name) > 1 else ""
-            text = text.replace("{learning_rate_default}", default)
-            lines += textwrap.indent(text.rstrip("\n"), line[: len(line) - len(line.lstrip())]).splitlines()
+            text = SECTIONS[name[0]].rstrip("\n")
+            if len(name) > 1:
+                text = f"{re.sub(DEFAULT, '', text)} Default: ``{name[1]}`` ."
+            lines += textwrap.indent(text, line[: len(line) - len(line.lstrip())]).splitlines()
         else:
             lines.append(line)
     public.__doc__ = "\n".join(lines)

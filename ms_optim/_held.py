@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor
 from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from . import _memory
+from ._abi import Statistic
 
 if TYPE_CHECKING:
     from ._layout import Layout
+    from ._rule import Rule
 
 
 def _zeros_like(held: _memory.Held, parameter: Parameter) -> Parameter:
@@ -46,22 +50,26 @@ class Held:
     Args:
         layout: What is known of the parameters.
         parameters: The parameters.
-        prefixes: What the names of the rule's states begin with, in its order.
+        rule: The optimizer's rule.
         options: The optimizer's shared arguments.
         kept: Places of the parameters whose states this process holds, and the shape of what it holds.
-        counters: The count of steps, that of skipped steps, and the statistics.
+        global_step: The count of steps.
 
     Attributes:
         parameters: The parameters.
         states: All parameters' first states, then all second ones, and so on.
         scales: The scales of states in codes.
         masters: The float32 masters.
-        state_count: How many states the rule has.
+        averages: The float32 averages of the weights.
+        state_counts: For each parameter how many states its rule has.
+        state_places: For the number of a state, from 0, and the place of its parameter: its place among the states.
+        rows: For each parameter that has states here their place among the first states.
         master_places: For each parameter the place of its master, -1 where it has none.
         scale_places: For each state the place of its scales, -1 where it has none.
         global_step: The count of steps.
         skipped_steps: The count of skipped steps.
         statistics: The statistics of the last step.
+        step_weights: Of a rule that weighs steps: what it keeps for that. Empty without.
         beta_powers: Powers of betas, kept for checkpoints; see :meth:`keep_beta_powers`.
         log_betas: The logarithms of these betas.
     """
@@ -71,12 +79,16 @@ class Held:
     states: ParameterTuple
     scales: ParameterTuple
     masters: ParameterTuple
-    state_count: int
+    averages: ParameterTuple
+    state_counts: tuple[int, ...]
+    state_places: dict[tuple[int, int], int]
+    rows: dict[int, int]
     master_places: tuple[int, ...]
     scale_places: tuple[int, ...]
     global_step: Parameter
     skipped_steps: Parameter
     statistics: Parameter
+    step_weights: tuple[Parameter, ...] = ()
     beta_powers: tuple[Parameter, ...] = ()
     log_betas: tuple[float, ...] = ()
 
@@ -84,17 +96,22 @@ class Held:
         self,
         layout: Layout,
         parameters: ParameterTuple,
-        prefixes: Sequence[str],
+        rule: Rule,
         options: Any,
         kept: Sequence[tuple[int, tuple[int, ...]]],
-        counters: tuple[Parameter, Parameter, Parameter],
+        global_step: Parameter,
     ):
-        states = list(_memory.states(prefixes, options, layout.shapes, kept))
+        rules = [rule.of_tensor(layout.holds_matrices(i)) for i in range(layout.count)]
+        numbered = list(_memory.states(rules, options, layout.shapes, kept))
+        states = [state for _, state in numbered]
         scales = [_memory.scale(state) for state in states]
         masters = list(_memory.masters(options, layout.dtypes, kept))
         places = {master.place: i for i, master in enumerate(masters)}
         place = itertools.count()
-        self.optimizer, self.parameters, self.state_count = layout.optimizer, parameters, len(prefixes)
+        self.optimizer, self.parameters = layout.optimizer, parameters
+        self.state_counts = tuple(len(rule.states) for rule in rules)
+        self.state_places = {(k, state.place): i for i, (k, state) in enumerate(numbered)}
+        self.rows = {i: row for row, (i, _) in enumerate(kept)}
         self.scale_places = tuple(-1 if scale is None else next(place) for scale in scales)
         self.master_places = tuple(places.get(i, -1) for i in range(layout.count))
 
@@ -103,7 +120,14 @@ class Held:
 
         self.states, self.scales = made(_zeros_like, states), made(_scales, scales)
         self.masters = made(_zeros_like, masters)
-        self.global_step, self.skipped_steps, self.statistics = counters
+        self.averages = made(_zeros_like, list(_memory.averages(options, kept)))
+        self.global_step = global_step
+        self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
+        empty = Tensor(np.zeros((layout.count, len(Statistic) - 1), np.float32))
+        self.statistics = Parameter(empty, name="statistics", requires_grad=False)
+        if rule.weighs_steps:
+            none = Tensor(np.zeros((layout.count, 2)), mstype.float64)
+            self.step_weights = (Parameter(none, name="step_weights", requires_grad=False),)
 
     def keep_beta_powers(self, betas: Sequence[float]) -> tuple[Parameter, ...]:
         """Make Parameters that each step keeps at beta^t."""
@@ -117,21 +141,22 @@ class Held:
     @property
     def counters(self) -> tuple[Parameter, ...]:
         """What is kept once, and not for each parameter, in the order of the kernels."""
-        return (self.global_step, self.skipped_steps, self.statistics, *self.beta_powers)
+        return (self.global_step, self.skipped_steps, self.statistics, *self.step_weights, *self.beta_powers)
 
     @property
     def of_tensors(self) -> tuple[Parameter, ...]:
-        """States, masters and scales, in the order of the kernels."""
-        return (*self.states, *self.masters, *self.scales)
+        """States, masters, averages and scales, in the order of the kernels."""
+        return (*self.states, *self.masters, *self.averages, *self.scales)
 
-    def places_of(self, tensors: Sequence[int]) -> tuple[int, ...]:
-        """Return the places in :attr:`of_tensors` of what is held for some parameters, in the order of the kernels."""
-        n = len(self.parameters)
-        states = tuple(k * n + i for k in range(self.state_count) for i in tensors)
-        masters = (len(self.states) + self.master_places[i] for i in tensors if self.master_places[i] >= 0)
-        before = len(self.states) + len(self.masters)
-        scales = (before + self.scale_places[place] for place in states if self.scale_places[place] >= 0)
-        return (*states, *masters, *scales)
+    def tensors_for(self, places: Sequence[int]) -> tuple[Parameter, ...]:
+        """Return what is held for the parameters at some places, in the order of the kernels."""
+        rows = [self.rows[i] for i in places if i in self.rows]
+        found = (self.state_places.get((k, i)) for k in range(max(self.state_counts)) for i in places)
+        states = [place for place in found if place is not None]
+        masters = (self.masters[k] for k in (self.master_places[i] for i in places) if k >= 0)
+        averages = (self.averages[row] for row in rows if len(self.averages) > 0)
+        scales = (self.scales[k] for k in (self.scale_places[state] for state in states) if k >= 0)
+        return (*(self.states[state] for state in states), *masters, *averages, *scales)
 
     def has_master(self) -> tuple[bool, ...]:
         """Tell of each parameter whether it has a master."""
@@ -141,15 +166,24 @@ class Held:
         """Return each parameter's master, or where it has none itself."""
         return ParameterTuple([self.masters[k] if k >= 0 else p for k, p in zip(self.master_places, self.parameters)])
 
-    def states_of_each(self) -> tuple[ParameterTuple, ...]:
-        """Return for each state of the rule those of all parameters."""
-        n = len(self.parameters)
-        return tuple(ParameterTuple(self.states[k * n : (k + 1) * n]) for k in range(self.state_count))
+    def state_of(self, k: int, i: int) -> Parameter | None:
+        """Return a state of a parameter, or None where it has none."""
+        place = self.state_places.get((k, i))
+        return None if place is None else self.states[place]
 
-    def note(self) -> None:
-        """Note dtypes and sizes, which :meth:`check` compares."""
+    def states_of_each(self) -> tuple[ParameterTuple, ...]:
+        """Return for each state of the rule those of all parameters; the parameter itself where it has none."""
+        return tuple(
+            ParameterTuple([p if (s := self.state_of(k, i)) is None else s for i, p in enumerate(self.parameters)])
+            for k in range(max(self.state_counts))
+        )
+
+    def note(self) -> int:
+        """Note dtypes and sizes, which :meth:`check` compares; return the number that :func:`check_held` takes."""
         written = (*self.parameters, *self.of_tensors, *self.counters)
         self._seen = [(p, p.dtype, p.size) for p in written]
+        _noted[id(self)] = self
+        return id(self)
 
     def check(self) -> None:
         """Raise an error that names what has changed since construction; a view gets memory of its own."""
@@ -163,3 +197,15 @@ class Held:
             # MindSpore's own question: operators copy a view before they write it, even if it is contiguous.
             if not p.has_init and p._need_contiguous():
                 p.set_data(Tensor(p.asnumpy(), dtype))
+
+
+# What each optimizer holds, by numbers: a graph knows no other objects.
+_noted: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
+
+
+def check_held(number: int) -> int:
+    """Check what the optimizer of a number holds."""
+    held = _noted.get(number)
+    if held is not None:
+        held.check()
+    return number

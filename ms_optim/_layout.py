@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import mindspore as ms
+
+from ._arguments import LEAST, MOST, NORMAL, Options, fail
+from ._arithmetic import step_dtype
+
+if TYPE_CHECKING:
+    from mindspore import Parameter
+
+    from ._rates import Collected
+    from ._rule import Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +33,8 @@ class Layout:
         rate_count: How many rates a step has.
         centralized: Whether its gradient is centralized.
         owned: Whether this process updates it; not all are where optimizers are parallel.
+        forms: The forms that tensors which hold matrices have: for each matrix where its rows are in the tensor.
+        form_places: For each parameter the place of its form, -1 where it holds no matrices; empty: none does.
     """
 
     optimizer: str
@@ -32,6 +46,48 @@ class Layout:
     rate_count: int
     centralized: tuple[bool, ...]
     owned: tuple[bool, ...]
+    forms: tuple[tuple[Any, ...], ...] = ()
+    form_places: tuple[int, ...] = ()
+
+    def with_matrices(self, forms: Sequence[tuple[Any, ...]]) -> Layout:
+        """Return the same with the matrices of each parameter, or () where it holds none."""
+        distinct = tuple(dict.fromkeys(form for form in forms if form))
+        places = tuple(distinct.index(form) if form else -1 for form in forms)
+        return dataclasses.replace(self, forms=distinct, form_places=places)
+
+    def holds_matrices(self, i: int) -> bool:
+        """Tell whether a parameter holds matrices."""
+        return len(self.form_places) > 0 and self.form_places[i] >= 0
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: str,
+        parameters: Sequence[Parameter],
+        rates: Collected,
+        centralization: Sequence[bool],
+        owned: Sequence[Any],
+    ) -> Layout:
+        """Return what is known of an optimizer's parameters.
+
+        Args:
+            optimizer: Name of the optimizer's class.
+            parameters: The parameters.
+            rates: Their rates.
+            centralization: Whether their groups are centralized, which is done to gradients of two dimensions or more.
+            owned: Whether this process updates each of them.
+        """
+        return cls(
+            optimizer=optimizer,
+            names=tuple(p.name for p in parameters),
+            shapes=tuple(p.shape for p in parameters),
+            dtypes=tuple(p.dtype for p in parameters),
+            rate_places=rates.rate_places,
+            decay_places=rates.decay_places,
+            rate_count=rates.rates.count,
+            centralized=tuple(asked and len(p.shape) > 1 for asked, p in zip(centralization, parameters)),
+            owned=tuple(bool(mine) for mine in owned),
+        )
 
     @property
     def count(self) -> int:
@@ -56,6 +112,8 @@ class Settings:
         skips: Whether a step with a gradient that is not finite is skipped.
         seed: What noise is drawn from.
         is_parallel: Whether each process updates a part of the parameters.
+        cautious: Whether the decay is cautious.
+        average: The decay rate of the average of the weights, None without one, and whether it rises at first.
     """
 
     device: str
@@ -65,3 +123,38 @@ class Settings:
     skips: bool
     seed: float
     is_parallel: bool
+    cautious: bool
+    average: tuple[float | None, bool]
+
+    @classmethod
+    def of(
+        cls, optimizer: str, rule: Rule, options: Options, device: str, runs_on_host: bool, is_parallel: bool
+    ) -> Settings:
+        """Return what all paths of an optimizer are told.
+
+        Args:
+            optimizer: Name of the optimizer's class, for the error.
+            rule: Its rule.
+            options: Its shared arguments.
+            device: The device that the weights are on.
+            runs_on_host: Whether the rule's arithmetic runs on the host all the same.
+            is_parallel: Whether each process updates a part of the parameters.
+
+        Raises:
+            ValueError: If the loss scale leaves no normal number to multiply gradients by.
+        """
+        unscale = rule.rescale / options.loss_scale
+        if not LEAST <= unscale <= MOST:
+            expected = f"such that the factor of the gradients, {unscale}, is {NORMAL}"
+            fail(ValueError, optimizer, "loss_scale", expected, options.loss_scale)
+        return cls(
+            device="CPU" if runs_on_host else device,
+            step_dtype=step_dtype(device),
+            unscale=unscale,
+            clip_norm=options.grad_clip_norm,
+            skips=options.skip_nonfinite,
+            seed=float(ms.get_seed() or 0),
+            is_parallel=is_parallel,
+            cautious=options.decay == "cautious",
+            average=(options.average_decay, options.average_warmup),
+        )

@@ -1,4 +1,4 @@
-"""The tensors that an optimizer holds besides weights and gradients: states, their scales, and masters.
+"""The tensors that an optimizer holds besides weights and gradients: states, their scales, masters and averages.
 
 An optimizer creates its tensors by these rules; ``python -m ms_optim plan`` counts their bytes and creates none.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
 
 from . import _kernels
 
+if TYPE_CHECKING:
+    from ._rule import Rule
+
 BYTES = {ms.float32: 4, ms.float16: 2, ms.bfloat16: 2, ms.int8: 1, ms.uint8: 1}
 CODES = (ms.int8, ms.uint8)
+ROWS = "rows"  # the kind of a state that has one number for each row
 
 
 class Held(NamedTuple):
@@ -36,25 +40,36 @@ def needs_master(options, dtype) -> bool:
     return options.master_weights and dtype != ms.float32
 
 
-def bytes_each(prefixes: Sequence[str], options, dtype, size: int) -> int:
-    """Return the bytes of states and master for each element of a parameter; scales are too small to matter."""
-    dtypes = [_kernels.state_dtype(options.state_dtype, k, size) for k in range(len(prefixes))]
-    return sum(BYTES[d] for d in dtypes) + BYTES[ms.float32] * needs_master(options, dtype)
+def bytes_each(rule: Rule, options, dtype, size: int) -> int:
+    """Return the bytes of states, master and average for each element of a parameter, but not of scales and rows."""
+    dtypes = [_kernels.state_dtype(options.state_dtype, kind, size) for _, kind in rule.kinds if kind != ROWS]
+    floats = needs_master(options, dtype) + (options.average_decay is not None)
+    return sum(BYTES[d] for d in dtypes) + BYTES[ms.float32] * floats
 
 
-def states(prefixes: Sequence[str], options, shapes: Sequence[tuple[int, ...]], kept: Iterable) -> Iterator[Held]:
-    """Yield an optimizer's states.
+def rows_of(shape: tuple[int, ...]) -> int:
+    """Return how many rows a tensor has as a matrix, or, of three dimensions, as several matrices."""
+    return shape[0] * shape[1] if len(shape) == 3 else shape[0]
+
+
+def states(
+    rules: Sequence[Rule], options, shapes: Sequence[tuple[int, ...]], kept: Iterable
+) -> Iterator[tuple[int, Held]]:
+    """Yield an optimizer's states, each with its place among those of its parameter.
 
     Args:
-        prefixes: Prefixes of the states' names, in the rule's order.
+        rules: The rule of each parameter.
         options: The optimizer's shared arguments.
         shapes: The parameters' shapes.
         kept: Indices of the parameters whose states are held, and the shapes held: those of whole parameters or shares.
     """
     kept = tuple(kept)
-    for k, prefix in enumerate(prefixes):
+    for k in range(max(len(rule.states) for rule in rules)):
         for i, shape in kept:
-            yield Held(prefix, i, _kernels.state_dtype(options.state_dtype, k, math.prod(shapes[i])), tuple(shape))
+            if k < len(rules[i].states):
+                prefix, kind = rules[i].kinds[k]
+                dtype = _kernels.state_dtype(options.state_dtype, kind, math.prod(shapes[i]))
+                yield k, Held(prefix, i, dtype, (rows_of(shapes[i]),) if kind == ROWS else tuple(shape))
 
 
 def scale(state: Held) -> Held | None:
@@ -68,6 +83,11 @@ def scale(state: Held) -> Held | None:
 def masters(options, dtypes: Sequence[Any], kept: Iterable) -> Iterator[Held]:
     """Yield an optimizer's masters; see :func:`states` for the arguments."""
     return (Held("master", i, ms.float32, tuple(shape)) for i, shape in kept if needs_master(options, dtypes[i]))
+
+
+def averages(options, kept: Iterable) -> Iterator[Held]:
+    """Yield the averages of an optimizer's weights; see :func:`states` for the arguments."""
+    return (Held("average", i, ms.float32, tuple(shape)) for i, shape in kept if options.average_decay is not None)
 
 
 def placed(device: str, runs_on_host: bool, weights_and_gradients: int, held: int) -> tuple[int, int]:

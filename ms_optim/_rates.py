@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -23,6 +23,7 @@ class Rates(nn.Cell):
             step. The fixed ones come first.
     """
 
+    each: Any
     fixed: tuple[Tensor | Parameter, ...]
     schedules: tuple[nn.Cell, ...]
     count: int
@@ -43,3 +44,76 @@ class Rates(nn.Cell):
         for schedule in self.schedules:
             values += (_number(schedule(step)),)
         return ops.stack(values)
+
+
+class Collected(NamedTuple):
+    """The rates of an optimizer, each distinct one once.
+
+    Attributes:
+        rates: The Cell that evaluates them.
+        rate_places: For each parameter the place of its learning rate among them.
+        decay_places: For each parameter the place of its weight decay, -1 where it is not decayed.
+        fewest_steps: The fewest steps that an Iterable has learning rates for; None: there is no such limit.
+    """
+
+    rates: Rates
+    rate_places: tuple[int, ...]
+    decay_places: tuple[int, ...]
+    fewest_steps: int | None
+
+
+def collected(learning_rates: Sequence[Any], weight_decays: Sequence[Any], is_decayed: Sequence[bool]) -> Collected:
+    """Find the distinct learning rates and weight decays, so that each is evaluated once a step.
+
+    Args:
+        learning_rates: For each parameter its learning rate, as ``nn.Optimizer`` keeps it.
+        weight_decays: For each parameter its weight decay.
+        is_decayed: For each parameter whether its name is one that is decayed.
+    """
+    rates: list[Any] = []
+    index: dict[Any, int] = {}
+
+    def place(rate):
+        if type(rate).__name__ == "_ConvertToCell":
+            # MindSpore's way to make a schedule of a fixed rate: rate + 1 - 1, which rounds it to 1e-7.
+            rate = rate.learning_rate
+        key = id(rate) if isinstance(rate, (nn.Cell, Parameter)) else float(rate.asnumpy())
+        if key not in index:
+            index[key] = len(rates)
+            rates.append(rate)
+        return index[key]
+
+    rate_places = [place(rate) for rate in learning_rates]
+    decayed = [
+        flag and (isinstance(decay, nn.Cell) or float(decay.asnumpy()) > 0.0)
+        for flag, decay in zip(is_decayed, weight_decays)
+    ]
+    decay_places = [place(decay) if used else -1 for used, decay in zip(decayed, weight_decays)]
+    fixed_first = sorted(range(len(rates)), key=lambda k: isinstance(rates[k], nn.Cell))
+    moved = {old: new for new, old in enumerate(fixed_first)} | {-1: -1}
+    listed = (rate.learning_rate.size for rate in rates if type(rate).__name__ == "_IteratorLearningRate")
+    return Collected(
+        Rates([rates[k] for k in fixed_first]),
+        tuple(moved[k] for k in rate_places),
+        tuple(moved[k] for k in decay_places),
+        min(listed, default=None),
+    )
+
+
+def check_step(optimizer: str, step: int, fewest_steps: int | None) -> None:
+    """Check that there can be a step from a count as it is.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        step: The step, counted from 0.
+        fewest_steps: How many steps there are learning rates for; None: there is no limit.
+    """
+    if step < 0:
+        raise RuntimeError(
+            f"For '{optimizer}', 'global_step' must be 0 or greater, but is {step}. Set or load another one."
+        )
+    if fewest_steps is not None and step >= fewest_steps:
+        raise RuntimeError(
+            f"For '{optimizer}', the argument 'learning_rate' must have a learning rate for each step, but has "
+            f"{fewest_steps}, and this is step {step}, counted from 0."
+        )

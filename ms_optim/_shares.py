@@ -1,8 +1,8 @@
-"""States split over workers: each keeps and updates a share of them, then all gather the weights.
+"""States sharded over workers: each keeps and updates a share of them, then all gather the weights.
 
 Rajbhandari et al., `ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
-<https://arxiv.org/abs/1910.02054>`_ (2020), stage 1. How tensors are cut into shares, and how shares become one
-checkpoint and the other way; the step is in paths/sharded_states.py.
+<https://arxiv.org/abs/1910.02054>`_ (2020), stage 1. How tensors are cut into shares; how shares become one state
+dict is in _merge_states.py, the step in paths/sharded_states.py.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import communication as comm
 
 from . import _kernels
-from ._memory import bytes_each
+from ._matrices import size_of
+from ._memory import bytes_each, rows_of
+from ._merge_states import ENTRY, refuse_share
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ._layout import Layout
+    from ._rule import Rule
 
 # Cuts are where the kernels' tiles end: the sums of a tile are then the same, whoever takes it.
 GRAIN = 1024
-# The entry of a state dict that says which part of each state the others are.
-ENTRY = "state_shares"
-
-# ---- The shares ---------------------------------------------------------------------------------------------------
 
 
-class Workers(NamedTuple):
-    """The processes that states are split over: this one's rank, how many there are, and their group's name."""
+class Peers(NamedTuple):
+    """The processes that states are sharded over: this one's rank, how many there are, and their group's name."""
 
     rank: int
     count: int
@@ -46,11 +45,11 @@ class Workers(NamedTuple):
         return ops.AllGather(self.group)
 
 
-def workers() -> Workers:
+def peers() -> Peers:
     """Return all processes, or this one alone before communication is initialized."""
     if not comm.GlobalComm.INITED:
-        return Workers(0, 1, None)
-    return Workers(comm.get_rank(), comm.get_group_size(), comm.GlobalComm.WORLD_COMM_GROUP)
+        return Peers(0, 1, None)
+    return Peers(comm.get_rank(), comm.get_group_size(), comm.GlobalComm.WORLD_COMM_GROUP)
 
 
 def cut(sizes: Sequence[int], costs: Sequence[float], grains: Sequence[int], count: int) -> NDArray[np.int64]:
@@ -89,9 +88,11 @@ class Shares:
         these: The workers.
         names: The tensors' names.
         shapes: Their shapes.
-        costs: Bytes of states for each element of a tensor.
+        costs: What a worker has of each element of a tensor, in bytes of states or in another unit.
         centralized: Whether a tensor's gradient is centralized.
         prefixes: What the names of states begin with.
+        whole: Whether a tensor belongs to one worker; empty: none does.
+        row_prefixes: Which of the prefixes are of states with one number for each row of such a tensor.
 
     Attributes:
         workers: The workers.
@@ -100,29 +101,34 @@ class Shares:
         kept: What :meth:`kept_by` returns for this worker.
     """
 
-    workers: Workers
+    workers: Peers
     names: Sequence[str]
     shapes: Sequence[tuple[int, ...]]
     sizes: list[int]
     prefixes: Sequence[str]
+    row_prefixes: Sequence[str]
     ranges: NDArray[np.int64]
     own: NDArray[np.int64]
     kept: tuple[tuple[int, tuple[int]], ...]
 
     def __init__(
         self,
-        these: Workers,
+        these: Peers,
         names: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
         costs: Sequence[float],
         centralized: Sequence[bool],
         prefixes: Sequence[str],
+        whole: Sequence[bool] = (),
+        row_prefixes: Sequence[str] = (),
     ):
         sizes = [math.prod(shape) for shape in shapes]
         # The mean of a row is taken by one worker.
-        rows = [size // shape[0] if whole else 1 for size, shape, whole in zip(sizes, shapes, centralized)]
+        rows = [size // shape[0] if by_row else 1 for size, shape, by_row in zip(sizes, shapes, centralized)]
         grains = [math.lcm(GRAIN, row) for row in rows]
+        grains = [size if alone else grain for size, alone, grain in zip(sizes, whole or [False] * len(sizes), grains)]
         self.workers, self.names, self.shapes, self.sizes, self.prefixes = these, names, shapes, sizes, prefixes
+        self.row_prefixes = row_prefixes
         self.ranges = cut(sizes, costs, grains, these.count)
         self.own = self.ranges[these.rank]
         self.kept = self.kept_by(these.rank)
@@ -132,12 +138,15 @@ class Shares:
         return tuple((i, (int(end - begin),)) for i, (begin, end) in enumerate(self.ranges[rank]) if begin < end)
 
     def parts(self) -> dict[str, tuple[list[int] | None, list[int]]]:
-        """Return, for each entry of a full state dict that may be split, this worker's range, if any, and its shape."""
+        """Return for each entry of a full state dict that may be sharded this worker's range, if any, and its shape."""
         found, block = {}, _kernels.CODE_BLOCK
         for prefix in self.prefixes:
             for name, shape, size, (begin, end) in zip(self.names, self.shapes, self.sizes, self.own.tolist()):
                 blocks = [begin // block, -(-end // block)]
                 found[f"{prefix}.{name}"] = ([begin, end] if begin < end else None, list(shape))
+                if prefix in self.row_prefixes and len(shape) > 1:
+                    rows = rows_of(shape)
+                    found[f"{prefix}.{name}"] = ([0, rows] if begin < end else None, [rows])
                 found[f"{prefix}_scale.{name}"] = (blocks if begin < end else None, [-(-size // block)])
         return found
 
@@ -174,124 +183,45 @@ class Shares:
         return own
 
 
-# ---- Checkpoints --------------------------------------------------------------------------------------------------
+# Where there are matrices, work is balanced and not bytes: how many operations of a product take as long as a byte.
+OPERATIONS_EACH_BYTE = 5.0
 
 
-def _description(caller: str, state_dict: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what the entry of a share says that its states are parts of."""
-    try:
-        told = json.loads(state_dict[ENTRY].asnumpy().tobytes())
-    except ValueError:
-        told = None
-    match told:
-        case {"worker": int(rank), "workers": int(count), "parts": dict(parts)} if 0 <= rank < count:
-            if all(_is_part(part) for part in parts.values()):
-                return told
-    raise ValueError(
-        f"For '{caller}', the entry '{ENTRY}' must say in JSON which worker's share it is of, but is spoiled."
-    )
-
-
-def _is_part(part: Any) -> bool:
-    """Tell whether this is a range of elements and the shape of the whole."""
-    match part:
-        case [[int(begin), int(end)], [*shape]]:
-            return 0 <= begin < end and all(isinstance(n, int) and n >= 0 for n in shape)
-    return False
-
-
-def refuse_share(optimizer: str, state_dict: dict[str, Tensor], this: str) -> None:
-    """Raise the error for a share of states that is not this worker's."""
-    told = _description(optimizer, state_dict)
-    raise ValueError(
-        f"For '{optimizer}', 'state_dict' is the share of worker {told['worker']} of {told['workers']}, but this is "
-        f"{this}: make one of all {told['workers']} with ms_optim.merge_states, and load that."
-    )
-
-
-def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Make one full state dict from the shares of all workers.
-
-    Any optimizer of the same rule loads it: one that keeps all states, or one that splits them over any number of
-    workers, which takes its share.
+def share_costs(
+    rule: Rule, options: Any, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any], are_matrices: Sequence[bool]
+) -> list[float]:
+    """Return what a worker has of each element of a tensor: bytes of states, and of a matrix the work of iterations.
 
     Args:
-        states (list[dict[str, Tensor]]): What ``state_dict()`` returned on each worker of an optimizer with
-            ``shard_states=True``, or what ``load_checkpoint`` read of it, in any order.
-
-    Returns:
-        dict[str, Tensor], the states by name in the shapes of the parameters; what is not split, from the first.
-
-    Raises:
-        TypeError: If `states` is not a list of dicts.
-        ValueError: If it is empty, or one is not a share, or shares are missing, stand twice, are of different steps,
-            or do not fit together.
-
-    Examples:
-        >>> import numpy as np
-        >>> import mindspore as ms
-        >>> from mindspore import nn
-        >>> from ms_optim import AdamW, merge_states
-        >>> net = nn.Dense(4, 3)
-        >>> optimizer = AdamW(net.trainable_params(), shard_states=True)
-        >>> full = optimizer.state_dict()  # of one process; of several, merge_states([...])
-        >>> optimizer.load_state_dict(full)
+        rule: The optimizer's rule.
+        options: Its shared arguments.
+        shapes: The tensors' shapes.
+        dtypes: Their dtypes.
+        are_matrices: Whether they hold matrices.
     """
-    if not isinstance(states, (list, tuple)) or not all(isinstance(state, dict) for state in states):
-        raise TypeError(f"For 'merge_states', 'states' must be a list of dicts, but got {type(states).__name__}.")
-    for key, value in (entry for state in states for entry in state.items()):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"For 'merge_states', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
-    if not states or not all(ENTRY in state for state in states):
-        which = [k for k, state in enumerate(states) if ENTRY not in state]
-        what = f"states[{which[0]}] has none" if which else "it is empty"
-        raise ValueError(
-            f"For 'merge_states', each of 'states' must have the entry '{ENTRY}', which optimizers with "
-            f"shard_states=True on several workers write, but {what}."
-        )
-    told = [_description("merge_states", state) for state in states]
-    count, found = told[0]["workers"], sorted(one["worker"] for one in told)
-    if any(one["workers"] != count for one in told) or found != list(range(count)):
-        raise ValueError(
-            f"For 'merge_states', 'states' must be the shares of workers 0 to {count - 1} of {count}, but got those of "
-            f"{[(one['worker'], one['workers']) for one in told]}."
-        )
-    steps = [int(state["global_step"].asnumpy().reshape(-1)[0]) for state in states if "global_step" in state]
-    if len(set(steps)) > 1:
-        raise ValueError(f"For 'merge_states', all shares must be of the same step, but got those of steps {steps}.")
-    split = {key for one in told for key in one["parts"]} | {ENTRY}
-    full = {key: Tensor(value.asnumpy(), value.dtype) for key, value in states[0].items() if key not in split}
-    parts: dict[str, list] = {}
-    for state, one in zip(states, told):
-        for key, (ends, shape) in one["parts"].items():
-            if key not in state or state[key].shape != (ends[1] - ends[0],):
-                came = f"has the shape {state[key].shape}" if key in state else "is missing"
-                raise ValueError(
-                    f"For 'merge_states', the entry {key!r} of worker {one['worker']} must have the shape "
-                    f"{(ends[1] - ends[0],)}, but {came}."
-                )
-            parts.setdefault(key, []).append((ends, shape, state[key]))
-    for key, found in parts.items():
-        found.sort(key=lambda part: part[0])
-        ranges, shapes, tensors = zip(*found)
-        begins, ends = zip(*ranges)
-        agree = all(shape == shapes[0] for shape in shapes) and len({part.dtype for part in tensors}) == 1
-        if not agree or begins != (0, *ends[:-1]) or ends[-1] != math.prod(shapes[0]):
-            raise ValueError(
-                f"For 'merge_states', the parts of the entry {key!r} must make a whole of shape {tuple(shapes[0])} and "
-                f"of one dtype, but are the elements {list(ranges)}."
-            )
-        full[key] = Tensor(np.concatenate([part.asnumpy() for part in tensors]).reshape(shapes[0]), tensors[0].dtype)
-    return full
+    costs = []
+    for shape, dtype, is_matrix in zip(shapes, dtypes, are_matrices):
+        cost = float(bytes_each(rule.of_tensor(is_matrix), options, dtype, math.prod(shape)))
+        if is_matrix:
+            _, rows, columns = size_of(shape)
+            a, b = min(rows, columns), max(rows, columns)
+            # Of a product that is symmetric, half is computed.
+            cost += max(1, len(rule.iterations)) * (3 * a + a * a / b) / OPERATIONS_EACH_BYTE
+        costs.append(cost)
+    return costs
 
 
-def split_states(layout: Layout, prefixes: Sequence[str], options: Any, is_parallel: bool) -> Shares | None:
+def sharded(layout: Layout, rule: Rule, options: Any, is_parallel: bool, is_sliced: bool) -> Shares | None:
     """Return which part of the states this worker keeps; None: all.
 
     Raises:
-        ValueError: If the parallel mode does not fit.
+        ValueError: If tensors are sliced, too, or the parallel mode does not fit.
     """
-    these = workers()
+    if is_sliced and options.shard_states:
+        raise ValueError(
+            f"For '{layout.optimizer}', 'shard_states' must be False where a group of 'params' has a 'shard_group'."
+        )
+    these = peers()
     if not options.shard_states or these.count == 1:
         return None
     mode = ms.get_auto_parallel_context("parallel_mode")
@@ -301,5 +231,7 @@ def split_states(layout: Layout, prefixes: Sequence[str], options: Any, is_paral
             f"For '{layout.optimizer}', shard_states=True is for the parallel modes 'stand_alone' and "
             f"'data_parallel', without enable_parallel_optimizer, but this is {what}."
         )
-    costs = [bytes_each(prefixes, options, dtype, size) for dtype, size in zip(layout.dtypes, layout.sizes)]
-    return Shares(these, layout.names, layout.shapes, costs, layout.centralized, (*prefixes, "master"))
+    whole = [layout.holds_matrices(i) for i in range(layout.count)]
+    costs = share_costs(rule, options, layout.shapes, layout.dtypes, whole)
+    prefixes = (*rule.prefixes, "master", "average")
+    return Shares(these, layout.names, layout.shapes, costs, layout.centralized, prefixes, whole, rule.row_prefixes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspore import Parameter, Tensor, ops
 
@@ -12,16 +12,15 @@ from ._adam import AdamFamily
 from ._arguments import check_choice, check_type, fail
 from ._arithmetic import normal, summed
 from ._base import Rule
+from ._capabilities import DEVICES
 from ._docs import documented
 from ._offload_report import OffloadReport, report
-from .paths.offload import CrossingPath, check_crossing
+from .paths.choice import offload_path
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._arguments import LearningRate, Params, Scalars, SharedButLossScale, Tensors, WeightDecay
-
-DEVICES = ("CPU", "GPU", "Ascend")
 
 
 @documented
@@ -46,7 +45,6 @@ class AdamOffload(AdamFamily):
 
     The arithmetic runs on the host's processor, whatever the device. Gradients cross to the host, and updates cross
     back. Weights of lower precision have float32 masters on the host, and cross in their own precision.
-
     Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
     Args:
@@ -60,6 +58,7 @@ class AdamOffload(AdamFamily):
         use_nesterov (bool): Whether to use Nesterov's momentum. Default: ``False`` .
         {weight_decay}
         {shared}
+        {average}
 
     Inputs:
         {inputs}
@@ -91,13 +90,14 @@ class AdamOffload(AdamFamily):
 
     _support_parallel_optimizer = False
     runs_on_host = True
+    refuses: ClassVar[dict[str, str]] = {"decay": "has an L2 decay, which acts through the moments"}
     rules: tuple[Rule, ...] = (Rule("adam_offload", ("moment1", "moment2"), is_elementwise=True),)
     trials: tuple[dict[str, Any], ...] = ({"eps": 1e-3},)  # a smaller eps magnifies rounding
     counters: tuple[str, ...] = (*AdamFamily.counters, "beta1_power", "beta2_power")
 
     use_locking: bool
     use_nesterov: bool
-    beta_powers: tuple[Parameter, ...]
+    fused: bool
     beta1_power: Parameter
     beta2_power: Parameter
 
@@ -125,17 +125,15 @@ class AdamOffload(AdamFamily):
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})
         if use_locking and not self.fused:
             raise RuntimeError(f"For '{name}', use_locking=True needs the host's operator: {self.backend_reason}.")
-        self._has_kernel, self._target = self.fused, "CPU"
+        self._target = "CPU"
+        self._paths = {"CPU": self._path} if self.fused else {}  # in a dict: a Cell lists only the one that runs
         self._succeeded = Tensor(True)
 
-    def _hold_more(self):
-        self.beta_powers = self.beta1_power, self.beta2_power = self._held.keep_beta_powers(self.rule.constants[:2])
+    def _hold_more(self, held):
+        self.beta1_power, self.beta2_power = held.keep_beta_powers(self.rule.constants[:2])
 
-    def _fused_path(self, settings, slice_sums):
-        if (device := _kernels.device_target()) == "CPU":
-            return super()._fused_path(settings, slice_sums)
-        check_crossing(self.cls_name, self.options, slice_sums is not None)
-        return CrossingPath(self._layout, self._held, self, self.rule, self.options, settings, device)
+    def _fused_path(self, parts):
+        return offload_path(parts, _kernels.device_target())
 
     @property
     def target(self) -> str:
@@ -146,17 +144,19 @@ class AdamOffload(AdamFamily):
         Raises:
             TypeError: If it is set to anything but a string.
             ValueError: If it is set to a device that is not the device target.
+            RuntimeError: If the device cannot do what the optimizer was asked for, such as states in fewer bits.
         """
         return self._target
 
     @target.setter
     def target(self, value: str) -> None:
         check_choice(self.cls_name, "target", value, DEVICES)
-        device = _kernels.device_target()
-        if value not in ("CPU", device):
+        if value not in ("CPU", device := _kernels.device_target()):
             fail(ValueError, self.cls_name, "target", f"'CPU' where the device target is {device}", value)
-        if self._has_kernel and value != self._target:
-            self._swap_paths(fused=value == "CPU")
+        if self._paths and value != self._target:
+            if value not in self._paths:
+                self._paths[value] = self._composite_path(self._parts, None)
+            self.fused, self._path = value == "CPU", self._paths[value]
         self._target = value
 
     def offload_report(self, device: str | None = None) -> OffloadReport:

@@ -9,8 +9,8 @@ from mindspore import ops
 
 from ._abi import AdamWFlag
 from ._adam import AdamFamily
-from ._arguments import check_type, choose_backend, fail
-from ._arithmetic import normal, summed
+from ._arguments import check_betas, check_type, choose_backend
+from ._arithmetic import normal
 from ._base import Rule
 from ._docs import documented
 
@@ -53,6 +53,8 @@ class AdamW(AdamFamily):
             Default: ``True`` .
         bias_correction (bool): Whether to divide the moments by :math:`1 - \beta^t`. Default: ``True`` .
         {shared}
+        {decay}
+        {average}
 
     Inputs:
         {inputs}
@@ -105,15 +107,14 @@ class AdamW(AdamFamily):
         **shared: Unpack[Shared],
     ):
         name = type(self).__name__
-        if not isinstance(betas, (list, tuple)) or len(betas) != 2:
-            fail(TypeError, name, "betas", "a list or tuple of two floats", betas)
+        beta1, beta2 = check_betas(name, betas, 2)
         check_type(name, "amsgrad", amsgrad, bool)
         check_type(name, "maximize", maximize, bool)
         check_type(name, "bias_correction", bias_correction, bool)
         shared = choose_backend(name, "use_fused", use_fused, shared)
         flags = AdamWFlag.MAXIMIZE * maximize + AdamWFlag.BIAS_CORRECTION * bias_correction
         rule = self.rules[amsgrad]._replace(flags=flags + AdamWFlag.AMSGRAD * amsgrad)
-        named_betas = {"betas[0]": betas[0], "betas[1]": betas[1]}
+        named_betas = {"betas[0]": beta1, "betas[1]": beta2}
         self.amsgrad, self.maximize = amsgrad, maximize
         super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)
 
@@ -130,4 +131,4 @@ class AdamW(AdamFamily):
         if self.amsgrad:
             v = ops.maximum(normal(states[2]), v)
             new_states += (v,)
-        return (summed(self.adam_direction(scalars, m, v), weight_decay * weight),), new_states
+        return (self.with_decay(self.adam_direction(scalars, m, v), weight, weight_decay),), new_states

@@ -4,38 +4,28 @@ A checkpoint is a file in the format safetensors, with checksums in its metadata
 the user's own Tensors; numbers, strings and dicts are JSON in the metadata.
 """
 
-# It reads private attributes of optimizers.
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
-import collections
-import math
 import os
 import pathlib
-import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import nn
 from mindspore.train import Callback
 
 from ._arguments import check_count, check_type, fail
 from ._base import FusedOptimizer
-from ._checkpoint_file import DTYPES, NAMES, File, SpoiledError, write_file
-from ._shares import ENTRY, merge_states, workers
-from ._state import write
+from ._checkpoint_content import gathered, take
+from ._checkpoint_file import SpoiledError, write_file
+from ._checkpoint_parts import STEP, candidates, part_path, place_of, sets_in
 from .callbacks import optimizer_of
-from .residuals import fold_residuals
 
 if TYPE_CHECKING:
     from mindspore.train import RunContext
 
     from ._arguments import FilePath
-
-# The kinds of tensors in a checkpoint.
-WEIGHT, STATE, MORE = "weight", "state", "more"
 
 
 class Loaded(NamedTuple):
@@ -48,109 +38,6 @@ class Loaded(NamedTuple):
 
     step: int | None
     more: dict[str, Any]
-
-
-# ---- The user's own values ------------------------------------------------------------------------------------------
-
-
-def _packed(value: Any, place: str, tensors: list[tuple[str, Tensor]]) -> Any:
-    """Return a value as JSON, and append the Tensors in it to a list."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, Tensor):
-        tensors.append((place, value))
-        return {"tensor": place}
-    if type(value) in (list, tuple):
-        return {type(value).__name__: [_packed(v, f"{place}.{k}", tensors) for k, v in enumerate(value)]}
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _packed(v, f"{place}.{key}", tensors) for key, v in value.items()}}
-    what = "a number, string, bool, None, Tensor, or a list, tuple or dict of these with strings as keys"
-    return fail(TypeError, "save", place.removeprefix(f"{MORE}."), what, value)
-
-
-def _unpacked(value: Any, file: File) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, held),) = value.items()
-    if kind == "tensor":
-        return Tensor(file.array(held), DTYPES[file.entries[held].dtype])
-    if kind == "dict":
-        return {key: _unpacked(v, file) for key, v in held.items()}
-    values = [_unpacked(v, file) for v in held]
-    return tuple(values) if kind == "tuple" else values
-
-
-# ---- The files of a checkpoint -------------------------------------------------------------------------------------
-
-
-class Place(NamedTuple):
-    """The part of a checkpoint that this process loads, the number of parts, and whether this process saves it."""
-
-    rank: int
-    count: int
-    saves: bool
-
-
-def _place(optimizer: FusedOptimizer | None) -> Place:
-    """Return the place among workers that each save a part; where all hold the same, the first saves for all."""
-    if optimizer is not None and getattr(optimizer, "workers", None) is not None:
-        group = optimizer.workers
-        return Place(group.rank, group.count, group.local_rank == 0)
-    group = optimizer.shares.workers if optimizer is not None and optimizer.shares else workers()
-    if optimizer is not None and (optimizer.shares or optimizer.is_sliced):
-        return Place(group.rank, group.count, True)
-    return Place(0, 1, group.rank == 0)
-
-
-def _part(path: pathlib.Path, rank: int, count: int) -> pathlib.Path:
-    return path if count == 1 else path.with_name(f"{path.stem}.{rank}-of-{count}{path.suffix}")
-
-
-PART = re.compile(r"(?P<stem>.*)\.(?P<rank>\d+)-of-(?P<count>\d+)")
-
-
-def _sets(folder: pathlib.Path, name: re.Pattern) -> dict[tuple[str, int], dict[int, pathlib.Path]]:
-    """Return the files in a folder by checkpoint and number of workers, then by rank."""
-    found: dict[tuple[str, int], dict[int, pathlib.Path]] = collections.defaultdict(dict)
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        part = PART.fullmatch(path.stem)
-        stem, rank, count = (part["stem"], int(part["rank"]), int(part["count"])) if part else (path.stem, 0, 1)
-        if name.fullmatch(stem + path.suffix):
-            found[stem + path.suffix, count][rank] = path
-    return found
-
-
-def _candidates(path: pathlib.Path) -> Iterator[list[File] | SpoiledError]:
-    """Yield each checkpoint, the last step first: its files, or the error that they cannot be read with."""
-    kept = path.is_dir()
-    found = _sets(path, STEP) if kept else _sets(path.parent, re.compile(re.escape(path.name)))
-    if not found:
-        raise FileNotFoundError(f"ms_optim: there is no checkpoint {path}.")
-    read: list[tuple[float, list[File] | SpoiledError]] = []
-    for (name, count), files in found.items():
-        try:
-            one = _read_set(path / name if kept else path, count, files)
-            step = one[0].step
-        except SpoiledError as error:
-            one, step = error, int(name[5:-12]) if kept else math.inf
-        read.append((-1 if step is None else step, one))
-    # Where a step was saved twice, by other numbers of workers, checkpoints that can be read come first.
-    read.sort(key=lambda each: (each[0], not isinstance(each[1], SpoiledError)), reverse=True)
-    yield from (one for _, one in read)
-
-
-def _read_set(path: pathlib.Path, count: int, files: dict[int, pathlib.Path]) -> list[File]:
-    missing = sorted(set(range(count)) - files.keys())
-    if missing:
-        raise SpoiledError(f"ms_optim: the checkpoint {path} of {count} workers lacks the parts of workers {missing}.")
-    parts = [File(files[rank]) for rank in range(count)]
-    steps = [part.step for part in parts]
-    if len(set(steps)) > 1:
-        raise SpoiledError(f"ms_optim: the checkpoint {path} is not whole: its parts are of the steps {steps}.")
-    return parts
-
-
-# ---- Saving and loading --------------------------------------------------------------------------------------------
 
 
 def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer | None = None, **more: Any) -> None:
@@ -195,24 +82,10 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer |
         0 {'epoch': 3, 'best': {'accuracy': 0.5}}
     """
     _check_arguments("save", path, net, optimizer)
-    found: list[tuple[str, Tensor]] = []
-    packed = _packed(more, MORE, found)
-    everything = [(WEIGHT, name, p) for name, p in _weights("save", net, optimizer).items()]
-    if optimizer is not None:
-        everything += [(STATE, name, p) for name, p in optimizer._own_parameters().items()]
-    everything += [(MORE, name, tensor) for name, tensor in found]
-    entries: dict[str, tuple[str, Tensor]] = {}
-    for kind, name, tensor in everything:
-        if name in entries or name == "__metadata__":
-            raise ValueError(f"For 'save', each tensor must have a name of its own, but two have the name {name!r}.")
-        if tensor.dtype not in NAMES:
-            raise TypeError(f"For 'save', {name!r} must have one of the dtypes {list(NAMES)}, but has {tensor.dtype}.")
-        if isinstance(tensor, Parameter) and tensor.has_init:
-            tensor.init_data()
-        entries[name] = kind, tensor
-    place = _place(optimizer)
+    packed, entries = gathered(net, optimizer, more)
+    place = place_of(optimizer)
     if place.saves:
-        write_file(_part(pathlib.Path(path), place.rank, place.count), _step_of(optimizer), packed, entries)
+        write_file(part_path(pathlib.Path(path), place.rank, place.count), _step_of(optimizer), packed, entries)
 
 
 def load(
@@ -261,7 +134,7 @@ def load(
     check_type("load", "strict", strict, bool)
     path = pathlib.Path(path)
     spoiled: list[SpoiledError] = []
-    for one in _candidates(path):
+    for one in candidates(path):
         try:
             if isinstance(one, SpoiledError):
                 raise one
@@ -273,75 +146,8 @@ def load(
             continue
         for error in spoiled:
             warnings.warn(f"{error} The run goes on from {one[0].path}.", stacklevel=2)
-        return _take(one, net, optimizer, strict)
+        return Loaded(*take(one, net, optimizer, strict))
     raise spoiled[0]
-
-
-def _take(parts: list[File], net: nn.Cell | None, optimizer: FusedOptimizer | None, strict: bool) -> Loaded:
-    """Load a checkpoint whose checksums are right."""
-    place = _place(optimizer)
-    if len(parts) != place.count and optimizer is not None and optimizer.is_sliced:
-        raise ValueError(
-            f"For 'load', the optimizer's tensors are split over {place.count} processes, but the checkpoint "
-            f"{parts[0].path} is of {len(parts)}."
-        )
-    own = parts[place.rank if len(parts) == place.count else 0]
-    weights = _weights("load", net, optimizer)
-    given = {name for name, entry in own.entries.items() if entry.kind == WEIGHT}
-    missing, unknown = sorted(weights.keys() - given), sorted(given - weights.keys()) if net is not None else []
-    if strict and (missing or unknown):
-        what = f"lacks the weight {missing[0]!r}" if missing else f"has the weight {unknown[0]!r}, which is not known"
-        raise KeyError(f"For 'load', the checkpoint {own.path} {what}; it is one of {len(missing or unknown)}.")
-    written = []
-    for name in weights.keys() & given:
-        p, entry = weights[name], own.entries[name]
-        if tuple(p.shape) != entry.shape:
-            raise ValueError(
-                f"For 'load', the weight {name!r} must have the shape {p.shape}, but has {entry.shape} in {own.path}."
-            )
-        if p.dtype != DTYPES[entry.dtype]:
-            raise TypeError(
-                f"For 'load', the weight {name!r} must be of dtype {p.dtype}, but is {DTYPES[entry.dtype]} in "
-                f"{own.path}."
-            )
-        written.append((p, own.array(name)))
-    if optimizer is not None:
-        written += optimizer._fitting(_states(parts, own, optimizer, place), strict)
-    more = _unpacked(own.more, own)
-    for p, value in written:
-        write(p, value)
-    return Loaded(own.step, more)
-
-
-def _states(parts: list[File], own: File, optimizer: FusedOptimizer, place: Place) -> dict[str, Tensor]:
-    """Return the states that this worker takes."""
-    given = own.tensors(STATE)
-    if ENTRY in given:
-        same = optimizer.shares and given[ENTRY].asnumpy().tobytes() == optimizer.state_shares.asnumpy().tobytes()
-        return given if same else merge_states([part.tensors(STATE) for part in parts])
-    if "dgc_worker" in given and len(parts) != place.count:
-        return fold_residuals([part.tensors(STATE) for part in parts], place.count)[place.rank]
-    return given
-
-
-def _weights(function: str, net: nn.Cell | None, optimizer: FusedOptimizer | None) -> dict[str, Parameter]:
-    """Return the weights, each once: the parameters of the network, then further ones that the optimizer updates."""
-    found: dict[str, Parameter] = {}
-    seen: set[int] = set()
-    named: Iterable[tuple[str, Parameter]] = ()
-    if optimizer is not None:
-        own = optimizer._own_parameters()
-        seen = {id(p) for p in (*own.values(), optimizer.statistics)}
-        named = [(name, p) for name, p in optimizer._named_parameters().items() if name not in own]
-    placed = [] if net is None else [(p.name, p) for p in net.get_parameters()]
-    for name, p in (*placed, *named):
-        if id(p) in seen:
-            continue
-        if name in found:
-            raise ValueError(f"For '{function}', two parameters have the name {name!r}: give each a name of its own.")
-        seen.add(id(p))
-        found[name] = p
-    return found
 
 
 def _step_of(optimizer: FusedOptimizer | None) -> int | None:
@@ -358,8 +164,6 @@ def _check_arguments(function: str, path: Any, net: Any, optimizer: Any) -> None
 
 
 # ---- In Model.train ------------------------------------------------------------------------------------------------
-
-STEP = re.compile(r"step-\d{10}\.safetensors")
 
 
 class CheckpointSaver(Callback):
@@ -434,7 +238,7 @@ class CheckpointSaver(Callback):
         optimizer = optimizer_of(type(self).__name__, arguments.get("optimizer"), arguments.get("train_network"))
         self.folder.mkdir(parents=True, exist_ok=True)
         self._saved_at = arguments.cur_step_num
-        if self.resume and _sets(self.folder, STEP):
+        if self.resume and sets_in(self.folder, STEP):
             self.loaded = load(self.folder, arguments.train_network, optimizer)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
@@ -452,13 +256,13 @@ class CheckpointSaver(Callback):
         path = self.folder / f"step-{_step_of(optimizer):010d}.safetensors"
         save(path, arguments.train_network, optimizer, **(self._more() if self._more else {}))
         self._saved_at = arguments.cur_step_num
-        self._remove_older(path, _place(optimizer))
+        self._remove_older(path, place_of(optimizer))
 
     def _remove_older(self, path, place):
         """Remove older checkpoints, each worker some parts of them, and unfinished files of killed processes."""
         if not place.saves:
             return
-        found = _sets(self.folder, STEP)
+        found = sets_in(self.folder, STEP)
         # Other workers may not have finished their parts: until then, the checkpoint before is the last whole one.
         keep = max(self.keep, 2 if place.count > 1 else 1)
         older = sorted({name for name, _ in found if name <= path.name})[:-keep]
@@ -466,6 +270,6 @@ class CheckpointSaver(Callback):
             for rank, file in files.items():
                 if name in older and rank % place.count == place.rank:
                     file.unlink(missing_ok=True)
-        part = _part(self.folder / "step-*.safetensors", place.rank, place.count).name
+        part = part_path(self.folder / "step-*.safetensors", place.rank, place.count).name
         for unfinished in self.folder.glob(f".{part}.tmp"):
             unfinished.unlink(missing_ok=True)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from mindspore import Parameter, Tensor
 
 from ._abi import MARK_WORDS
-from ._arguments import check_gradients, worker_of
 from ._base import FusedOptimizer, Rule
+from ._gradients import check_gradients
 from .dgc.composite import CompressedCompositePath, largest
 from .dgc.path import CompressedPath
 from .dgc.schedule import Schedule
 from .dgc.transport import Workers
 from .dgc.wire import WIRE_DTYPES, Compression, place_bytes, ramp, sent, settings_number, wire_words
+from .residuals import worker_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +56,12 @@ class CompressedStep(FusedOptimizer):
 
     # Each worker needs the whole of every gradient.
     _support_parallel_optimizer = False
-    takes_shard_groups = False
+    refuses: ClassVar[dict[str, str]] = {
+        "state_dtype": "keeps its states in float32",
+        "shard_states": "has states of each worker's own, made from that worker's gradients",
+        "shard_group": "exchanges gradients of whole tensors itself",
+        "decay": "decays the gradients, before they are exchanged",
+    }
 
     dgc_worker: Parameter
 
@@ -74,30 +80,28 @@ class CompressedStep(FusedOptimizer):
         object.__setattr__(self, "compression", compression)
         super().__init__(params, learning_rate, weight_decay, rule, **shared)
 
-    def _hold_more(self):
+    def _hold_more(self, held):
         schedule = Schedule(self._layout, self.rule, self.options, self.workers, self.compression)
         object.__setattr__(self, "_schedule", schedule)
         # Of the residuals each worker has its own: a checkpoint says whose it holds. Being of another shape among
         # another number of workers, it is refused there.
         self.dgc_worker = Parameter(Tensor(schedule.own_worker), name="dgc_worker", requires_grad=False)
 
-    def _composite_path(self, settings, whole, akg_kernels):
-        return CompressedCompositePath(self._layout, self._held, self, settings, self._schedule, self.dgc_worker)
+    def _composite_path(self, parts, akg_kernels):
+        return CompressedCompositePath(parts, self._schedule, self.dgc_worker)
 
-    def _fused_path(self, settings, slice_sums):
-        held, rule, schedule = self._held, self.rule, self._schedule
-        return CompressedPath(self._layout, held, rule, self.options, settings, self._rates, schedule, self.dgc_worker)
+    def _fused_path(self, parts):
+        return CompressedPath(parts, self._schedule, self.dgc_worker)
 
-    def _checked_entries(self, name, state_dict):
-        entries = super()._checked_entries(name, state_dict)
-        entry = next(key for key, p in self._own_parameters().items() if p is self.dgc_worker)
+    def check_entries(self, entries: dict[str, Tensor]) -> None:
+        """Refuse the residuals of another worker."""
+        name, entry = self.cls_name, self._entries.name_of(self.dgc_worker)
         if entry in entries and worker_of(name, entries[entry]) != (self.workers.rank, self.workers.count):
             raise ValueError(
                 f"For '{name}', 'state_dict' must be that of worker {self.workers.rank} of {self.workers.count}, "
                 f"but got that of {self._other_worker(entries[entry])}: ms_optim.fold_residuals() makes the states of "
                 "one number of workers from those of another."
             )
-        return entries
 
     def _other_worker(self, entry: Tensor) -> str | None:
         """Say whose states an entry `dgc_worker` goes with, unless they are this worker's own."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ._arguments import Common, LearningRate, Params, WeightDecay
+    from ._arguments import CommonAndAverage, LearningRate, Params, WeightDecay
 
 
 @documented
@@ -84,6 +84,7 @@ class DGCMomentum(CompressedStep):
         wire_dtype (str): The dtype in which the values of compressed tensors travel, "float32" or "float16"; what
             rounding takes from a value stays in :math:`r`. Default: ``"float32"`` .
         {common}
+        {average}
 
     Inputs:
         {inputs}
@@ -121,8 +122,6 @@ class DGCMomentum(CompressedStep):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     """
 
-    # Each worker has states of its own, made from its own gradients.
-    takes_shares = False
     rules: tuple[Rule, ...] = (Rule("dgc_momentum", ("dgc_u", "dgc_r"), is_elementwise=True, takes_low_states=False),)
     # Gradients are compressed from the first step on, as they are for most of a long run.
     required: ClassVar[dict[str, Any]] = {"momentum": 0.9, "rampup_begin_step": 0}
@@ -152,7 +151,7 @@ class DGCMomentum(CompressedStep):
         group: str | Workers | None = None,
         local_group: str | None = None,
         wire_dtype: str = "float32",
-        **shared: Unpack[Common],
+        **shared: Unpack[CommonAndAverage],
     ):
         name = type(self).__name__
         check_momentum(name, "momentum", momentum)

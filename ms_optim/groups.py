@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
 import io
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,29 +13,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ._arguments import (
-    GROUP_KEYS,
-    check_learning_rate,
-    check_parameters,
-    check_positive,
-    check_settings,
-    check_type,
-    check_weight_decay,
-    fail,
-    is_number,
-    ordered,
-)
+from ._arguments import check_positive, check_type, fail, is_number
 from ._docs import documented
+from ._group_members import find_not_decayed, first_matches, numbered_layers, parameters_of, stated_layers
+from ._matrices import KEY
+from ._params import GROUP_KEYS, check_learning_rate, check_settings, check_weight_decay
 
 if TYPE_CHECKING:
     from ._arguments import Network, WeightDecay
 
 NOT_DECAYED = {"weight_decay": 0.0}
-SETTINGS = tuple(key for key in GROUP_KEYS if key not in ("params", "order_params"))
+SETTINGS = (*(key for key in GROUP_KEYS if key not in ("params", "order_params")), KEY)
 # Settings that have a column in the table only where a group has them.
-HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group"}
-# A class normalizes if its name, or that of a base class, is like LayerNorm, BatchNorm2d, LayerNormExt, LlamaRMSNorm.
-NORMALIZATION = re.compile(r"Norm(\dd|Ext)?$")
+HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group", KEY: "muon"}
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -118,11 +106,7 @@ def no_decay_groups(
                 1        160   default           0.05   2.weight
         >>> optimizer = AdamW(groups, learning_rate=1e-3)
     """
-    name = "no_decay_groups"
-    params = _parameters(name, network)
-    decayed = _decayed(name, weight_decay)
-    not_decayed = _not_decayed(name, network, params, no_decay)
-    return _collect(params, [p.name in not_decayed for p in params], lambda is_not: NOT_DECAYED if is_not else decayed)
+    return groups_by_decay("no_decay_groups", network, weight_decay, no_decay)
 
 
 @documented
@@ -138,7 +122,8 @@ def pattern_groups(
     Args:
         {network}
         patterns (dict[str, dict]): For each pattern the settings of its group: any of `lr`, `weight_decay`,
-            `grad_centralization` and `shard_group`, as in the groups that optimizers take.
+            `grad_centralization` and `shard_group`, as in the groups that optimizers take, and `muon`, for
+            :class:`ms_optim.Muon` alone.
         filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
             decayed where the settings state no `weight_decay`. Default: ``False`` .
 
@@ -161,7 +146,7 @@ def pattern_groups(
         >>> optimizer = Lamb(groups, learning_rate=0.001, weight_decay=0.02)
     """
     name = "pattern_groups"
-    params = _parameters(name, network)
+    params = parameters_of(name, network)
     check_type(name, "patterns", patterns, dict)
     check_type(name, "filter_bias_and_norm", filter_bias_and_norm, bool)
     checked = []
@@ -173,14 +158,14 @@ def pattern_groups(
             if key not in SETTINGS:
                 raise KeyError(f"For '{name}', the keys of '{where}' must be among {list(SETTINGS)}, but got {key!r}.")
         checked.append(check_settings(name, where, settings))
-    first = _first_matches(name, "patterns", list(patterns), params)
-    not_decayed = _not_decayed(name, network, params) if filter_bias_and_norm else set()
+    first = first_matches(name, "patterns", list(patterns), params)
+    not_decayed = find_not_decayed(name, network, params) if filter_bias_and_norm else set()
 
     # Parameters that match no pattern are in one more group, the last, without settings.
     checked.append({})
     matched = [first.get(p.name, -1) for p in params]
     keys = [(i, p.name in not_decayed and "weight_decay" not in checked[i]) for i, p in zip(matched, params)]
-    return _collect(params, keys, lambda key: {**checked[key[0]], **(NOT_DECAYED if key[1] else {})})
+    return collect(params, keys, lambda key: {**checked[key[0]], **(NOT_DECAYED if key[1] else {})})
 
 
 @documented
@@ -239,7 +224,7 @@ def layerwise_groups(
         >>> optimizer = AdamW(groups, learning_rate=1e-3)
     """
     name = "layerwise_groups"
-    params = _parameters(name, network)
+    params = parameters_of(name, network)
     scheduled = isinstance(learning_rate, LearningRateSchedule)
     if not scheduled and not is_number(learning_rate):
         fail(TypeError, name, "learning_rate", "a number or a LearningRateSchedule", learning_rate)
@@ -247,9 +232,9 @@ def layerwise_groups(
     check_positive(name, "decay", decay)
     if decay > 1:
         fail(ValueError, name, "decay", "in the range (0.0, 1.0]", decay)
-    decayed = _decayed(name, weight_decay)
-    not_decayed = _not_decayed(name, network, params, no_decay)
-    layer = _numbered_layers(name, params) if layers is None else _stated_layers(name, layers, params)
+    decayed = settings_of_decayed(name, weight_decay)
+    not_decayed = find_not_decayed(name, network, params, no_decay)
+    layer = numbered_layers(name, params) if layers is None else stated_layers(name, layers, params)
 
     last = max(layer.values())
     scales = [float(decay) ** (last - k) for k in range(last + 1)]
@@ -259,24 +244,28 @@ def layerwise_groups(
         rates = [learning_rate * scale for scale in scales]
 
     keys = [(layer[p.name], p.name in not_decayed) for p in params]
-    return _collect(params, keys, lambda key: {"lr": rates[key[0]], **(NOT_DECAYED if key[1] else decayed)})
+    return collect(params, keys, lambda key: {"lr": rates[key[0]], **(NOT_DECAYED if key[1] else decayed)})
 
 
-def _parameters(function: str, network: Any) -> list[Parameter]:
-    """Check the network and return its trainable parameters, or the parameters given."""
-    params = list(network.trainable_params()) if isinstance(network, nn.Cell) else ordered(network)
-    if params is None:
-        fail(TypeError, function, "network", "a Cell or a list of Parameters", network)
-    for i, p in enumerate(params):
-        if not isinstance(p, Parameter):
-            fail(TypeError, function, f"network[{i}]", "a Parameter", p)
-    if not params:
-        raise ValueError(f"For '{function}', the argument 'network' must have trainable parameters, but has none.")
-    check_parameters(function, params, "network")
-    return params
+def groups_by_decay(
+    function: str, network: Any, weight_decay: Any, no_decay: Any, filter_bias_and_norm: bool = True
+) -> ParamGroups:
+    """Group parameters into those that are decayed and those that are not.
+
+    Args:
+        function: Name of the public function, for the errors.
+        network: The network, or a list of parameters.
+        weight_decay: The weight decay of those that are decayed, or None for the optimizer's own.
+        no_decay: Patterns of names that are not decayed.
+        filter_bias_and_norm: Whether biases and normalization are not decayed either.
+    """
+    params = parameters_of(function, network)
+    decayed = settings_of_decayed(function, weight_decay)
+    not_decayed = find_not_decayed(function, network, params, no_decay, filter_bias_and_norm)
+    return collect(params, [p.name in not_decayed for p in params], lambda is_not: NOT_DECAYED if is_not else decayed)
 
 
-def _decayed(function: str, weight_decay: Any) -> dict[str, Any]:
+def settings_of_decayed(function: str, weight_decay: Any) -> dict[str, Any]:
     """Return the settings of the parameters that are decayed."""
     if weight_decay is None:
         return {}
@@ -284,79 +273,7 @@ def _decayed(function: str, weight_decay: Any) -> dict[str, Any]:
     return {"weight_decay": weight_decay}
 
 
-def _not_decayed(function: str, network: Any, params: list[Parameter], no_decay: Any = ()) -> set[str]:
-    """Return the names of the parameters that are not decayed."""
-    not_decayed = {p.name for p in params if p.ndim <= 1 or p.name.split(".")[-1] == "bias"}
-    for _, cell in network.cells_and_names() if isinstance(network, nn.Cell) else ():
-        if any(NORMALIZATION.search(kind.__name__) for kind in type(cell).__mro__):
-            not_decayed |= {p.name for p in cell.get_parameters(expand=False)}
-    for pattern in _check_patterns(function, "no_decay", no_decay):
-        not_decayed |= _matches(function, "no_decay", pattern, params)
-    return not_decayed
-
-
-def _check_patterns(function: str, argument: str, patterns: Any) -> Sequence[str]:
-    """Check that patterns are a list or tuple of str."""
-    if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
-        fail(TypeError, function, argument, "a list or tuple of str", patterns)
-    return patterns
-
-
-def _matches(function: str, argument: str, pattern: str, params: list[Parameter]) -> set[str]:
-    """Return the names that a pattern matches: at least one."""
-    names = {p.name for p in params if fnmatch.fnmatchcase(p.name, pattern)}
-    if not names:
-        raise ValueError(
-            f"For '{function}', the pattern {pattern!r} in '{argument}' must match the name of a parameter, such as "
-            f"'{params[0].name}' or '{params[-1].name}', but matches none."
-        )
-    return names
-
-
-def _first_matches(function: str, argument: str, patterns: Sequence[str], params: list[Parameter]) -> dict[str, int]:
-    """Return the index of the first pattern that matches, for each name that one matches."""
-    first: dict[str, int] = {}
-    for i, pattern in enumerate(patterns):
-        names = _matches(function, argument, pattern, params) - first.keys()
-        if not names:
-            raise ValueError(
-                f"For '{function}', the pattern {pattern!r} in '{argument}' must match a parameter that no earlier "
-                f"pattern matches, but the first of {list(patterns[:i])} to match takes them all."
-            )
-        first |= dict.fromkeys(names, i)
-    return first
-
-
-def _numbered_layers(function: str, params: list[Parameter]) -> dict[str, int]:
-    """Return each name's layer, found by the first part of the name that is a number."""
-    layers: dict[Any, int] = {}
-    layer: dict[str, int] = {}
-    key: Any = None
-    for p in params:
-        numbered = re.match(r"(.*?\.)??\d+(?=\.)", p.name)
-        if numbered:
-            key = numbered.group()
-        elif not isinstance(key, int):
-            key = len(layers)
-        layer[p.name] = layers.setdefault(key, len(layers))
-    if not any(isinstance(key, str) for key in layers):
-        raise ValueError(
-            f"For '{function}', the argument 'layers' must name the layers where the parameters' names have no "
-            f"numbers, such as '{params[0].name}'."
-        )
-    return layer
-
-
-def _stated_layers(function: str, layers: Any, params: list[Parameter]) -> dict[str, int]:
-    """Return each name's layer, found by the patterns."""
-    layer = _first_matches(function, "layers", _check_patterns(function, "layers", layers), params)
-    missing = [p.name for p in params if p.name not in layer]
-    if missing:
-        raise ValueError(f"For '{function}', the patterns in 'layers' must match every parameter, but not {missing}.")
-    return layer
-
-
-def _collect(params: list[Parameter], keys: list[Any], settings: Callable[[Any], dict[str, Any]]) -> ParamGroups:
+def collect(params: list[Parameter], keys: list[Any], settings: Callable[[Any], dict[str, Any]]) -> ParamGroups:
     """Put parameters of the same key into one group, with the settings that belong to the key."""
     members: dict[Any, list[Parameter]] = {}
     for p, key in zip(params, keys):

@@ -10,7 +10,7 @@ from mindspore import ops
 from ._abi import LambFlag
 from ._adam import AdamFamily
 from ._arguments import check_bounds, check_type
-from ._arithmetic import bounded, summed, trust_ratio
+from ._arithmetic import bounded, trust_ratio
 from ._base import Rule
 from ._docs import documented
 
@@ -58,6 +58,8 @@ class Lamb(AdamFamily):
         trust_ratio_bounds (Union[tuple[float], None]): The limits (low, high) of the trust ratio; ``None`` in place of
             either, and infinity above, mean no limit. Default: ``None`` .
         {shared}
+        {decay}
+        {average}
 
     Inputs:
         {inputs}
@@ -122,7 +124,7 @@ class Lamb(AdamFamily):
     ) -> tuple[Tensors, Tensors]:
         """State the update: the direction u, decay included."""
         m, v = self.moments(gradient, states)
-        return (summed(self.adam_direction(scalars, m, v), weight_decay * weight),), (m, v)
+        return (self.with_decay(self.adam_direction(scalars, m, v), weight, weight_decay),), (m, v)
 
     def coefficients(
         self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors

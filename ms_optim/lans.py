@@ -9,7 +9,7 @@ from mindspore import ops
 
 from ._adam import AdamFamily
 from ._arguments import check_bounds, check_count, check_positive, choose_backend
-from ._arithmetic import bounded, summed, trust_ratio
+from ._arithmetic import bounded, trust_ratio
 from ._base import Rule
 from ._docs import documented
 
@@ -67,6 +67,8 @@ class LANS(AdamFamily):
             are clipped to it. Default: ``None`` .
         rescale_grad (float): The factor that gradients are multiplied by first, greater than 0. Default: ``1.0`` .
         {shared}
+        {decay}
+        {average}
 
     Inputs:
         {inputs}
@@ -144,9 +146,9 @@ class LANS(AdamFamily):
     ) -> tuple[Tensors, Tensors]:
         """State the update: the direction c of the moments and s of the gradient, decay included."""
         m, v = self.moments(gradient, states)
-        decayed = weight_decay * weight
         d = ops.sqrt(v) / scalars[1] + self.eps
-        return (summed(m / scalars[0] / d, decayed), summed(gradient / d, decayed)), (m, v)
+        c = self.with_decay(m / scalars[0] / d, weight, weight_decay)
+        return (c, self.with_decay(gradient / d, weight, weight_decay)), (m, v)
 
     def coefficients(
         self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors

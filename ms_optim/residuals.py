@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from mindspore import Tensor
+from mindspore import dtype as mstype
 
-from ._arguments import check_count, fail, worker_of
+from ._arguments import check_count, fail
 
 NAME = "fold_residuals"
 ENTRY = "dgc_worker"  # says whose states a state dict holds
@@ -117,3 +118,14 @@ def _in_order(state_dicts: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, 
     if len(ranks) != len(state_dicts) or not ranks:
         raise ValueError(f"For '{NAME}', 'state_dicts' must hold each worker once, but holds workers {sorted(ranks)}.")
     return [ranks[rank] for rank in sorted(ranks)], prefix
+
+
+def worker_of(caller: str, value: Tensor) -> tuple[int, int]:
+    """Return the worker that the entry 'dgc_worker' of a state dict names, and the number of workers."""
+    places = value.asnumpy()
+    if value.dtype != mstype.int32 or places.ndim != 1 or np.count_nonzero(places) != 1 or places.max() != 1:
+        raise ValueError(
+            f"For '{caller}', the entry 'dgc_worker' must be int32 of 1 dimension, 1 at the worker's place and 0 "
+            f"elsewhere, but got {value.dtype} {places.tolist()}."
+        )
+    return int(places.argmax()), places.size

@@ -1,8 +1,5 @@
 """SimulatedWorkers: several workers in one process, to try a sparsity before renting a cluster."""
 
-# It drives CompressedStep from within the package.
-# pyright: reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -11,7 +8,8 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from ._arguments import check_count, check_gradients, fail
+from ._arguments import check_count, fail
+from ._gradients import check_gradients
 from .compression import CompressedStep, Workers
 
 

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import reference
 from mindspore import nn, ops
+from tolerances import STEPS
 
 import ms_optim
 
@@ -23,10 +25,17 @@ class Case:
     # What it likes in training, and how far 100 steps of 1e-4 along a gradient of ones take a weight.
     training_rate: float = 0.02
     small_steps: float = 0.01
+    # Whether each element of a step is a sign, which an error of the state takes the other way or not at all.
+    moves_by_sign: bool = False
 
     @property
     def cls(self):
         return getattr(self.optimizer, "func", self.optimizer)
+
+    @property
+    def is_averaged(self):
+        """Whether it can keep an average of the weights."""
+        return "average_decay" not in self.cls.refuses
 
     @property
     def name(self):
@@ -35,6 +44,15 @@ class Case:
 
 # Of the 50 steps, 10 without compression and 20 on the way to the last sparsity; most shapes are compressed.
 RAMP = {"momentum": 0.9, "rampup_begin_step": 10, "rampup_step": 20, "sparsity": (0.5, 0.9), "min_compress_numel": 16}
+
+# One that begins steeper, for Muon.
+MUON_COEFFICIENTS = [
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+]
 
 CASES = [
     Case(
@@ -46,6 +64,7 @@ CASES = [
             "maximize": {"maximize": True},
             "no_bias_correction": {"bias_correction": False},
             "betas": {"betas": [0.8, 0.95], "eps": 1e-4},
+            "cautious": {"decay": "cautious"},
         },
     ),
     Case(
@@ -56,6 +75,7 @@ CASES = [
             "no_bias_correction": {"bias_correction": False},
             "not_always": {"always_adapt": False},
             "bounds": {"weight_norm_bounds": (0.5, 10.0), "trust_ratio_bounds": (0.01, 2.0)},
+            "cautious": {"decay": "cautious"},
             "betas": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
         },
         training_rate=0.06,
@@ -68,6 +88,7 @@ CASES = [
             "all_in_one": {"aggregate_num": 0},
             "bounds": {"lower_bound": 0.5, "upper_bound": 10.0},
             "clip_gradient": {"clip_gradient": 0.05},
+            "cautious": {"decay": "cautious"},
             "betas": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
         },
         training_rate=0.06,
@@ -94,7 +115,62 @@ CASES = [
         training_rate=0.3,
         small_steps=0.091,
     ),
+    Case(
+        ms_optim.Lion,
+        reference.Lion,
+        {"default": {}, "betas": {"betas": [0.8, 0.95]}, "cautious": {"decay": "cautious"}},
+        moves_by_sign=True,
+    ),
+    Case(
+        ms_optim.AdEMAMix,
+        reference.AdEMAMix,
+        {
+            "default": {},
+            "warmup": {"warmup_steps": 20},
+            "betas": {"betas": [0.8, 0.95, 0.99], "alpha": 2, "eps": 1e-4, "warmup_steps": 100},
+            "cautious": {"decay": "cautious"},
+        },
+    ),
+    Case(
+        ms_optim.ScheduleFreeAdamW,
+        reference.ScheduleFreeAdamW,
+        {
+            "default": {},
+            "warmup": {"warmup_steps": 20},
+            "powers": {"r": 1.5, "weight_lr_power": 0, "betas": [0.8, 0.95], "eps": 1e-4},
+        },
+        training_rate=0.06,
+        small_steps=0.005,
+    ),
+    Case(
+        ms_optim.Muon,
+        reference.Muon,
+        {
+            "default": {},
+            "normalize_rows": {"normalize_rows": True},
+            "original": {"adjust_lr": "original"},
+            "no_nesterov": {"nesterov": False},
+            "coefficients": {"ns_coefficients": MUON_COEFFICIENTS},
+            "splits": {"splits": {"conv*": (2, 4), "zero*": ((1, 2), 3)}, "normalize_rows": True},
+            "adamw_names": {"adamw_names": ("*volution*",)},
+            "cautious": {"decay": "cautious"},
+            "betas": {"adamw_betas": [0.8, 0.95], "adamw_eps": 1e-4, "momentum": 0.8, "matched_adamw_rms": 0.5},
+        },
+        training_rate=0.1,
+    ),
 ]
+
+
+# What paths in MindSpore's operators do around a rule is shown by one rule of each kind: elementwise, layer-wise,
+# compressed, weighing its steps. The rules themselves all follow their references there, in tests/test_conformance.py.
+OF_EACH_KIND = ("AdamW", "Lamb", "DGCMomentum", "ScheduleFreeAdamW")
+
+
+def every_case_and_path():
+    """Give a test every optimizer on its fused kernel, and one of each kind on MindSpore's operators."""
+    rows = [(b, case) for case in CASES for b in ("aot", "composite") if b == "aot" or case.name in OF_EACH_KIND]
+    ids = [f"{case.name}-{backend}" for backend, case in rows]
+    return pytest.mark.parametrize("backend, case", rows, ids=ids, indirect=["backend"])
 
 
 class HalvingDecay(nn.Cell):
@@ -111,7 +187,8 @@ class HalvingDecay(nn.Cell):
         return self.first * 0.5 ** (step / 10)
 
 
-# 16 elements fill the lanes of a sum; 1024 a tile; 32768 a chunk.
+# 16 elements fill the lanes of a sum; 1024 a tile; 32768 a chunk. A million elements have few rows, by whose square the
+# work of Muon's float64 reference grows; square matrices of its kernel's size are in tests/test_matrices.py.
 SHAPES = {
     "scalar": (),
     "one": (1,),
@@ -122,7 +199,7 @@ SHAPES = {
     "matrix": (13, 11),
     "convolution": (6, 4, 3, 3),
     "zero": (9, 5),
-    "million": (1000, 1000),
+    "million": (100, 10_000),
 }
 SMALL = [name for name in SHAPES if name != "million"]
 
@@ -195,4 +272,27 @@ SCENARIOS = {
     "float32_gradients": Scenario("bfloat16", "float32", groups=plain),
     "float16_no_masters": Scenario("float16", shared={"master_weights": False}, groups=plain),
     "bfloat16_no_masters": Scenario("bfloat16", shared={"master_weights": False}, groups=plain),
+    "average": Scenario(shared={"average_decay": 0.95}, groups=grouped),
+    "bfloat16_average": Scenario("bfloat16", shared={"average_decay": 0.95, "average_warmup": True}, groups=plain),
 }
+# Few tensors of every kind, for what is about states.
+MIXED = {
+    dtype: Scenario(dtype, shapes=("scalar", "seven", "matrix"), groups=grouped) for dtype in ("float32", "bfloat16")
+}
+
+
+def fewer_shapes(case, scenario, backend, mode):
+    """Spare MindSpore's operators, slow to compile or to call one by one, the shapes that differ only to a kernel."""
+    if backend == "aot" or len(scenario.shapes) < 4:
+        return scenario
+    shapes = ("scalar", "zero", "tiles+1", "convolution")
+    if case.name == "DGCMomentum":
+        shapes = ("tiles+1", "seven", "convolution")  # what is compressed, and what is not
+    elif mode == "graph":
+        shapes = tuple(SMALL) if scenario is SCENARIOS["plain"] else ("tiles+1", "convolution")
+    return dataclasses.replace(scenario, shapes=shapes)
+
+
+def steps(backend, mode):
+    """Likewise most of the steps; in Graph mode the same operators take them all."""
+    return 12 if backend != "aot" and mode == "pynative" else STEPS

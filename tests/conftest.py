@@ -8,6 +8,15 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+from runtime import spare_threads
+
+spare_threads()
+
+
+def pytest_collection_modifyitems(items):
+    """Put tests that compile graphs last: each graph makes every later operator of PyNative mode slower."""
+    items.sort(key=lambda item: "graph" in item.name)
+
 
 @pytest.fixture(params=["graph", "pynative"])
 def mode(request):

@@ -11,6 +11,7 @@ import pytest
 from exchange import CONFIGURATIONS, POISONED, RESUMED, RESUMING, SHAPES, STEPS, configurations, gradients, start
 from harness import Step, numbers, tensor
 from mindspore import Parameter, communication
+from runtime import spare_threads
 
 from ms_optim import DGCMomentum
 
@@ -31,6 +32,8 @@ def main(mode, folder, per_host):
     rank = communication.get_rank()
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     per_host = int(per_host)
+    if per_host > 1:  # more processes than processors; the others take MindSpore as it comes
+        spare_threads()
     refused("'num_trainers' must be the number of processes that train together .the group", num_trainers=3)
     ms.set_auto_parallel_context(parallel_mode="data_parallel")
     refused("the parallel mode must be 'stand_alone', but is 'data_parallel'")
@@ -43,6 +46,7 @@ def main(mode, folder, per_host):
     record = {}
     for name in configurations(per_host):
         dtype, arguments = CONFIGURATIONS[name]
+        ms.set_context(pynative_synchronize=arguments["backend"] == "composite")
         params, optimizer = made(dtype, {**arguments, **shared})
         assert optimizer.fused == (arguments["backend"] == "aot")
         call = Step(optimizer) if mode == "graph" else lambda *g, optimizer=optimizer: optimizer(g)

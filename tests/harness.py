@@ -1,10 +1,20 @@
 """Builds an optimizer and its reference side by side, and compares them."""
 
+import functools
+import hashlib
+
 import ml_dtypes
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
-from tolerances import STATE_WITHOUT_MASTERS, TOLERANCE, UNIT, UNITS_WITHOUT_MASTERS
+from tolerances import (
+    ITERATE_WITHOUT_MASTERS,
+    ORTHOGONAL,
+    STATE_WITHOUT_MASTERS,
+    TOLERANCE,
+    UNIT,
+    UNITS_WITHOUT_MASTERS,
+)
 
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -18,6 +28,14 @@ class Step(nn.Cell):
 
     def construct(self, *gradients):
         return self.optimizer(gradients)
+
+
+class Around(nn.Cell):
+    """A training cell of one's own, which renames the parameters of what it holds."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self.opt = optimizer
 
 
 def tensor(array, dtype):
@@ -76,6 +94,7 @@ class Pair:
             centralized,
             [scenario.dtype] * len(starts),
             masters=self.shared.get("master_weights", True),
+            names=[p.name for p in self.params],
             **known,
             **variant,
         )
@@ -94,24 +113,48 @@ class Pair:
         ]
         return [g.astype(NUMPY[dtype]).astype(np.float64) for g in drawn], dtype
 
+    @functools.cached_property
+    def cell(self):
+        """The optimizer as part of a network; there is one, for MindSpore compiles each anew, in seconds."""
+        return Step(self.optimizer)
+
+    def call(self, mode, tensors):
+        """Take one step, in Graph mode inside a network's graph."""
+        return self.optimizer(tensors) if mode == "pynative" else self.cell(*tensors)
+
     def run(self, mode, steps):
-        cell = Step(self.optimizer)
-        call = self.optimizer if mode == "pynative" else lambda tensors: cell(*tensors)
         for _ in range(steps):
             gradients, dtype = self.gradients()
-            call(tuple(tensor(g, dtype) for g in gradients))
+            tensors = tuple(tensor(g, dtype) for g in gradients)
+            self.call(mode, tensors)
             self.follow(gradients)
+        for t, g in zip(tensors, gradients):
+            np.testing.assert_array_equal(numbers(t), g, "a step has modified a gradient")
 
     def follow(self, gradients):
         """Take the step that the optimizer has just taken in the reference, too."""
         if hasattr(self.reference, "sent"):
             self.reference.sent = [self.sent()]
+        if hasattr(self.reference, "seen"):
+            self.reference.seen = [numbers(p) for p in self.optimizer._held.masters_or_weights()]
         self.reference.step(gradients)
 
-    def state_tolerance(self, masters):
+    def state_tolerance(self, k, masters):
+        if k < self.reference.start_at_weights:
+            return TOLERANCE["weight"] if masters else ITERATE_WITHOUT_MASTERS[self.scenario.dtype]
         if not self.reference.decay_in_states:
             return TOLERANCE["state"]
         return TOLERANCE["state with decay"] if masters else STATE_WITHOUT_MASTERS[self.scenario.dtype]
+
+    def held_states(self):
+        """Return of each state, in order, its place among those of its tensor, the tensor's place, and its name."""
+        names = [self.reference.states_of(i) for i in range(len(self.params))]
+        most = max(map(len, names))
+        return [(k, i, names[i][k]) for k in range(most) for i in range(len(names)) if k < len(names[i])]
+
+    def first_state(self, name):
+        """Return the name of the first state of a tensor."""
+        return f"{self.reference.states_of(self.scenario.shapes.index(name))[0]}.{name}.w"
 
     def sent(self):
         """Tell which elements the optimizer sent in the last step, if it compresses: u and r are 0 there."""
@@ -120,18 +163,15 @@ class Pair:
         return [(u == 0) & (r == 0) for u, r in zip(states[:n], states[n:])]
 
     def check(self):
-        n = len(self.params)
         masters = self.scenario.dtype == "float32" or self.reference.keeps_masters
-        tolerance = self.state_tolerance(masters)
-        for k, prefix in enumerate(self.reference.states):
-            for i in range(n):
-                state = self.optimizer.states[k * n + i]
-                assert state.name == f"{prefix}.{self.params[i].name}"
-                expected, peak = self.reference.state[prefix][i], self.reference.peak[prefix][i]
-                check_close(numbers(state), expected, tolerance, peak, state.name)
-        for p, w, peak in zip(self.params, self.reference.weights, self.reference.peak["weight"]):
+        held = self.held_states()
+        assert [f"{prefix}.{self.params[i].name}" for _, i, prefix in held] == [s.name for s in self.optimizer.states]
+        for state, (k, i, prefix) in zip(self.optimizer.states, held):
+            expected, peak = self.reference.state[prefix][i], self.reference.peak[prefix][i]
+            check_close(numbers(state), expected, self.state_tolerance(k, masters), peak, state.name)
+        for i, (p, w, peak) in enumerate(zip(self.params, self.reference.weights, self.reference.peak["weight"])):
             if self.scenario.dtype == "float32":
-                self.check_close(p, w, "weight", peak)
+                self.check_close(p, w, "weight", peak_of_weight(self.reference, i))
             else:
                 check_units(numbers(p), w, self.scenario.dtype, 1 if masters else UNITS_WITHOUT_MASTERS, peak, p.name)
         for master in self.optimizer.masters:
@@ -139,8 +179,10 @@ class Pair:
             # A weight that was set by hand wins over a master that does not round to it, until the master is written.
             held, weight = numbers(master), numbers(self.params[i])
             held = np.where(held.astype(NUMPY[self.scenario.dtype]).astype(np.float64) == weight, held, weight)
-            peak = self.reference.peak["weight"][i]
+            peak = peak_of_weight(self.reference, i)
             check_close(held, self.reference.masters[i], TOLERANCE["weight"], peak, master.name)
+        for i, (average, expected) in enumerate(zip(self.optimizer.averages, self.reference.averages)):
+            self.check_close(average, expected, "weight", peak_of_weight(self.reference, i))
         assert int(self.optimizer.global_step.asnumpy()[0]) == self.reference.step_count
         assert int(self.optimizer.skipped_steps.asnumpy()[0]) == self.reference.skipped
         if masters:
@@ -152,6 +194,13 @@ class Pair:
         check_close(numbers(parameter), expected, TOLERANCE[kind], peak, parameter.name)
 
 
+def digest(pair):
+    """Return a digest of everything that outlives a step."""
+    optimizer = pair.optimizer
+    held = [*pair.params, *optimizer.states, *optimizer.masters, optimizer.global_step, optimizer.statistics]
+    return hashlib.sha256(b"".join(numbers(p).tobytes() for p in held)).hexdigest()
+
+
 def check_close(actual, expected, tolerance, peak, what):
     """Compare element by element, relative to the largest magnitude that the element has held."""
     assert actual.shape == np.shape(expected), what
@@ -159,6 +208,11 @@ def check_close(actual, expected, tolerance, peak, what):
     error = np.abs(actual - expected)
     ratio = float(np.max(np.where(error == 0, 0.0, error / np.maximum(tolerance * peak, 1e-300)), initial=0.0))
     assert ratio <= 1.0, f"{what}: an element is off by {ratio:.3g} times the tolerance {tolerance:.3g}"
+
+
+def peak_of_weight(expected, i):
+    """Return what the error of a weight is relative to; moves along orthogonalized matrices may be off further."""
+    return np.maximum(expected.peak["weight"][i], expected.orthogonal_move[i] * ORTHOGONAL / TOLERANCE["weight"])
 
 
 def check_units(actual, expected, dtype, units, peak, what):

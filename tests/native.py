@@ -6,15 +6,15 @@ import platform
 
 import numpy as np
 
-from ms_optim import _abi, _kernels
+from ms_optim import _abi, _kernels, _libraries
 from ms_optim.compression import wire_words
 
-LIBRARY = _kernels.FOLDER / "libms_optim_cpu.so"
+LIBRARY = _libraries.FOLDER / "libms_optim_cpu.so"
 
 
 def call(function, arrays):
     """Call an operator with inputs and outputs in order, and return its status."""
-    return invoke(_kernels.library(LIBRARY.name), function, arrays, [a.ctypes.data for a in arrays])
+    return invoke(_libraries.library(LIBRARY.name), function, arrays, [a.ctypes.data for a in arrays])
 
 
 def invoke(library, function, arrays, addresses, stream=None):
@@ -30,6 +30,15 @@ def invoke(library, function, arrays, addresses, stream=None):
         stream,
         None,
     )
+
+
+def instruction_sets():
+    """Return the names of those that this processor has, the best first."""
+    library = _libraries.library("libms_optim_cpu.so")
+    best = library.ms_optim_instruction_set()
+    names = [name for name in (b"avx512", b"avx2", b"baseline") if not library.ms_optim_force_instruction_set(name)]
+    library.ms_optim_force_instruction_set(best)
+    return names
 
 
 LIBM = ctypes.CDLL("libm.so.6")
@@ -69,6 +78,19 @@ def flushing(flushes):
         pool_modes(before[0])
 
 
+def forms_of(shapes):
+    """Return for tensors of some shapes the matrices that they are: first row, run, runs, stride, columns."""
+    found = []
+    for shape in shapes:
+        if len(shape) < 2:
+            found.append(())
+            continue
+        count, rows = shape[:2] if len(shape) == 3 else (1, shape[0])
+        columns = int(np.prod(shape[2:] if len(shape) == 3 else shape[1:]))
+        found.append([(i * rows, rows, 1, rows, columns) for i in range(count)])
+    return found
+
+
 class Launch:
     """The arguments of one launch; arrays that the operator writes are changed in place.
 
@@ -80,6 +102,13 @@ class Launch:
         rates: Learning rates and weight decays; `layout` as in ops/include/step.h, by default all tensors take the
             first rate and no decay.
         scales: For each state in 8-bit codes its arrays of scales.
+        averages: The arrays of averages of the weights; `average` is the rate they keep, and whether it rises.
+        weighs_steps: Whether the rule keeps numbers to weigh steps by, `self.step_weights`.
+        forms: Of a rule of matrices: the matrices of each tensor, as ops/include/step.h states them, without it.
+        iterations: Of such a rule: the coefficients of each iteration.
+
+    Attributes:
+        first: The place of the first weight among the arrays.
     """
 
     def __init__(
@@ -99,29 +128,37 @@ class Launch:
         seed=0,
         shared=0,
         stages=_kernels.ALL_STAGES,
+        cautious=False,
+        averages=(),
+        average=(None, False),
+        weighs_steps=False,
+        forms=None,
+        iterations=(),
     ):
         n = len(weights)
         if layout is None:
             layout = [[0, -1, 0, i] for i in range(n)]
-        columns = [list(column) for column in zip(*layout)] or [[]] * _abi.Layout.LAYOUT_COLUMNS
-        self.function = function
+        columns = [list(column) for column in zip(*layout)] or [[]] * _abi.LayoutColumn.LAYOUT_COLUMNS
+        self.function, self.states = function, states
         self.global_step, self.skipped = np.zeros(1, np.int32), np.zeros(1, np.int32)
         self.statistics = np.zeros((n, len(_kernels.STATISTICS)), np.float32)
         self.sums = np.zeros((n, len(_kernels.SUMS)))
-        held = [*(array for state in states for array in state), *masters]
+        self.step_weights = np.zeros((n, 2))
+        held = [*(array for state in states for array in state), *masters, *averages]
         held += [array for state in scales for array in state]
         taken = _abi.inputs(
             _abi.flags(stages, shared, rule_flags),
             _abi.layout(*columns[:3], rows=columns[3]),
-            _abi.constants(1 / loss_scale, clip, seed, constants),
+            _abi.constants(1 / loss_scale, clip, seed, constants, cautious, average),
             np.array(rates, np.float32),
             np.zeros((1, len(_kernels.SUMS))),
-            (),
-            (self.global_step, self.skipped, self.statistics),
+            () if forms is None else (_abi.matrices(forms), np.array(iterations, np.float64)),
+            (self.global_step, self.skipped, self.statistics, *[self.step_weights] * weighs_steps),
             weights,
             gradients,
             held,
         )
+        self.first = 8 + weighs_steps + 2 * (forms is not None)
         self.arrays = [*taken, self.sums]
 
     def run(self, call=call):

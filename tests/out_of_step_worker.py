@@ -36,6 +36,7 @@ def main(mode, folder):
     # First what is not refused: after an error raised in a graph MindSpore may fail to compile another.
     for where, steps in STEPS.items():
         for backend in ("aot", "composite"):
+            ms.set_context(pynative_synchronize=backend == "composite")
             for begin in (100, 0):
                 if where == "another's" and begin:
                     continue

@@ -2,20 +2,20 @@
 
 import numpy as np
 import reference
-from harness import NUMPY, check_close
+from harness import NUMPY, check_close, peak_of_weight
 from hypothesis import strategies as st
-from native import Launch
+from native import Launch, forms_of
+from recording import NORMALIZED_ROWS
 from tolerances import TOLERANCE
 
 from ms_optim import _kernels
 
 # The operator, its reference, the rule's constants and flags, and what the reference is told of them.
-ADAMW = ("ms_optim_adamw", reference.AdamW, (0.9, 0.999, 1e-8), 4, {})
-AMSGRAD = ("ms_optim_adamw_amsgrad", reference.AdamW, (0.9, 0.999, 1e-8), 7, {"amsgrad": True, "maximize": True})
-LAMB = ("ms_optim_lamb", reference.Lamb, (0.9, 0.999, 1e-6, 0.0, np.inf, 0.0, np.inf), 3, {})
-LANS = ("ms_optim_lans", reference.LANS, (0.9, 0.999, 1e-6, 0.1, 0.0, np.inf), 0, {"clip_gradient": 0.1})
-OFFLOAD = ("ms_optim_adam_offload", reference.AdamOffload, (0.9, 0.999, 1e-8), 1, {"use_nesterov": True})
-RULES = [ADAMW, AMSGRAD, LAMB, LANS, OFFLOAD]
+RULES = [
+    (f"ms_optim_{name}", formula, constants, flags, hyper)
+    for name, (formula, _, constants, flags, hyper) in reference.KERNELS.items()
+]
+RULES += [("ms_optim_muon", reference.Muon, *NORMALIZED_ROWS[1:3], {"normalize_rows": True})]
 shapes = st.lists(st.integers(1, 40), max_size=4).map(tuple)
 EVERYTHING = {
     "rule": st.sampled_from(RULES),
@@ -50,7 +50,9 @@ def check_launches(call, rule, shapes, weight_dtype, gradient_dtype, scale, clip
         grad_clip_norm=clip or None,
         **hyper,
     )
-    states = [[np.zeros(s, np.float32) for s in shapes] for _ in expected.states]
+    names = [expected.states_of(i) for i in range(n)]
+    of_states = [[(i, names[i][k]) for i in range(n) if k < len(names[i])] for k in range(max(map(len, names)))]
+    states = [[np.zeros(expected.state[name][i].shape, np.float32) for i, name in tensors] for tensors in of_states]
     gradients = [np.zeros(s, NUMPY[gradient_dtype]) for s in shapes]
     launch = Launch(
         function,
@@ -64,22 +66,29 @@ def check_launches(call, rule, shapes, weight_dtype, gradient_dtype, scale, clip
         masters=masters,
         loss_scale=scale,
         clip=clip,
+        weighs_steps=formula.weighs_steps,
+        forms=forms_of(shapes) if formula.iterations else None,
+        iterations=formula.iterations,
         shared=_kernels.MASTERS * low | _kernels.CLIPS * (clip > 0) | _kernels.CENTRALIZES * centralize,
     )
     for _ in range(3):
         for g in gradients:
             g[...] = np.asarray(rng.standard_normal(g.shape) * scale).astype(g.dtype)
-        expected.step([g.astype(np.float64) for g in gradients])
         before = [g.copy() for g in gradients]
         assert launch.run(call) == 0
+        if hasattr(expected, "seen"):
+            expected.seen = [w.astype(np.float64) for w in (masters if low else weights)]
+        expected.step([g.astype(np.float64) for g in before])
         for g, b in zip(gradients, before):
             assert g.tobytes() == b.tobytes()
     for i in range(n):
         held = masters[i] if low else weights[i]
-        check_close(held.astype(np.float64), expected.masters[i], TOLERANCE["weight"], expected.peak["weight"][i], "w")
-        for k, name in enumerate(expected.states):
-            peak = expected.peak[name][i]
-            check_close(states[k][i].astype(np.float64), expected.state[name][i], TOLERANCE["state"], peak, name)
+        peak = peak_of_weight(expected, i)
+        check_close(held.astype(np.float64), expected.masters[i], TOLERANCE["weight"], peak, "w")
+    for k, tensors in enumerate(of_states):
+        tolerance = TOLERANCE["weight" if k < expected.start_at_weights else "state"]
+        for state, (i, name) in zip(states[k], tensors):
+            check_close(state.astype(np.float64), expected.state[name][i], tolerance, expected.peak[name][i], name)
     check_close(
         launch.statistics.astype(np.float64),
         expected.statistics,

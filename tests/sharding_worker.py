@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from harness import Step, numbers, tensor
 from mindspore import Parameter, communication
+from runtime import spare_threads
 from sharding import (
     CENTRALIZED,
     NAMES,
@@ -56,7 +57,7 @@ def check_refusals():
 def run(configuration, group, place, sharers, record):
     c = configuration
     ms.set_context(mode=ms.GRAPH_MODE if c.mode == "graph" else ms.PYNATIVE_MODE)
-    ms.set_context(pynative_synchronize=c.backend == "composite")
+    ms.set_context(pynative_synchronize=c.backend != "aot")
     parts = {name: own_part(name, w, place, sharers) for name, w in start(c.dtype).items()}
     params = {name: Parameter(tensor(w, c.dtype), name=name) for name, w in parts.items()}
     optimizer = c.optimizer(groups(params, group), RATE, backend=c.backend, **c.arguments)
@@ -76,6 +77,8 @@ def run(configuration, group, place, sharers, record):
 def main(processes, folder):
     communication.init()
     rank = communication.get_rank()
+    if any(c.backend != "aot" for c in configurations(int(processes))):  # else MindSpore is taken as it comes
+        spare_threads()
     check_refusals()
     world, pair = communication.GlobalComm.WORLD_COMM_GROUP, rank // 2 * 2
     if int(processes) > 2:

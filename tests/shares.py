@@ -24,7 +24,9 @@ CONFIGURATIONS = {
 }
 _LISTED = {optimizer for optimizer, *_ in CONFIGURATIONS.values()}
 CONFIGURATIONS |= {
-    cls.__name__: (cls, "float32", {}) for cls in ms_optim.OPTIMIZERS if cls.takes_shares and cls not in _LISTED
+    cls.__name__: (cls, "float32", {})
+    for cls in ms_optim.OPTIMIZERS
+    if "shard_states" not in cls.refuses and cls not in _LISTED
 }
 # What is run in Graph mode, too, and what is saved and resumed in between.
 IN_GRAPH = ("adamw, rounded", "lamb, clipped")

@@ -7,52 +7,58 @@ import numpy as np
 import pytest
 from sources import ROOT
 
-from ms_optim import _abi, _kernels
+from ms_optim import _abi, _described, _kernels, _libraries
 
 # Enumerations that stay within the native sources.
 INTERNAL = {"NoiseUse"}
 
 
 def libraries():
-    return [device for device in ("CPU", "GPU") if (_kernels.FOLDER / _kernels.LIBRARIES[device].file).exists()]
+    return [device for device in ("CPU", "GPU") if _libraries.path_of(device).exists()]
 
 
 @pytest.mark.parametrize("device", libraries())
 def test_python_and_the_library_state_the_same_numbers(device):
     """None differs, and none is stated on one side alone."""
-    assert _abi.exported(_kernels.library(_kernels.LIBRARIES[device].file)) == _abi.stated()
+    assert _described.exported(_libraries.library(_libraries.LIBRARIES[device].file)) == _abi.stated()
 
 
 def test_every_enumerator_of_the_headers_is_stated():
     stated, found = _abi.stated(), 0
     for header in (ROOT / "ops" / "include").glob("*.h"):
         text = re.sub(r"//.*", "", header.read_text())
-        for _, name, body in re.findall(r"enum (class )?(\w+)(?: : \w+)? \{(.*?)\}", text, re.S):
+        for enum in re.finditer(r"enum (?:class )?(\w+)(?: : \w+)? \{(.*?)\}", text, re.S):
+            name, body = enum.groups()
             if name in INTERNAL:
                 continue
-            group = re.search(r"struct (\w+)", text)[1] if name == "Flags" else name
+            group = re.findall(r"struct (\w+)", text[: enum.start()])[-1] if name == "Flags" else name
             members = re.findall(r"\b(k\w+)\s*(?:=[^,]*)?(?:,|\s*$)", body)
             assert members, name
             for member in members:
-                assert _abi._renamed(f"{group}::{member}") in stated, (header.name, member)
+                assert _described._renamed(f"{group}::{member}") in stated, (header.name, member)
                 found += 1
     assert found > 60
 
 
 @pytest.mark.parametrize("device", libraries())
 def test_the_library_says_what_its_rules_have(device):
-    known = _kernels.described(device)
-    assert known["adamw"] == (2, 3, False)
-    assert known["adamw_amsgrad"] == (3, 3, False)
-    assert known["lamb"] == (2, 7, False)
-    assert known["lans"] == (2, 6, False)
-    assert known["adam_offload"] == (2, 3, False)
-    assert known["dgc_momentum"] == (2, 4, True)
+    known = _libraries.described(device)
+    assert known["adamw"] == (2, 3, False, False, False)
+    assert known["adamw_amsgrad"] == (3, 3, False, False, False)
+    assert known["lamb"] == (2, 7, False, False, False)
+    assert known["lans"] == (2, 6, False, False, False)
+    assert known["adam_offload"] == (2, 3, False, False, False)
+    assert known["dgc_momentum"] == (2, 4, True, False, False)
+    assert known["lion"] == (1, 2, False, False, False)
+    assert known["ademamix"] == (3, 6, False, False, False)
+    assert known["schedule_free_adamw"] == (2, 6, False, True, False)
+    if device == "CPU":
+        assert known["muon"] == (2, 6, False, False, True)
 
 
 def test_a_library_without_these_functions_is_of_another_version(monkeypatch):
-    monkeypatch.setattr(_kernels, "library", lambda name: ctypes.CDLL("libm.so.6"))
-    (_kernels.FOLDER / _kernels.LIBRARIES["CPU"].file).exists() or pytest.skip("there is no library")
+    monkeypatch.setattr(_libraries, "library", lambda name: ctypes.CDLL("libm.so.6"))
+    _libraries.path_of("CPU").exists() or pytest.skip("there is no library")
     assert "does not load" in str(_kernels.why_not("adamw", "CPU"))
     assert "ms_optim_rules" in str(_kernels.why_not("adamw", "CPU"))
 

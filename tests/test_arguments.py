@@ -8,13 +8,23 @@ import re
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, every_case_and_path
 from harness import Step, tensor
 from mindspore import Parameter, nn
 from refusals import refused
 
 import ms_optim
-from ms_optim import LANS, AdamOffload, AdamW, DGCMomentum, Lamb, merge_states
+from ms_optim import (
+    LANS,
+    AdamOffload,
+    AdamW,
+    AdEMAMix,
+    DGCMomentum,
+    Lamb,
+    Lion,
+    ScheduleFreeAdamW,
+    merge_states,
+)
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -64,16 +74,20 @@ def test_weight_decay(case, error, match, value):
     )
 
 
-HAS_BETAS = [case for case in CASES if case.name != "DGCMomentum"]
+HAS_BETAS = [case for case in CASES if {"beta1", "betas"} & {*inspect.signature(case.cls).parameters}]
+HAS_EPS = [case for case in CASES if "eps" in inspect.signature(case.cls).parameters]
 
 
 @pytest.mark.parametrize("case", HAS_BETAS, ids=lambda case: case.name)
 @pytest.mark.parametrize("bad, error", [(1, TypeError), ("0.9", TypeError), (0.0, ValueError), (1.0, ValueError)])
 def test_betas(case, bad, error):
-    if case.name == "AdamW":
+    if "betas" in inspect.signature(case.cls).parameters:
         names, make = (r"betas\[0\]", r"betas\[1\]"), lambda b1, b2: {"betas": (b1, b2)}
     else:
         names, make = ("beta1", "beta2"), lambda b1, b2: {"beta1": b1, "beta2": b2}
+    if case.name == "AdEMAMix":
+        make = lambda b1, b2: {"betas": (b1, b2, 0.9999)}  # noqa: E731 - as above
+        refused(error, r"'betas\[2\]' must be", lambda: case.optimizer(params(), 0.1, betas=(0.9, 0.999, bad)))
     refused(error, f"'{names[0]}' must be", lambda: case.optimizer(params(), 0.1, **make(bad, 0.9)))
     refused(error, f"'{names[1]}' must be", lambda: case.optimizer(params(), 0.1, **make(0.9, bad)))
 
@@ -86,12 +100,13 @@ def test_a_decay_rate_of_a_state_is_less_than_1_in_float32():
     AdamW(params(), betas=(1 - 2.0**-24, 1 - 2.0**-24))
 
 
+@pytest.mark.parametrize("optimizer", [AdamW, Lion])
 @pytest.mark.parametrize("betas", [0.9, (0.9,), (0.9, 0.99, 0.999), "ab", None])
-def test_betas_of_adamw_are_two(betas):
-    refused(TypeError, "'betas' must be a list or tuple of two floats", lambda: AdamW(params(), betas=betas))
+def test_betas_are_two(optimizer, betas):
+    refused(TypeError, "'betas' must be a list or tuple of two floats", lambda: optimizer(params(), betas=betas))
 
 
-@pytest.mark.parametrize("case", HAS_BETAS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", HAS_EPS, ids=lambda case: case.name)
 @pytest.mark.parametrize("bad, error", [(1, TypeError), ("1e-8", TypeError), (0.0, ValueError), (-1e-8, ValueError)])
 def test_eps(case, bad, error):
     refused(error, "'eps' must be", lambda: case.optimizer(params(), 0.1, eps=bad))
@@ -246,7 +261,7 @@ def test_groups(case):
     refused(TypeError, "order_params", lambda: make([group, {"order_params": 3}], 0.1))
 
 
-@every_case
+@every_case_and_path()
 def test_gradients(case, backend, mode):
     pair = params()
     before = [p.asnumpy().copy() for p in pair]
@@ -333,7 +348,7 @@ def test_learning_rates_that_no_step_can_use(case, error, match, value):
     refused(error, match, lambda: case.optimizer(params(), value))
 
 
-@every_case
+@every_case_and_path()
 def test_a_step_past_the_last_learning_rate(case, backend):
     """Nothing has changed where it is refused."""
     p, q = params()
@@ -417,7 +432,7 @@ def held(optimizer):
     return [p.asnumpy().copy() for p in (*optimizer.parameters, *optimizer.states)]
 
 
-@every_case
+@every_case_and_path()
 def test_no_step_from_a_count_below_0(case, backend):
     optimizer = at_step(case, -2, backend)
     before, gradient = held(optimizer), tensor(np.ones((2, 3)), "float32")
@@ -431,7 +446,7 @@ def test_no_step_from_a_count_below_0(case, backend):
         np.testing.assert_array_equal(was, now)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[-1]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in CASES if c.cls in (AdamW, DGCMomentum)], ids=lambda case: case.name)
 def test_no_step_from_a_count_below_0_in_a_graph(case, backend):
     """The kernel refuses it, by a number; MindSpore's operators skip it."""
     optimizer = at_step(case, -2, backend)
@@ -449,7 +464,7 @@ def run_in_graph(optimizer):
     optimizer.statistics.asnumpy()
 
 
-@every_case
+@every_case_and_path()
 def test_the_count_stays_at_the_largest_number(case, backend):
     optimizer = at_step(case, LAST - 1, backend, skip_nonfinite=True)
     optimizer.skipped_steps.set_data(ms.Tensor([LAST], ms.int32))
@@ -465,7 +480,7 @@ def test_the_count_stays_at_the_largest_number(case, backend):
     assert (int(optimizer.global_step.asnumpy()[0]), int(optimizer.skipped_steps.asnumpy()[0])) == (LAST, LAST)
 
 
-@every_case
+@every_case_and_path()
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_a_gradient_that_unscaling_makes_infinite_is_skipped(case, backend, clip):
     """3e38 is finite, and 3e38 / 0.5 is not in float32; 1e38 / 0.5 is."""
@@ -530,6 +545,22 @@ SHARED = {
 }
 MOMENTS = {"shard_states": FLAG, "eps": NOTHING}
 BETAS = {"beta1": {"1e-46"}, "beta2": {"1e-46"}}
+AVERAGED = {"average_decay": {"1e-46"} | NONE, "average_warmup": NOTHING}
+DECOUPLED = {"decay": NOTHING, **AVERAGED}
+
+
+HEADS = {
+    "threshold": POSITIVE,
+    "key_heads": NONE,
+    "query_rope": COUNT,
+    "key_values": COUNT,
+    "query_rows": NONE,
+    "key_rows": NONE,
+}
+
+
+def projection():
+    return params(1)[0]
 
 
 def network():
@@ -568,26 +599,39 @@ def rule(rule):
 # What is called with what, and for each argument the values that it takes.
 LAYERWISE = {"learning_rate": DECAY, "decay": POSITIVE, "layers": NONE, "weight_decay": DECAY | NONE}
 TABLE = [
-    (AdamW, {"params": params}, {**SHARED, **MOMENTS, "betas": NOTHING, "loss_scale": POSITIVE}),
+    (AdamW, {"params": params}, {**SHARED, **MOMENTS, **DECOUPLED, "betas": NOTHING, "loss_scale": POSITIVE}),
     (AdamW, {"params": params}, dict.fromkeys(("amsgrad", "maximize", "use_fused", "bias_correction"), FLAG)),
     (AdamW, {"params": params, "master_weights": False}, {"stochastic_rounding": FLAG}),
     (with_betas, {"first": 0.9, "second": 0.9}, {"first": {"1e-46"}, "second": {"1e-46"}}),
     (in_group, {"params": params, "lr": 0.1, "weight_decay": 0.0, "grad_centralization": False},
      {"params": NOTHING, "lr": RATE, "weight_decay": DECAY, "grad_centralization": FLAG}),
-    (Lamb, {"params": params, "learning_rate": 0.1}, {**SHARED, **MOMENTS, **BETAS, "loss_scale": POSITIVE}),
+    (Lamb, {"params": params, "learning_rate": 0.1},
+     {**SHARED, **MOMENTS, **DECOUPLED, **BETAS, "loss_scale": POSITIVE}),
     (Lamb, {"params": params, "learning_rate": 0.1},
      {"bias_correction": FLAG, "always_adapt": FLAG, "weight_norm_bounds": NONE, "trust_ratio_bounds": NONE}),
     (with_bounds, {"low": 0.0, "high": None, "least": 0.0, "most": None},
      {"low": LOW, "high": HIGH, "least": LOW, "most": HIGH}),
-    (LANS, {"params": params}, {**SHARED, **MOMENTS, **BETAS, "loss_scale": POSITIVE}),
+    (LANS, {"params": params}, {**SHARED, **MOMENTS, **DECOUPLED, **BETAS, "loss_scale": POSITIVE}),
     (LANS, {"params": params},
      {"lower_bound": LOW, "upper_bound": HIGH, "aggregate_num": COUNT | NONE, "use_fused_step": FLAG,
       "clip_gradient": POSITIVE | NONE, "rescale_grad": POSITIVE}),
     (AdamOffload, {"params": params},
-     {**SHARED, **MOMENTS, **BETAS, "use_locking": FLAG, "use_nesterov": FLAG, "loss_scale": NOTHING}),
+     {**SHARED, **MOMENTS, **AVERAGED, **BETAS, "use_locking": FLAG, "use_nesterov": FLAG, "loss_scale": NOTHING}),
+    (Lion, {"params": params}, {**SHARED, **DECOUPLED, "betas": NOTHING, "shard_states": FLAG, "loss_scale": POSITIVE}),
+    (AdEMAMix, {"params": params},
+     {**SHARED, **MOMENTS, **DECOUPLED, "betas": NOTHING, "loss_scale": POSITIVE, "alpha": DECAY,
+      "warmup_steps": NONE}),
+    (ScheduleFreeAdamW, {"params": params},
+     {**SHARED, **MOMENTS, "betas": NOTHING, "loss_scale": POSITIVE, "warmup_steps": COUNT, "r": DECAY,
+      "weight_lr_power": DECAY}),
+    (ms_optim.Muon, {"params": params},
+     {**SHARED, **DECOUPLED, "loss_scale": POSITIVE, "shard_states": FLAG, "matched_adamw_rms": POSITIVE,
+      "momentum": DECAY, "nesterov": FLAG, "ns_steps": NOTHING, "adamw_betas": NOTHING, "adamw_eps": POSITIVE,
+      "adjust_lr": NOTHING, "ns_coefficients": NOTHING, "ns_dtype": NOTHING, "normalize_rows": FLAG,
+      "adamw_names": NOTHING, "splits": NONE}),
     (DGCMomentum, {"params": params, "learning_rate": 0.1, "momentum": 0.9, "rampup_begin_step": 0},
-     {**SHARED, "loss_scale": POSITIVE, "momentum": DECAY, "rampup_begin_step": COUNT, "rampup_step": NOTHING,
-      "sparsity": NOTHING, "use_nesterov": FLAG, "num_trainers": NONE, "decay_type": NOTHING,
+     {**SHARED, **AVERAGED, "loss_scale": POSITIVE, "momentum": DECAY, "rampup_begin_step": COUNT,
+      "rampup_step": NOTHING, "sparsity": NOTHING, "use_nesterov": FLAG, "num_trainers": NONE, "decay_type": NOTHING,
       "min_compress_numel": NOTHING, "group": NONE, "local_group": NONE, "wire_dtype": NOTHING}),
     (with_sparsity, {"sparsity": 0.9}, {"sparsity": DECAY}),
     (rule, {"rule": ms_optim.Rule("mine", ("m",))}, {"rule": NOTHING}),
@@ -616,8 +660,20 @@ TABLE = [
     (pattern_group, {"lr": 0.1, "weight_decay": 0.1}, {"lr": RATE, "weight_decay": DECAY}),
     (ms_optim.layerwise_groups, {"network": network, "learning_rate": 0.1, "decay": 0.5},
      {"network": NOTHING, **LAYERWISE, "no_decay": NOTHING}),
+    (ms_optim.muon_groups, {"network": network},
+     {"network": NOTHING, "adamw_names": NOTHING, "weight_decay": DECAY | NONE, "no_decay": NOTHING,
+      "filter_bias_and_norm": FLAG}),
+    (ms_optim.qk_clip, {"query": projection, "key": projection, "max_logits": [1.0]},
+     {"query": NOTHING, "key": NOTHING, "max_logits": NOTHING, **HEADS}),
+    (ms_optim.QKClip, {"layers": lambda: [(projection(), projection())], "max_logits": lambda: list},
+     {"layers": NOTHING, "max_logits": NOTHING, **HEADS}),
+    (ms_optim.create_optimizer, {"name": "lion", "network": network},
+     {"name": NOTHING, "network": NOTHING, "learning_rate": RATE | NONE, "weight_decay": DECAY | NONE,
+      "no_decay": NOTHING, "filter_bias_and_norm": FLAG, "verbose": FLAG}),
+    (ms_optim.list_optimizers, {}, {"patterns": TEXT | NONE}),
     (ms_optim.OptimizerMonitor, {},
      {"every": NOTHING, "csv": TEXT | NONE, "tensorboard": TEXT | NONE, "verbose": FLAG}),
+    (ms_optim.AveragedWeights, {}, {"optimizer": NONE, "network": NONE, "path": NONE}),
     (ms_optim.plot, {"csv": "none.csv"}, {"csv": TEXT, "output": TEXT | NONE}),
     (ms_optim.SimulatedWorkers, {"count": 1, "params": params, "make": None},
      {"count": NOTHING, "params": NOTHING, "make": NOTHING}),

@@ -13,7 +13,7 @@ from mindspore import dtype as mstype
 from mindspore import ops
 from tolerances import STEPS
 
-from ms_optim import _base, _kernels
+from ms_optim import _kernels, _layout
 from ms_optim.paths.tensor_by_tensor import TensorByTensorPath
 
 pytestmark = needs_compiler
@@ -42,7 +42,7 @@ def ascend(library, monkeypatch):
     monkeypatch.setattr(_kernels, "why_not", lambda rule, device: None)
     monkeypatch.setattr(_kernels, "ascend_operator", operator)
     # A CPU's expm1 needs the step's number in float64.
-    monkeypatch.setattr(_base, "step_dtype", lambda device: mstype.float64)
+    monkeypatch.setattr(_layout, "step_dtype", lambda device: mstype.float64)
 
 
 def pair(case, scenario, variant=None, **shared):
@@ -53,7 +53,15 @@ def pair(case, scenario, variant=None, **shared):
 
 
 @pytest.mark.parametrize(
-    "rule, scenario", [("AdamW", "clip"), ("Lamb", "bfloat16"), ("LANS", "loss_scale"), ("LANS", "float16_no_masters")]
+    "rule, scenario",
+    [
+        ("AdamW", "clip"),
+        ("Lamb", "bfloat16"),
+        ("LANS", "loss_scale"),
+        ("LANS", "float16_no_masters"),
+        ("Lion", "float16"),
+        ("AdEMAMix", "clip"),
+    ],
 )
 def test_a_graph_agrees_with_float64(ascend, rule, scenario):
     made = pair(RULES[rule], dataclasses.replace(SCENARIOS[scenario], shapes=SHAPES))
@@ -70,6 +78,8 @@ def test_a_graph_agrees_with_float64(ascend, rule, scenario):
         ("AdamW", "dynamic", {}),
         ("Lamb", "grouped", {"always_adapt": False, "trust_ratio_bounds": (0.01, 2.0)}),
         ("LANS", "grouped", {"clip_gradient": 0.05, "upper_bound": 10.0}),
+        ("Lion", "dynamic", {"betas": [0.8, 0.95]}),
+        ("AdEMAMix", "bfloat16", {"warmup_steps": 3, "alpha": 2, "betas": [0.8, 0.95, 0.99]}),
     ],
 )
 def test_variants_agree_with_float64(ascend, rule, scenario, variant):
@@ -78,9 +88,10 @@ def test_variants_agree_with_float64(ascend, rule, scenario, variant):
     made.check()
 
 
-@pytest.mark.parametrize("rule", ["AdamW", "Lamb"])
+@pytest.mark.parametrize("rule", ["AdamW", "Lamb", "Lion", "AdEMAMix"])
 def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(ascend, rule):
-    made = pair(RULES[rule], dataclasses.replace(SCENARIOS["plain"], shapes=("seven", "matrix")), skip_nonfinite=True)
+    scenario = dataclasses.replace(SCENARIOS["plain"], shapes=("seven", "matrix"))
+    made = pair(RULES[rule], scenario, RULES[rule].variants.get("warmup"), skip_nonfinite=True)
     made.run("pynative", 2)
     infinite = [np.full(w.shape, np.inf) for w in made.reference.weights]
     made.optimizer(tuple(tensor(g, "float32") for g in infinite))

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -28,15 +29,40 @@ from tolerances import TOLERANCE
 TILE, LANES = 2048, 8
 CORES = [1, 2, 8, 20, 40]
 SIZES = [1, 7, TILE - 1, TILE, TILE + 1, 4097, 8 * TILE - 1, 8 * TILE + 1, 50 * TILE + 3]
-BETA1, BETA2, EPS, DECAY, RATE, STEP, SCALE = 0.9, 0.99, 1e-4, 0.02, 0.01, 3, 0.125
+BETA1, BETA2, BETA3, EPS, DECAY, RATE, STEP, SCALE = 0.9, 0.99, 0.95, 1e-4, 0.02, 0.01, 3, 0.125
+ALPHA, WARMUP = 2.0, 10
 SUMS_OF = {
-    "MsOptimAdamw": ("weight", "update"),
-    "MsOptimAdamwAmsgrad": ("weight", "update"),
     "MsOptimLambMoments": ("weight", "direction"),
     "MsOptimLansMoments": ("weight", "direction", "direction2"),
     "MsOptimLambApply": ("update",),
     "MsOptimLansApply": ("update",),
 }
+
+
+class Rule(NamedTuple):
+    """A rule: its reference, what that is told, its operators' states, and which of these are never negative."""
+
+    reference: type
+    told: dict
+    states: tuple
+    unsigned: tuple = ("v", "vhat", "nu")
+
+
+OF_ADAM = {"betas": (BETA1, BETA2), "eps": EPS}
+OF_LAMB = {"beta1": BETA1, "beta2": BETA2, "eps": EPS}
+RULES = {
+    "Adamw": Rule(reference.AdamW, OF_ADAM, ("m", "v")),
+    "AdamwAmsgrad": Rule(reference.AdamW, {**OF_ADAM, "amsgrad": True}, ("m", "v", "vhat")),
+    "Lamb": Rule(reference.Lamb, OF_LAMB, ("m", "v")),
+    "Lans": Rule(reference.LANS, OF_LAMB, ("m", "v")),
+    "Lion": Rule(reference.Lion, {"betas": (BETA1, BETA2)}, ("m",)),
+    "Ademamix": Rule(
+        reference.AdEMAMix,
+        {"betas": (BETA1, BETA2, BETA3), "alpha": ALPHA, "eps": EPS, "warmup_steps": WARMUP},
+        ("m1", "nu", "m2"),
+    ),
+}
+IN_ONE_LAUNCH = ["Adamw", "AdamwAmsgrad", "Lion", "Ademamix"]
 
 pytestmark = needs_compiler
 
@@ -69,10 +95,11 @@ def test_tiling_loses_and_repeats_nothing(tmp_path):
 class Arrays:
     """A tensor in the middle of training, as a rule's operators take it."""
 
-    def __init__(self, size, weight="float32", master="float32", gradient="float32", seed=0):
+    def __init__(self, rule, size, weight="float32", master="float32", gradient="float32", seed=0):
         rng = np.random.default_rng(seed)
         start = rng.standard_normal(size)
         low = weight != "float32"
+        self.rule, self.size = rule, size
         self.weight = start.astype(DTYPES[weight]) if low else np.zeros(1, np.float32)
         self.master = start.astype(np.float32)
         if low and master == "float32":
@@ -80,20 +107,43 @@ class Arrays:
             self.weight[::5] = rng.standard_normal(len(self.weight[::5])).astype(DTYPES[weight])
         elif low:
             self.master = np.zeros(1, DTYPES[master])
-        self.m = rng.standard_normal(size).astype(np.float32)
-        self.v = rng.random(size).astype(np.float32)
-        self.vhat = rng.random(size).astype(np.float32)
+        for state in RULES[rule].states:
+            drawn = rng.random(size) if state in RULES[rule].unsigned else rng.standard_normal(size)
+            setattr(self, state, drawn.astype(np.float32))
         self.gradient = (rng.standard_normal(size) / SCALE).astype(DTYPES[gradient])
-        self.constants = np.array([BETA1, 1 - BETA1, BETA2, 1 - BETA2, EPS, np.inf], np.float32)
-        corrections = 1 / (1 - BETA1**STEP), 1 / np.sqrt(1 - BETA2**STEP)
-        self.scalars = np.array([*corrections, SCALE, DECAY, RATE, 0, 1], np.float32)
+        constants, scalars = self.numbers()
+        self.constants = np.array(constants, np.float32)
+        self.scalars = np.array([SCALE, DECAY, RATE, 0, 1, *scalars], np.float32)
+
+    def numbers(self):
+        """Return the rule's constants, and what else of it the operators take: of this step."""
+        constants, scalars = [BETA1, 1 - BETA1, BETA2, 1 - BETA2], []
+        if self.rule != "Lion":
+            constants.append(EPS)
+            scalars += [1 - BETA1**STEP, np.sqrt(1 - BETA2**STEP)]
+        if self.rule == "Lans":
+            constants.append(np.inf)
+        if self.rule == "Ademamix":
+            made = self.reference()
+            made.step_count = STEP
+            alpha, beta3 = made.scheduled()
+            scalars += [alpha, beta3, 1 - beta3]
+        return constants, scalars
+
+    @property
+    def states(self):
+        return [getattr(self, state) for state in RULES[self.rule].states]
+
+    @property
+    def inputs(self):
+        return ["weight", "master", *RULES[self.rule].states, "gradient", "constants", "scalars"]
 
     @property
     def exact(self):
         """The weights that are updated, in float64."""
-        if self.master.size != self.m.size or self.master.dtype != np.float32:
+        if self.master.size != self.size or self.master.dtype != np.float32:
             return self.weight.astype(np.float64)
-        if self.weight.size != self.m.size or self.weight.dtype == np.float32:
+        if self.weight.size != self.size or self.weight.dtype == np.float32:
             return self.master.astype(np.float64)
         fits = self.master.astype(self.weight.dtype) == self.weight
         return np.where(fits, self.master, self.weight.astype(np.float32)).astype(np.float64)
@@ -101,44 +151,39 @@ class Arrays:
     def launch(self, stand_in, operator, inputs, cores):
         """Run an operator and return the sum of each kind, the partial ones added up by an operator too."""
         partial = stand_in.launch(operator, [getattr(self, name) for name in inputs], cores)
-        partial = partial.reshape(len(SUMS_OF[operator]), -1)
-        assert partial.shape[1] == LANES * -(-self.m.size // TILE)
+        kinds = SUMS_OF.get(operator, ("weight", "update"))
+        partial = partial.reshape(len(kinds), -1)
+        assert partial.shape[1] == LANES * -(-self.size // TILE)
         sums = stand_in.launch("MsOptimSums", [partial.copy()], cores).reshape(-1, LANES).sum(1)
-        return dict(zip(SUMS_OF[operator], sums))
+        return dict(zip(kinds, sums))
 
-    def step(self, stand_in, rule, cores):
-        """Run a whole step as ms_optim/_ascend.py does, and return the sums."""
-        states = ["m", "v", "vhat"] if rule == "AdamwAmsgrad" else ["m", "v"]
-        inputs = ["weight", "master", *states, "gradient", "constants", "scalars"]
-        if rule.startswith("Adamw"):
+    def step(self, stand_in, cores):
+        """Run a whole step as ms_optim/paths/ascend.py does, and return the sums."""
+        rule, inputs = self.rule, self.inputs
+        if rule in IN_ONE_LAUNCH:
             return self.launch(stand_in, f"MsOptim{rule}", inputs, cores)
         if rule == "Lans":
-            self.scalars[2] /= np.linalg.norm(self.gradient.astype(np.float64) * SCALE)
+            self.scalars[0] /= np.linalg.norm(self.gradient.astype(np.float64) * SCALE)
         sums = self.launch(stand_in, f"MsOptim{rule}Moments", inputs, cores)
         phi = np.sqrt(sums["weight"])
         if rule == "Lamb":
-            self.scalars[4] = RATE * phi / np.sqrt(sums["direction"])
+            self.scalars[2] = RATE * phi / np.sqrt(sums["direction"])
             inputs.remove("gradient")
         else:
-            self.scalars[4] = RATE * BETA1 * phi / np.sqrt(sums["direction"])
-            self.scalars[5] = RATE * (1 - BETA1) * phi / np.sqrt(sums["direction2"])
+            self.scalars[2] = RATE * BETA1 * phi / np.sqrt(sums["direction"])
+            self.scalars[3] = RATE * (1 - BETA1) * phi / np.sqrt(sums["direction2"])
         return sums | self.launch(stand_in, f"MsOptim{rule}Apply", inputs, cores)
 
-    def stepped(self, rule):
-        """Return the reference after the same step."""
-        if rule.startswith("Adamw"):
-            cls, choice = reference.AdamW, {"betas": (BETA1, BETA2), "amsgrad": rule == "AdamwAmsgrad"}
-        else:
-            cls = {"Lamb": reference.Lamb, "Lans": reference.LANS}[rule]
-            choice = {"beta1": BETA1, "beta2": BETA2}
-        made = cls([self.exact], [lambda k: RATE], [lambda k: DECAY], [False], ["float32"], eps=EPS, **choice)
-        for prefix, state in zip(made.states, (self.m, self.v, self.vhat)):
+    def reference(self):
+        """Return the reference before the same step."""
+        cls, told, *_ = RULES[self.rule]
+        made = cls([self.exact], [lambda k: RATE], [lambda k: DECAY], [False], ["float32"], **told)
+        for prefix, state in zip(made.states, self.states):
             made.state[prefix][0] = state.astype(np.float64)
             made.peak[prefix] = [np.abs(state)]
         # What is added to a weight carries the errors of terms that may cancel, of the rate's size.
         made.peak["weight"] = [np.maximum(np.abs(self.exact), RATE)]
         made.step_count = STEP - 1
-        made.step([self.gradient.astype(np.float64) * SCALE])
         return made
 
 
@@ -147,20 +192,24 @@ def columns(host, operator):
     return list(zip(*(parameter["dtype"].split(",") for parameter in of)))
 
 
-@pytest.mark.parametrize("rule", ["Adamw", "AdamwAmsgrad", "Lamb", "Lans"])
+@pytest.mark.parametrize("rule", RULES)
 def test_a_step_agrees_with_float64_for_all_dtypes_and_sizes(host, stand_in, rule):
     """All weights and states and sums, for each dtype that there is a kernel for."""
     kinds = columns(host, "MsOptimAdamw")
     cases = [(size, kinds[0]) for size in SIZES] + [(size, kind) for size in (1, 7, 4097) for kind in kinds[1:]]
     for size, (weight, master, gradient) in cases:
-        arrays = Arrays(size, weight, master, gradient)
-        expected = arrays.stepped(rule)
-        sums = arrays.step(stand_in, rule, 8)
+        arrays = Arrays(rule, size, weight, master, gradient)
+        expected = arrays.reference()
+        sums = arrays.step(stand_in, 8)
         check_step(arrays, expected, sums, f"{rule}, {size} elements of {weight}, {master}, {gradient}")
 
 
 def check_step(arrays, expected, sums, what):
-    for prefix, state in zip(expected.states, (arrays.m, arrays.v, arrays.vhat)):
+    """Take the step that was taken in the reference, too, and compare."""
+    if hasattr(expected, "seen"):
+        expected.seen = [arrays.exact]
+    expected.step([arrays.gradient.astype(np.float64) * SCALE])
+    for prefix, state in zip(expected.states, arrays.states):
         check(state, expected.state[prefix][0], "state", expected.peak[prefix][0], what)
     exact, peak = expected.masters[0], expected.peak["weight"][0]
     if arrays.master.dtype == np.float32:
@@ -179,45 +228,103 @@ def check_norms(sums, expected):
     check(norms, expected.statistics[0, 1:3], "statistics", expected.peak["statistics"][0, 1:3], "norms")
 
 
-@pytest.mark.parametrize("rule", ["Adamw", "Lamb", "Lans"])
+@pytest.mark.parametrize("rule", ["Adamw", "Lamb", "Lans", "Lion", "Ademamix"])
 def test_the_number_of_cores_changes_no_bit(stand_in, rule):
     for size in SIZES:
         results = []
         for cores in CORES:
-            arrays = Arrays(size)
-            sums = arrays.step(stand_in, rule, cores)
-            results.append([a.tobytes() for a in (arrays.master, arrays.m, arrays.v, *map(np.array, sums.values()))])
+            arrays = Arrays(rule, size)
+            sums = arrays.step(stand_in, cores)
+            results.append([a.tobytes() for a in (arrays.master, *arrays.states, *map(np.array, sums.values()))])
         assert all(result == results[0] for result in results), size
 
 
 def test_a_million_elements(stand_in):
-    arrays = Arrays(1_000_000)
-    expected = arrays.stepped("Adamw")
-    sums = arrays.step(stand_in, "Adamw", 40)
-    check(arrays.master, expected.masters[0], "weight", expected.peak["weight"][0], "weight")
-    check_norms(sums, expected)
+    arrays = Arrays("Adamw", 1_000_000)
+    expected = arrays.reference()
+    check_step(arrays, expected, arrays.step(stand_in, 40), "a million")
 
 
-def test_a_skipped_step_writes_nothing(stand_in):
-    for operator in ("MsOptimAdamw", "MsOptimLambMoments", "MsOptimLansMoments", "MsOptimLansApply"):
-        arrays = Arrays(4097)
-        arrays.scalars[-1] = 0
-        inputs = ["weight", "master", "m", "v", "gradient", "constants", "scalars"]
-        before = [getattr(arrays, name).copy() for name in inputs]
-        arrays.launch(stand_in, operator, inputs, 3)
-        for name, was in zip(inputs, before):
+@pytest.mark.parametrize(
+    "rule, operators",
+    [
+        ("Adamw", ["MsOptimAdamw"]),
+        ("Lamb", ["MsOptimLambMoments"]),
+        ("Lans", ["MsOptimLansMoments", "MsOptimLansApply"]),
+        ("Lion", ["MsOptimLion"]),
+        ("Ademamix", ["MsOptimAdemamix"]),
+    ],
+)
+def test_a_skipped_step_writes_nothing(stand_in, rule, operators):
+    for operator in operators:
+        arrays = Arrays(rule, 4097)
+        arrays.scalars[4] = 0
+        before = [getattr(arrays, name).copy() for name in arrays.inputs]
+        arrays.launch(stand_in, operator, arrays.inputs, 3)
+        for name, was in zip(arrays.inputs, before):
             np.testing.assert_array_equal(getattr(arrays, name), was, f"{operator}: {name}")
 
 
 def test_the_gradient_of_lans_is_bounded(stand_in):
-    arrays = Arrays(4097)
+    arrays = Arrays("Lans", 4097)
     arrays.constants[5] = 0.5
     m = arrays.m.astype(np.float64)
-    arrays.launch(stand_in, "MsOptimLansMoments", ["weight", "master", "m", "v", "gradient", "constants", "scalars"], 2)
+    arrays.launch(stand_in, "MsOptimLansMoments", arrays.inputs, 2)
     bounded = np.clip(arrays.gradient.astype(np.float64) * SCALE, -0.5, 0.5)
     check_close(
         arrays.m.astype(np.float64), BETA1 * m + (1 - BETA1) * bounded, TOLERANCE["state"], np.abs(m) + 0.5, "m"
     )
+
+
+@pytest.mark.parametrize("rule", IN_ONE_LAUNCH)
+def test_a_nan_stays_where_it_is(stand_in, rule):
+    """In the gradient or in a state: of that element alone, and its weight is NaN."""
+    size = TILE + 7
+    where = np.isin(np.arange(size), (0, 100, TILE - 1, TILE + 6))
+    # The larger of a number and a NaN that was there before is left open.
+    for name in ("gradient", *(state for state in RULES[rule].states if state != "vhat")):
+        arrays = Arrays(rule, size)
+        expected = arrays.reference()
+        getattr(arrays, name)[where] = np.nan
+        arrays.step(stand_in, 3)
+        np.testing.assert_array_equal(np.isnan(arrays.master), where, name)
+        for prefix, state in zip(RULES[rule].states, arrays.states):
+            assert not np.isnan(state[~where]).any()
+            assert np.isnan(state[where]).all() == (name in ("gradient", prefix) or (prefix == "vhat" and name == "v"))
+        if hasattr(expected, "seen"):
+            expected.seen = [np.where(where, 0, arrays.exact)]
+        expected.step([np.where(where, 0, arrays.gradient).astype(np.float64) * SCALE])
+        peak = expected.peak["weight"][0]
+        check(arrays.master[~where], expected.masters[0][~where], "weight", peak[~where], name)
+
+
+TINY = np.finfo(np.float32).tiny
+
+
+@pytest.mark.parametrize("size", [15, TILE - 1, TILE, TILE + 15])
+def test_the_sign_of_lion(stand_in, size):
+    """Of 0 it is 0, of NaN NaN, of a denormal number nothing to speak of, and of all else 1 or -1."""
+    cases = [
+        *((0.0, 0.0, 0), (-0.0, -0.0, 0), (1.0, -9.0, 0), (0.0, 1.0, 1), (-0.0, -1.0, -1)),
+        *((3 * TINY, 0.0, 1), (-3 * TINY, 0.0, -1), (TINY / 2, 0.0, 0), (-TINY / 2, 0.0, 0), (0.0, TINY / 8, 0)),
+        *(
+            (np.inf, 1.0, 1),
+            (1.0, -np.inf, -1),
+            (np.inf, -np.inf, np.nan),
+            (np.nan, 1.0, np.nan),
+            (1.0, np.nan, np.nan),
+        ),
+    ]
+    m, g, sign = (np.resize(np.array(column, np.float64), size) for column in zip(*cases))
+    arrays = Arrays("Lion", size)
+    # Of 1 and -9 the sum is exactly 0.
+    arrays.constants[0] = arrays.constants[1] * np.float32(9)
+    arrays.m, arrays.gradient = m.astype(np.float32), (g / SCALE).astype(np.float32)
+    before = arrays.exact
+    arrays.step(stand_in, 2)
+    np.testing.assert_allclose(arrays.master, before - RATE * (sign + DECAY * before), rtol=8 * 2.0**-24, atol=2.0**-26)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(arrays.m, BETA2 * m + (1 - BETA2) * g, rtol=4 * 2.0**-24, atol=TINY)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -233,7 +340,7 @@ def test_the_delta_of_the_host_is_added(stand_in, dtype):
 
 # ---- What the stand-in is there for is found --------------------------------------------------------------------
 
-TILES, ADAM, WEIGHT, TILING = "tiles.h", "adam.h", "weight.h", "tiling.h"
+TILES, RULE, WEIGHT, TILING = "tiles.h", "rule.h", "weight.h", "tiling.h"
 # A mistake: the file, what stands there, what is put there instead, and what is said of it, None where the numbers are
 # wrong instead.
 MISTAKES = {
@@ -305,46 +412,104 @@ MISTAKES = {
         "Cast(stored_.Out(out), w, AscendC::RoundMode::CAST_NONE",
         "rounded to the nearest",
     ),
-    "the decay is forgotten": (ADAM, "AscendC::Add(d, d, scratch, count);", "", None),
+    "the decay is forgotten": (RULE, "AscendC::Add(t.d[k], t.d[k], scratch, count);", ";", None),
     "the states change places": (
-        ADAM,
-        "m_.Store(out, begin, count);",
-        "m_.Store(out, 0, count);",
+        RULE,
+        "states_[k].Store(out, begin, count);",
+        "states_[k].Store(out, 0, count);",
         "after a core wrote",
     ),
     "memory is read behind the stand-in's back": (
-        ADAM,
+        RULE,
         "uint32_t in = 0, out = 0;",
-        "uint32_t in = 0, out = 0;\n(void)*const_cast<volatile uint8_t *>(a.constants + kConstants * sizeof(float));",
+        "uint32_t in = 0, out = 0;\n(void)*const_cast<volatile uint8_t *>(a.constants + Rule::kConstants * 4);",
         "heap-buffer-overflow",
     ),
 }
 
 
-def attempt(program):
-    """Run a step of AdamW, for float16 weights with masters, and check it."""
-    arrays = Arrays(2 * TILE + 1, "float16", "float32", "float16")
-    expected = arrays.stepped("Adamw")
-    inputs = [arrays.weight, arrays.master, arrays.m, arrays.v, arrays.gradient, arrays.constants, arrays.scalars]
-    partial = program.launch("MsOptimAdamw", inputs, 3).reshape(2, -1)
+# Likewise of a rule's own arithmetic, where the numbers are wrong.
+LION, MIX = "lion.h", "ademamix.h"
+DECAY_BEFORE_SCALE = (RULE, "GetValue(kLambda), count", "GetValue(kLambda) / scalars_.GetValue(kCoefficient), count")
+MISTAKES_OF_RULES = {
+    "Lion": {
+        "the momentum decays by the other beta": (LION, "Mix(t.s[0], beta2", "Mix(t.s[0], beta1"),
+        "the sign is of the other beta": (LION, "Mix(c, beta1", "Mix(c, beta2"),
+        "the sign is of the new momentum": (LION, "Mix(c, beta1, t.before[0]", "Mix(c, beta1, t.s[0]"),
+        "the sign of 0 is 1": (LION, "CMPMODE::GE, kLeastNormal", "CMPMODE::GE, 0.0f"),
+        "the sign of 0 is -1": (LION, "CMPMODE::LE, -kLeastNormal", "CMPMODE::LE, 0.0f"),
+        "what is negative stays": (LION, "-kLeastNormal, -1.0f", "-3e38f, -1.0f"),
+        "a comparison is of a tail": (LION, "t.scratch, mode, kTile)", "t.scratch, mode, t.count)"),
+        "a comparison is of what is not written": (
+            RULE,
+            "sums_.AddSquares(out, 0, w, t.d[0]",
+            "sums_.AddSquares(out, 0, w, scratch",
+        ),
+        "the decay is not times the rate": DECAY_BEFORE_SCALE,
+    },
+    "Ademamix": {
+        "the slow moment decays by beta1": (MIX, "Mix(t.s[2], beta3", "Mix(t.s[2], beta1"),
+        "the slow moment is of the fast one's place": (MIX, "t.before[2], one", "t.before[0], one"),
+        "the slow moment takes what the fast one takes": (
+            MIX,
+            "t.before[2], one_minus_beta3",
+            "t.before[2], one_minus_beta1",
+        ),
+        "the slow moment is from before the step": (MIX, "Muls(t.scratch, t.s[2]", "Muls(t.scratch, t.before[2]"),
+        "the slow moment is corrected": (MIX, "t.s[2], alpha, ", "t.s[2], alpha * correction1, "),
+        "the denominator is that of the slow moment": (
+            MIX,
+            "Denominator(t.scratch, t.s[1]",
+            "Denominator(t.scratch, t.s[2]",
+        ),
+        "the decay is not times the rate": DECAY_BEFORE_SCALE,
+        "alpha and beta3 change places": (
+            MIX,
+            "AdamMoments::kScalars, kBeta3,",
+            "AdamMoments::kScalars + 1, kBeta3 = kAlpha - 1,",
+        ),
+    },
+}
+
+
+def attempt(program, rule="Adamw"):
+    """Run a step of a rule, for float16 weights with masters, and check it."""
+    arrays = Arrays(rule, 2 * TILE + 1, "float16", "float32", "float16")
+    if rule == "Lion":
+        arrays.m[:7], arrays.gradient[:7] = 0, 0  # whose sign is 0
+    expected = arrays.reference()
+    partial = program.launch(f"MsOptim{rule}", [getattr(arrays, name) for name in arrays.inputs], 3).reshape(2, -1)
     check_step(arrays, expected, dict(zip(("weight", "update"), partial.sum(1))), "a mistake")
 
 
-def test_without_a_mistake_nothing_is_found(stand_in):
-    attempt(stand_in)
+@pytest.mark.parametrize("rule", ["Adamw", *MISTAKES_OF_RULES])
+def test_without_a_mistake_nothing_is_found(stand_in, rule):
+    attempt(stand_in, rule)
+
+
+def mistaken(host, folder, file, before, after, operator):
+    """Build a program of an operator with a mistake put into it."""
+    kernels = shutil.copytree(OPS / "op_kernel", folder / "op_kernel")
+    text = (kernels / file).read_text()
+    assert text.count(before) == 1, f"{file} no longer says what the mistake is put in place of"
+    (kernels / file).write_text(text.replace(before, after))
+    return StandIn(host.program(folder, [operator], [1], kernels))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(host, tmp_path, mistake):
     """A kernel with a mistake put into it is stopped, with the right words, or gives numbers that are not right."""
-    file, before, after, said = MISTAKES[mistake]
-    kernels = shutil.copytree(OPS / "op_kernel", tmp_path / "op_kernel")
-    text = (kernels / file).read_text()
-    assert text.count(before) == 1, f"{file} no longer says what the mistake is put in place of"
-    (kernels / file).write_text(text.replace(before, after))
-    program = StandIn(host.program(tmp_path, ["MsOptimAdamw"], [1], kernels))
+    *put, said = MISTAKES[mistake]
+    program = mistaken(host, tmp_path, *put, "MsOptimAdamw")
     with pytest.raises(AssertionError if said is None else WrongError, match=said):
         attempt(program)
+
+
+@pytest.mark.parametrize("rule, mistake", [(rule, name) for rule, names in MISTAKES_OF_RULES.items() for name in names])
+def test_a_mistake_in_a_rule_is_found(host, tmp_path, rule, mistake):
+    program = mistaken(host, tmp_path, *MISTAKES_OF_RULES[rule][mistake], f"MsOptim{rule}")
+    with pytest.raises((AssertionError, WrongError)):
+        attempt(program, rule)
 
 
 # ---- The vendor's own headers -----------------------------------------------------------------------------------

@@ -64,15 +64,19 @@ def test_bytes_of_a_step():
                 "layerwise": made.rule.is_layerwise,
                 "normalized": made.normalizes_gradient,
                 "compressed": isinstance(made, CompressedStep),
+                "matrices": bool(made.rule.iterations),
             }
-            kind = (len(made.rule.states), *(name for name, holds in kinds.items() if holds))
+            states = sum(kind != "rows" for _, kind in made.rule.kinds)
+            kind = (states, *(name for name, holds in kinds.items() if holds))
             counted.setdefault(kind, set()).add(bench.least_bytes(made))
     assert counted == {
+        (1,): {4 * (3 + 2)},  # w g m; w m
         (2,): {4 * (4 + 3)},  # w g m v; w m v
         (3,): {4 * (5 + 4)},  # w g m v vhat; w m v vhat
         (2, "layerwise"): {4 * (4 + 2 + 3 + 1)},  # w g m v; m v, then w m v; w
         (2, "layerwise", "normalized"): {4 * (1 + 4 + 2 + 4 + 1)},  # g, then w g m v; m v, then w g m v; w
         (2, "compressed"): {4 * (4 + 2)},  # w g u r; u r
+        (1, "matrices"): {4 * (2 + 2 + 2 + 2 + 1)},  # g m; m d, then d; d, then w d; w
     }
 
 

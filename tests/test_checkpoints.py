@@ -7,12 +7,11 @@ import mindspore as ms
 import numpy as np
 import pytest
 from campaign.checkpoints import cut, flip, kill
-from cases import CASES
-from harness import Pair, numbers, tensor
+from cases import CASES, MIXED
+from harness import Around, Pair, digest, numbers, tensor
 from mindspore import Parameter, Tensor, nn
+from refusals import refused
 from safetensors import safe_open
-from test_arguments import refused
-from test_state import MIXED, Around, digest
 
 import ms_optim
 from ms_optim import AdamW, CheckpointSaver, DGCMomentum, SimulatedWorkers, SpoiledError, _kernels, _shares
@@ -346,7 +345,7 @@ def test_a_spoiled_checkpoint_gives_way_to_the_one_before(tmp_path):
 # ---- Several workers -----------------------------------------------------------------------------------------------
 
 
-class OneOfMany(_shares.Workers):
+class OneOfMany(_shares.Peers):
     """A worker whose peers are not there: it can hold a share, not step."""
 
     def all_gather(self):
@@ -357,13 +356,13 @@ def split(monkeypatch, count):
     """Return networks and optimizers of all workers."""
     made = []
     for rank in range(count):
-        monkeypatch.setattr(_shares, "workers", lambda rank=rank: OneOfMany(rank, count, None))
+        monkeypatch.setattr(_shares, "peers", lambda rank=rank: OneOfMany(rank, count, None))
         made.append(fresh(shard_states=True))
     return made
 
 
 @needs_kernel
-def test_split_states_go_on_on_any_number_of_workers(tmp_path, monkeypatch):
+def test_sharded_states_go_on_on_any_number_of_workers(tmp_path, monkeypatch):
     _, whole = some()
     for _, optimizer in (two := split(monkeypatch, 2)):
         optimizer.load_state_dict(whole.state_dict())

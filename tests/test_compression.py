@@ -8,10 +8,9 @@ import pytest
 from harness import NUMPY, flushed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from native import CompressedLaunch
-from test_kernels import instruction_sets
+from native import CompressedLaunch, instruction_sets
 
-from ms_optim import _kernels
+from ms_optim import _kernels, _libraries
 from ms_optim.compression import MARK_WORDS, largest, place_bytes, ramp, sent, settings_number, wire_words
 
 SEND = _kernels.MOMENTS_STAGE
@@ -210,7 +209,7 @@ def run_everything(dtype, gradient_dtype, stages_apart, seed=5, clip=1.0):
 @pytest.mark.parametrize("dtype", NUMPY)
 @pytest.mark.parametrize("gradient_dtype", NUMPY)
 def test_threads_and_instruction_sets_give_the_same_bits(dtype, gradient_dtype):
-    library = _kernels.library("libms_optim_cpu.so")
+    library = _libraries.library("libms_optim_cpu.so")
     openmp = ctypes.CDLL("libgomp.so.1")
     best, threads = library.ms_optim_instruction_set(), openmp.omp_get_max_threads()
     results = set()

@@ -1,42 +1,38 @@
 """Every optimizer, on both paths and in both modes, follows its float64 reference."""
 
-import dataclasses
-
 import pytest
-from cases import CASES, SCENARIOS, SMALL
+from cases import CASES, OF_EACH_KIND, SCENARIOS, fewer_shapes, steps
 from harness import Pair
-from tolerances import STEPS
-
-
-def fewer_shapes(case, scenario, backend, mode):
-    """Spare MindSpore's operators, slow to compile or to call one by one, the shapes that differ only to a kernel."""
-    if backend == "aot" or len(scenario.shapes) < 4:
-        return scenario
-    shapes = ("scalar", "zero", "tiles+1", "convolution")
-    if case.name == "DGCMomentum":
-        shapes = ("tiles+1", "seven", "convolution")  # what is compressed, and what is not
-    if mode == "graph" and scenario is SCENARIOS["plain"]:
-        shapes = tuple(SMALL)
-    return dataclasses.replace(scenario, shapes=shapes)
-
-
-def steps(backend, mode):
-    """Likewise most of the steps; in Graph mode the same operators take them all."""
-    return 12 if backend != "aot" and mode == "pynative" else STEPS
-
 
 # The base reads a whole number as a decay for all optimizers, and "clip" unscales as well: one optimizer shows these.
 FOR_ONE = ("integer_decay", "loss_scale")
+# What shows a rule in MindSpore's operators, in each dtype. What these do around any rule, one optimizer shows where
+# they are compiled, one of each kind where they are called one by one.
+THE_RULE = ("grouped", "float16", "bfloat16")
+
+
+def shows(case, scenario, backend, mode):
+    """Tell whether a scenario is put to an optimizer."""
+    if "average" in scenario and not case.is_averaged:
+        return False
+    if case is CASES[0]:
+        return True
+    if backend == "composite" and scenario not in THE_RULE and (mode == "graph" or case.name not in OF_EACH_KIND):
+        return False
+    return scenario not in FOR_ONE
 
 
 @pytest.mark.parametrize(
-    "case, scenario",
+    "backend, mode, case, scenario",
     [
-        pytest.param(case, scenario, id=f"{case.name}-{scenario}")
+        pytest.param(backend, mode, case, scenario, id=f"{backend}-{mode}-{case.name}-{scenario}")
+        for backend in ("aot", "composite")
+        for mode in ("graph", "pynative")
         for case in CASES
         for scenario in SCENARIOS
-        if scenario not in FOR_ONE or case is CASES[0]
+        if shows(case, scenario, backend, mode)
     ],
+    indirect=["backend", "mode"],
 )
 def test_scenario(case, scenario, backend, mode):
     pair = Pair(case, fewer_shapes(case, SCENARIOS[scenario], backend, mode), backend=backend)

@@ -19,7 +19,7 @@ BASES = [ms_optim.FusedOptimizer]
 SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) and x not in [*OPTIMIZERS, *BASES]]
 FUNCTIONS = [x for x in PUBLIC if inspect.isfunction(x)]
 TOOLS = [ms_optim.SimulatedWorkers]
-CALLBACKS = [ms_optim.CheckpointSaver, ms_optim.OptimizerMonitor]
+CALLBACKS = [ms_optim.AveragedWeights, ms_optim.CheckpointSaver, ms_optim.OptimizerMonitor, ms_optim.QKClip]
 
 DOCUMENTED = [*OPTIMIZERS, *BASES, *SCHEDULES, *FUNCTIONS, *TOOLS, *CALLBACKS]
 every_name = pytest.mark.parametrize("public", DOCUMENTED, ids=lambda public: public.__name__)
@@ -54,9 +54,9 @@ def signature_defaults(public):
         if parameter.kind is inspect.Parameter.VAR_KEYWORD and public in FUNCTIONS:
             continue  # whatever its user names
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            defaults |= {field.name: field.default for field in dataclasses.fields(_arguments.Options)}
-            if not public.takes_shares:
-                del defaults["shard_states"]
+            taken = public.keywords()
+            shared = {field.name: field.default for field in dataclasses.fields(_arguments.Options)}
+            defaults |= {name: default for name, default in shared.items() if name in taken and name not in defaults}
         elif name != "self":
             defaults[name] = parameter.default
     return defaults

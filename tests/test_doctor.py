@@ -1,17 +1,22 @@
 """The doctor says what runs and why, and finds a kernel that is wrong; installing works without a compiler."""
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
+import warnings
 
 import command
 import pytest
+from builds import once, shared_folder
 from sources import ROOT
 
-from ms_optim import OPTIMIZERS, AdamW, _kernels
+import ms_optim
+from ms_optim import OPTIMIZERS, AdamW, DGCMomentum, _kernels, _libraries
 from ms_optim.cli import doctor
+from ms_optim.paths import choice
 
 
 def run(*arguments, **options):
@@ -19,28 +24,53 @@ def run(*arguments, **options):
     return subprocess.run([sys.executable, *arguments], **options)
 
 
-def test_doctor_reports_paths_and_checks_kernels():
+def read(found):
+    """Return the checks among what the doctor tells programs."""
+    return [doctor.Check(**check) for check in found["checks"]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What the doctor tells programs of this machine; it compiles for minutes, so the tests share it."""
+
+    def examine(folder):
+        status, report = command.run("doctor", "--json")
+        assert status == 0
+        (folder / "report.json").write_text(report)
+
+    return json.loads((once(shared_folder(tmp_path_factory), "doctor", examine) / "report.json").read_text())
+
+
+def test_doctor_tells_programs_what_it_found(found):
+    assert set(found["missing"]) == {"CPU", "GPU", "Ascend", "AKG"}
+    assert ("threads" in found) == (found["missing"]["CPU"] is None)
+    checks = {(check.optimizer, check.backend): check for check in read(found)}
+    assert len(checks) == len(found["checks"]) == 2 * sum(len(cls.trials) for cls in OPTIMIZERS)
+    assert all(check.right for check in checks.values())
+    assert checks["AdamW()", "auto"].check.startswith("agrees") == (found["missing"]["CPU"] is None)
+
+
+def test_doctor_reports_paths_and_checks(found, monkeypatch):
+    """As text it says what it tells programs."""
+    by_optimizer = {cls: [c for c in read(found) if c.optimizer.startswith(f"{cls.__name__}(")] for cls in OPTIMIZERS}
+    monkeypatch.setattr(doctor, "checked", by_optimizer.__getitem__)
     status, report = command.run("doctor")
     assert status == 0
     assert "instruction set" in report
     assert "threads" in report
     for optimizer in OPTIMIZERS:
         assert optimizer.__name__ in report
-    rules = list(_kernels.rules("CPU")) if _kernels.why_not("adamw", "CPU") is None else []
+    has_kernels = _kernels.why_not("adamw", "CPU") is None
+    rules = [trial for cls in OPTIMIZERS for trial in cls.trials] if has_kernels else []
     rules += [rule for rule in _kernels.AKG_KERNELS if _kernels.why_not_akg(rule) is None]
     assert report.count("agrees") == len(rules)
 
 
-def test_doctor_tells_programs_the_same():
-    status, report = command.run("doctor", "--json")
-    assert status == 0
-    told = json.loads(report)
-    assert set(told["missing"]) == {"CPU", "GPU", "Ascend", "AKG"}
-    assert ("threads" in told) == (told["missing"]["CPU"] is None)
-    checks = {(check["optimizer"], check["backend"]): check for check in told["checks"]}
-    assert len(checks) == len(told["checks"]) == 2 * sum(len(cls.trials) for cls in OPTIMIZERS)
-    assert all(check["right"] for check in checks.values())
-    assert checks["AdamW()", "auto"]["check"].startswith("agrees") == (told["missing"]["CPU"] is None)
+def test_doctor_fails_where_a_kernel_is_wrong(found, monkeypatch):
+    wrong = [dataclasses.replace(check, right=False) for check in read(found)[:1]]
+    for checks, status in ((wrong, 1), ([], 0)):
+        monkeypatch.setattr(doctor, "checked", lambda optimizer, checks=checks: checks)
+        assert command.run("doctor")[0] == command.run("doctor", "--json")[0] == status
 
 
 def test_doctor_names_the_package_that_akg_lacks(monkeypatch):
@@ -56,15 +86,21 @@ def test_doctor_checks_every_kernel_of_the_cpu():
     assert rules == set(_kernels.rules("CPU"))
 
 
-def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path):
-    environment = {**os.environ, _kernels.WHITE_LIST: str(tmp_path), "COLUMNS": "300"}
-    report = run("-m", "ms_optim", "doctor", env=environment, cwd=tmp_path)
-    assert report.returncode == 0
-    assert f"set {_kernels.WHITE_LIST}={_kernels.FOLDER}" in report.stdout
-    assert "composite" in report.stdout
-    # AKG's kernels are compiled on this machine and no library; DGC has none.
-    assert report.stderr.count("ms_optim runs in AKG's kernels") == 1
-    assert report.stderr.count("ms_optim runs on the slower composite path") == 1
+def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path, monkeypatch):
+    monkeypatch.setenv(_kernels.WHITE_LIST, str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "300")
+    # AKG has kernels of the one's rules, not of the other's.
+    monkeypatch.setattr(ms_optim, "OPTIMIZERS", (AdamW, DGCMomentum))
+    monkeypatch.setattr(choice, "_warned", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        status, report = command.run("doctor")
+    assert status == 0
+    assert f"set {_kernels.WHITE_LIST}={_libraries.FOLDER}" in report
+    assert "composite" in report
+    said = [str(warning.message) for warning in caught]
+    assert sum("ms_optim runs in AKG's kernels" in words for words in said) == 1
+    assert sum("ms_optim runs on the slower composite path" in words for words in said) == 1
 
 
 @pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there is no kernel to be wrong")

@@ -18,9 +18,11 @@ from ms_optim import (
     AdamW,
     Lamb,
     LinearWeightDecay,
+    Muon,
     ParamGroups,
     WarmUpHoldDecayLR,
     layerwise_groups,
+    muon_groups,
     no_decay_groups,
     pattern_groups,
 )
@@ -282,6 +284,67 @@ def test_a_decay_of_1_changes_nothing():
     assert all(setting["lr"] is schedule for setting in where(layerwise_groups(Net(), schedule, 1)).values())
 
 
+# ---- Muon --------------------------------------------------------------------------------------------------------
+
+MATRICES = {*DECAYED, *(f"blocks.{i}.attention_norm.weight" for i in (0, 1))} - {"embedding.embedding_table"}
+
+
+def orthogonalized(optimizer):
+    return {p.name.removeprefix("muon_m.") for p in optimizer.states if p.name.startswith("muon_m.")}
+
+
+def test_muon_has_matrices_and_adamw_all_else():
+    net = Net()
+    groups = muon_groups(net)
+    assert where(groups) == {name: {"muon": name in MATRICES} for name in NAMES}
+    assert len(groups) == 3
+    assert groups[-1]["order_params"] == net.trainable_params()
+
+
+def test_the_groups_are_what_muon_does_without_groups():
+    assert orthogonalized(Muon(Net().trainable_params())) == orthogonalized(Muon(muon_groups(Net()))) == MATRICES
+    assert [p.name for p in Muon(muon_groups(Net())).parameters] == NAMES
+
+
+def test_names_that_adamw_has():
+    found = where(muon_groups(Net(), adamw_names=("head.*", "nothing*")))
+    expected = {*MATRICES, "embedding.embedding_table"} - {"head.weight"}
+    assert {name for name, setting in found.items() if setting["muon"]} == expected
+    assert not any(setting["muon"] for setting in where(muon_groups(Net(), adamw_names=["*"])).values())
+
+
+def test_muons_groups_with_decays():
+    found = where(muon_groups(Net(), weight_decay=0.2))
+    assert found == {name: {"muon": name in MATRICES, "weight_decay": 0.2} for name in NAMES}
+    found = where(muon_groups(Net(), weight_decay=0.2, filter_bias_and_norm=True, no_decay=["position"]))
+    decayed = set(DECAYED) - {"position"}
+    assert found == {
+        name: {"muon": name in MATRICES, "weight_decay": 0.2 if name in decayed else 0.0} for name in NAMES
+    }
+
+
+def test_a_pattern_says_who_has_a_matrix():
+    patterns = {"head.weight": {"muon": False, "lr": 0.5}, "embedding*": {"muon": True}}
+    groups = pattern_groups(Net(), patterns)
+    assert where(groups)["head.weight"] == {"muon": False, "lr": 0.5}
+    assert orthogonalized(Muon(groups)) == {*MATRICES, "embedding.embedding_table"} - {"head.weight"}
+
+
+def test_the_table_says_who_has_a_matrix(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    text = str(muon_groups(Net(), weight_decay=0.1))
+    assert re.search(r"Tensors\s+Elements\s+lr\s+weight_decay\s+muon\s+Parameters", text)
+    assert [row[4] for row in rows(text)] == ["True", "False"]
+    assert "muon" not in str(no_decay_groups(Net()))
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, Lamb, nn.Momentum], ids=lambda x: x.__name__)
+def test_other_optimizers_refuse_the_key(optimizer):
+    more = (0.9,) if optimizer is nn.Momentum else ()
+    with pytest.raises(KeyError, match="'muon'"):
+        optimizer(muon_groups(Net()), 0.1, *more)
+
+
 # ---- In an optimizer ---------------------------------------------------------------------------------------------
 
 
@@ -407,6 +470,7 @@ MAKERS = {
     "layerwise_groups": lambda network, **more: layerwise_groups(
         network, **{"learning_rate": 0.1, "decay": 0.5, **more}
     ),
+    "muon_groups": lambda network, **more: muon_groups(network, **more),
 }
 
 
@@ -431,7 +495,7 @@ def test_network_is_checked(name):
     refused(TypeError, "'i' must be float32, float16 or bfloat16, but is Int32", lambda: make([integers]))
 
 
-@pytest.mark.parametrize("name", ["no_decay_groups", "layerwise_groups"])
+@pytest.mark.parametrize("name", ["no_decay_groups", "layerwise_groups", "muon_groups"])
 def test_weight_decay_and_no_decay_are_checked(name):
     net, make = Net(), MAKERS[name]
     refused(
@@ -464,6 +528,7 @@ def test_weight_decay_and_no_decay_are_checked(name):
         (TypeError, r"\['weight_decay'\]' must be a float", {"head.*": {"weight_decay": "0.1"}}),
         (ValueError, r"\['weight_decay'\]' must be equal to or", {"head.*": {"weight_decay": -1}}),
         (TypeError, "centralization'\\]' must be of type bool", {"head.*": {"grad_centralization": 1}}),
+        (TypeError, "'muon'\\]' must be of type bool", {"head.*": {"muon": 1}}),
         (ValueError, r"the pattern 'tail\.\*' in 'patterns' must match the name of", {"head.*": {}, "tail.*": {}}),
         (
             ValueError,
@@ -478,6 +543,13 @@ def test_patterns_are_checked(error, match, patterns):
 
 def test_the_filter_is_checked():
     refused(TypeError, "'filter_bias_and_norm' must be", lambda: pattern_groups(Net(), {}, filter_bias_and_norm=1))
+    refused(TypeError, "'filter_bias_and_norm' must be", lambda: muon_groups(Net(), filter_bias_and_norm=1))
+
+
+@pytest.mark.parametrize("wrong", ["*embed*", 3, [3], None])
+def test_the_names_that_adamw_has_are_checked(wrong):
+    match = "For 'muon_groups', the argument 'adamw_names' must be a list or tuple of str"
+    refused(TypeError, match, lambda: muon_groups(Net(), adamw_names=wrong))
 
 
 @pytest.mark.parametrize(

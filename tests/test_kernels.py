@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from harness import NUMPY, flushed
 from hypothesis import given, settings
-from native import Launch, call
-from parity import ADAMW, EVERYTHING, LAMB, OFFLOAD, check_launches
+from native import Launch, call, instruction_sets
+from parity import EVERYTHING, RULES, check_launches
 
-from ms_optim import _kernels
+from ms_optim import _kernels, _libraries
 
+BY_NAME = {rule[0].removeprefix("ms_optim_"): rule for rule in RULES}
 pytestmark = pytest.mark.skipif(
     _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
 )
@@ -21,20 +22,12 @@ def test_any_shape_follows_the_reference(**chosen):
     check_launches(call, **chosen)
 
 
-def instruction_sets():
-    library = _kernels.library("libms_optim_cpu.so")
-    best = library.ms_optim_instruction_set()
-    names = [name for name in (b"avx512", b"avx2", b"baseline") if not library.ms_optim_force_instruction_set(name)]
-    library.ms_optim_force_instruction_set(best)
-    return names
-
-
-@pytest.mark.parametrize("rule", [ADAMW, LAMB], ids=["adamw", "lamb"])
+@pytest.mark.parametrize("rule", [BY_NAME["adamw"], BY_NAME["lamb"]], ids=["adamw", "lamb"])
 @pytest.mark.parametrize("dtype", NUMPY)
 def test_instruction_sets_give_the_same_bits(rule, dtype):
     function, _, constants, flags, _ = rule
     sizes = [(), (1,), (17,), (5, 7, 3), (4097,), (300, 301)]
-    library = _kernels.library("libms_optim_cpu.so")
+    library = _libraries.library("libms_optim_cpu.so")
     best = library.ms_optim_instruction_set()
     results = {}
     try:
@@ -62,7 +55,7 @@ def test_instruction_sets_give_the_same_bits(rule, dtype):
 
 
 def test_an_instruction_set_the_processor_lacks_is_refused():
-    assert _kernels.library("libms_optim_cpu.so").ms_optim_force_instruction_set(b"none such") == 1
+    assert _libraries.library("libms_optim_cpu.so").ms_optim_force_instruction_set(b"none such") == 1
 
 
 @pytest.mark.parametrize("magnitude", [1e30, 1e25, 1e-25, 1e-30])
@@ -78,7 +71,9 @@ def test_norms_survive_squares_that_float32_cannot_hold(magnitude):
 
 
 @pytest.mark.parametrize("poison", [0.0, np.nan])
-@pytest.mark.parametrize("function, constants, flags", [(r[0], r[2], r[3]) for r in (ADAMW, OFFLOAD)])
+@pytest.mark.parametrize(
+    "function, constants, flags", [(r[0], r[2], r[3]) for r in (BY_NAME["adamw"], BY_NAME["adam_offload"])]
+)
 def test_a_commit_of_its_own_reports_the_sums_that_it_is_given(function, constants, flags, poison):
     """As for split tensors, whose sums are known only after the weights moved."""
 
@@ -161,7 +156,7 @@ def misfit(change):
         ("a second state with signs", lambda a: a.__setitem__(11, np.zeros(8, np.int8)), 2),
         ("a rate that is not there", lambda a: a.__setitem__(1, np.array([[5, -1, 0, 0]], np.int32)), 3),
         ("a row of statistics that is not there", lambda a: a.__setitem__(1, np.array([[0, -1, 0, 1]], np.int32)), 3),
-        ("constants of another rule", lambda a: a.__setitem__(2, np.zeros(9)), 3),
+        ("constants of another rule", lambda a: a.__setitem__(2, np.zeros(10)), 3),
         ("no stage", lambda a: a.__setitem__(0, np.zeros((1, 1, 5), np.int8)), 4),
         ("sums of another shape", lambda a: a.__setitem__(-1, np.zeros((2, 6))), 3),
     ],

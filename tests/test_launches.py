@@ -8,10 +8,11 @@ import pytest
 from cases import CASES, SCENARIOS, Scenario, grouped, plain
 from harness import Pair, Step, numbers, tensor
 from mindspore import Parameter
+from refusals import refused
 from tolerances import STEPS
 
-from ms_optim import LANS, Lamb
-from ms_optim.paths.fused import Launch, plan
+from ms_optim import LANS, AdamW, Lamb
+from ms_optim.paths.fused import Launch, phases_of
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 LANS_CASE = next(case for case in CASES if case.optimizer is LANS)
@@ -20,18 +21,18 @@ GRADIENT, UPDATE, COMMIT = 1, 6, 8
 
 def test_one_launch_does_it_all():
     for looks_at_all in (False, True):
-        assert plan(3, (0, 1, 2), 3, looks_at_all) == [[Launch(15, (0, 1, 2))]]
+        assert phases_of(3, (0, 1, 2), 3, looks_at_all) == [[Launch(15, (0, 1, 2))]]
 
 
 def test_launches_of_a_bounded_number_of_tensors():
-    assert plan(5, (0, 1, 2, 3, 4), 2, False) == [[Launch(7, (0, 1)), Launch(7, (2, 3)), Launch(15, (4,))]]
+    assert phases_of(5, (0, 1, 2, 3, 4), 2, False) == [[Launch(7, (0, 1)), Launch(7, (2, 3)), Launch(15, (4,))]]
 
 
 @pytest.mark.parametrize("own", [(0, 1, 2, 3, 4), (1, 4), (2,)])
 @pytest.mark.parametrize("at_most", [1, 2, 5, 9])
 @pytest.mark.parametrize("looks_at_all", [False, True])
 def test_every_tensor_goes_through_every_stage_once(own, at_most, looks_at_all):
-    phases = plan(5, own, at_most, looks_at_all)
+    phases = phases_of(5, own, at_most, looks_at_all)
     launches = [launch for phase in phases for launch in phase]
     assert all(len(launch.tensors) <= at_most for launch in launches)
     for stage in (GRADIENT, UPDATE):
@@ -147,7 +148,14 @@ def test_a_process_updates_its_share(case, shared, backend):
     assert int(share.optimizer.global_step.asnumpy()[0]) == 3
 
 
+def test_a_process_that_updates_a_share_keeps_no_average():
+    halved = type("AdamW", (Halved, AdamW), {})
+    params = [Parameter(tensor(np.ones(3), "float32"), name=f"w{i}") for i in range(2)]
+    refused(ValueError, "enable_parallel_optimizer=False", lambda: halved(params, 0.1, average_decay=0.9))
+
+
 @every_case
 def test_the_parallel_optimizer_is_supported_as_upstream(case):
-    assert case.cls._support_parallel_optimizer == (case.name in ("AdamW", "Lamb", "LANS"))
+    others = ("AdamOffload", "DGCMomentum", "ScheduleFreeAdamW", "Muon")
+    assert case.cls._support_parallel_optimizer == (case.name not in others)
     assert Lamb._support_parallel_optimizer

@@ -46,10 +46,17 @@ def test_rules_know_nothing_of_devices():
         assert not re.search(r"omp\b|cuda_runtime|immintrin|arm_neon", header.read_text()), header.name
 
 
+def test_files_are_short():
+    for path in (ROOT / "ms_optim").rglob("*.py"):
+        if path.name != "schedules.py":  # a list of schedules, which are mostly documentation
+            assert len(path.read_text().splitlines()) <= 300, path
+
+
 def test_optimizers_are_short():
+    """Their documentation is not counted: it is as long as the list of their arguments."""
     for optimizer in OPTIMIZERS:
-        source = inspect.getsource(inspect.getmodule(optimizer))
-        assert len(source.splitlines()) <= 200, optimizer.__name__
+        source = inspect.getsource(inspect.getmodule(optimizer)).splitlines()
+        assert len(source) - len(optimizer.__doc__.splitlines()) <= 190, optimizer.__name__
 
 
 def test_the_list_of_optimizers_is_whole():
@@ -66,7 +73,7 @@ def test_a_class_states_what_its_constructor_makes(optimizer):
     assert optimizer([weight], 0.1, **optimizer.required).rule.name == optimizer.rules[0].name
     for stated, trial in zip(optimizer.rules, optimizer.trials):
         made = optimizer([weight], 0.1, backend="composite", **trial)
-        numbers = ("constants", "flags", "shared_flags", "at_most", "rescale")
+        numbers = ("constants", "flags", "shared_flags", "at_most", "rescale", "iterations")
         assert made.rule._replace(**{name: getattr(stated, name) for name in numbers}) == stated
         others = {p.name for p in made.get_parameters()} - {p.name for p in (weight, *made.states, *made.masters)}
         assert others == set(optimizer.counters)
@@ -76,7 +83,9 @@ def test_every_optimizer_is_in_the_tables_of_the_tests():
     """An optimizer that is in no table would miss the float64 references, split tensors and split states silently."""
     assert [case.cls for case in cases.CASES] == list(OPTIMIZERS)
     assert {c.optimizer for n in (2, 4) for c in sharding.configurations(n)} == set(sharding.REFERENCES)
-    assert {cls for cls, *_ in shares.CONFIGURATIONS.values()} == {cls for cls in OPTIMIZERS if cls.takes_shares}
+    assert {cls for cls, *_ in shares.CONFIGURATIONS.values()} == {
+        cls for cls in OPTIMIZERS if "shard_states" not in cls.refuses
+    }
     assert {rule.name for cls in OPTIMIZERS for rule in cls.rules} >= set(_kernels.rules("CPU"))
 
 

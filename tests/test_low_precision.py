@@ -7,13 +7,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cases import CASES, Scenario, grouped, plain
-from harness import Pair, Step, numbers, tensor
+from harness import Pair, Step, digest, numbers, tensor
 from mindspore import Parameter
 from native import Launch
 from refusals import refused
-from test_state import digest
 
-from ms_optim import AdamW, DGCMomentum, _codes, _kernels
+from ms_optim import AdamW, DGCMomentum, _codes, _libraries
 
 WITH_MOMENTS = [case for case in CASES if case.name != "DGCMomentum"]
 every_case = pytest.mark.parametrize("case", WITH_MOMENTS, ids=lambda case: case.name)
@@ -122,7 +121,8 @@ def test_norms_are_of_what_the_weights_move_along(rule, kind):
     states, scales = states_of(kind, n)
     infinite = {"lamb": (0.0, np.inf, 0.0, np.inf), "lans": (np.inf, 0.0, np.inf)}[rule]
     flags = 3 if rule == "lamb" else 0  # bias correction, and a trust ratio without decay too
-    launch = Launch(f"ms_optim_{rule}", [w], [g], states, (beta, beta, 1e-6, *infinite), flags, (rate,), masters=scales)
+    constants, scales_of_each = (beta, beta, 1e-6, *infinite), [[s] for s in scales]
+    launch = Launch(f"ms_optim_{rule}", [w], [g], states, constants, flags, (rate,), scales=scales_of_each)
     assert launch.run() == 0
     m, v = (_codes.decode(s[0], scales[k]) if kind == "8bit" else s[0] for k, s in enumerate(states))
     m, v, g = (x.astype(np.float64) for x in (m, v, g))
@@ -230,17 +230,26 @@ def low(case, state_dtype, seed=0, shapes=("seven", "tiles+1"), groups=grouped, 
 # How far weights may be from those with float32 states after 20 steps, root mean square, relative to how far they have
 # moved: a moment in 8 bits is off by 4 % of itself, and its average over 10 steps by more.
 APART = {"bfloat16": 0.02, "8bit": 0.15}
+# Where the step is a sign, an error of the state seldom matters, and then takes the step the other way. As
+# many steps go wrong as the error is of the state, 0.1 % in bfloat16; the mean square of a step is off by 4 times that,
+# its root by 6 %.
+APART_BY_SIGN = {"bfloat16": 0.06, "8bit": 0.15}
+# Where a centralized gradient has lost a rank, an orthogonalized matrix has what rounding left in its place: one of
+# 11 singular values, a tenth of the others' size.
+APART_BY_RANK = {"bfloat16": 0.1, "8bit": 0.15}
 
 
 @every_case
 @pytest.mark.parametrize("state_dtype", STATE_DTYPES)
 def test_weights_stay_close(case, state_dtype, mode):
-    pair = low(case, state_dtype, shapes=("seven", "tiles+1", "million"))
+    pair = low(case, state_dtype, shapes=("tiles+1",))
     start = [numbers(p) for p in pair.params]
     pair.run(mode, 20)
     for p, w, first in zip(pair.params, pair.reference.weights, start):
         off, moved = numbers(p) - w, w - first
-        assert np.sqrt(np.mean(off**2)) < APART[state_dtype] * np.sqrt(np.mean(moved**2)), p.name
+        is_matrix = case.name == "Muon" and w.ndim > 1
+        apart = (APART_BY_SIGN if case.moves_by_sign else APART_BY_RANK if is_matrix else APART)[state_dtype]
+        assert np.sqrt(np.mean(off**2)) < apart * np.sqrt(np.mean(moved**2)), p.name
         if p.size > 4096:
             assert np.abs(off).max() > 0, "nothing was rounded"
 
@@ -250,13 +259,15 @@ def test_states_are_as_small_as_promised(case):
     pair = low(case, "8bit", shapes=("seven", "tiles+1", "million", "convolution"))
     optimizer = pair.optimizer
     kinds = {"seven": "Float32", "convolution": "Float32", "tiles+1": "Int8", "million": "Int8"}
-    n = len(pair.params)
-    for i, name in enumerate(pair.scenario.shapes):
-        assert str(optimizer.states[i].dtype) == kinds[name]
-        assert str(optimizer.states[n + i].dtype) == kinds[name].replace("Int8", "UInt8")
+    codes = {"s": "Int8", "u": "UInt8", "e": "Float32"}
+    ((_, letters, *_), *_) = pair.reference.kernels
+    names, states = pair.scenario.shapes, pair.held_states()
+    expected = [kinds[names[i]].replace("Int8", codes[letters[k]]) for k, i, _ in states]
+    assert [str(state.dtype) for state in optimizer.states] == expected
     held = sum(p.nbytes for p in (*optimizer.states, *optimizer.scales))
-    assert held <= 2.05 * sum(p.size for p in pair.params)
-    assert optimizer.scales[0].name == f"{pair.reference.states[0]}_scale.tiles+1.w"
+    assert held <= sum((4 if letters[k] == "e" else 1.025) * pair.params[i].size for k, i, _ in states)
+    first = next(prefix for k, i, prefix in states if names[i] == "tiles+1" and letters[k] != "e")
+    assert optimizer.scales[0].name == f"{first}_scale.tiles+1.w"
 
 
 @every_case
@@ -366,7 +377,7 @@ def test_stochastic_rounding_is_reproducible_and_seeded(case, mode):
 
 
 def test_random_bits_are_the_same_for_any_number_of_threads_and_instruction_set():
-    library = _kernels.library("libms_optim_cpu.so")
+    library = _libraries.library("libms_optim_cpu.so")
     seen = set()
     for name in (b"avx512", b"avx2", b"baseline"):
         if library.ms_optim_force_instruction_set(name) != 0:

@@ -32,7 +32,7 @@ EXAMPLES = ROOT / "examples" / "mindformers"
 # The example of an optimizer is named as its module.
 OPTIMIZERS = {cls.__name__: cls.__module__.rpartition(".")[2] for cls in ms_optim.OPTIMIZERS}
 # Names that MindFormers and MindSpore have registered before.
-TAKEN = ("AdamW", "Lamb", "AdamOffload")
+TAKEN = ("AdamW", "Lamb", "AdamOffload", "Muon")
 FROM_YAML = pathlib.Path(ms_optim.__file__).parent / "from_yaml"
 OPTIMIZER = MindFormerModuleType.OPTIMIZER
 STEPS, BATCH, LENGTH, VOCABULARY = 16, 4, 32, 128
@@ -424,6 +424,9 @@ def test_every_key_that_is_listed_is_taken():
         "skip_nonfinite": True,
         "backend": "aot",
         "shard_states": False,
+        "decay": "cautious",
+        "average_decay": 0.99,
+        "average_warmup": True,
     }
     assert set(listed) == {*given, "learning_rate"}
     optimizer = build("AdamW", **given)
@@ -432,6 +435,33 @@ def test_every_key_that_is_listed_is_taken():
     assert optimizer.options.skip_nonfinite
     assert optimizer.loss_scale == 2.0
     assert optimizer.grad_centralization_flags == (True, True)
+
+
+def test_muon_takes_the_keys_of_mindformers_own_and_splits():
+    text = """
+        weight_decay: 0.1
+        matched_adamw_rms: 0.3
+        momentum: 0.9
+        nesterov: False
+        ns_steps: 4
+        adamw_betas: [0.9, 0.99]
+        adamw_eps: 1.0e-7
+        splits:
+          "*w*": [[1, 1], 2]
+    """
+    matrix = Parameter(Tensor(np.ones((4, 3)), ms.float32), name="layer.wqkv.weight")
+    bias = Parameter(Tensor(np.ones(4), ms.float32), name="layer.bias")
+    optimizer = build(
+        "Muon",
+        [{"params": [matrix], "weight_decay": 0.1}, {"params": [bias], "weight_decay": 0.0}],
+        **yaml.safe_load(text),
+    )
+    assert {p.name.partition(".")[0] for p in optimizer.states} == {"muon_m", "adam_m", "adam_v"}
+    assert (optimizer.matched_adamw_rms, optimizer.momentum, optimizer.nesterov) == (0.3, 0.9, False)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.99, 1e-7)
+    assert len(optimizer.rule.iterations) == 4
+    with pytest.raises(TypeError, match="unknown keyword argument 'qk_clip_threshold'"):
+        build("Muon", qk_clip_threshold=100)
 
 
 @pytest.mark.parametrize("key, value", [("eps", "1e-8"), ("betas", ["9e-1", 0.99]), ("eps", "0.1")])

@@ -39,9 +39,10 @@ def nbytes(tensors):
 def compare(planned, optimizer):
     """Compare kind by kind, the names being those of the optimizer's attributes."""
     assert planned.weights == planned.gradients == nbytes(optimizer.parameters)
-    for kind in ("states", "scales", "masters"):
+    kinds = ("states", "scales", "masters", "averages")
+    for kind in kinds:
         assert getattr(planned, kind) == nbytes(getattr(optimizer, kind)), kind
-    assert planned.total == planned.weights + planned.gradients + planned.states + planned.scales + planned.masters
+    assert planned.total == planned.weights + planned.gradients + sum(getattr(planned, kind) for kind in kinds)
 
 
 @needs_kernel
@@ -69,13 +70,13 @@ def test_bytes_are_those_that_an_optimizer_holds(case, state_dtype, dtype, maste
 @needs_kernel
 @pytest.mark.parametrize("state_dtype", _arguments.STATE_DTYPES)
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_bytes_of_split_states_are_those_of_the_worker_that_holds_the_most(count, state_dtype, monkeypatch):
+def test_bytes_of_sharded_states_are_those_of_the_worker_that_holds_the_most(count, state_dtype, monkeypatch):
     # What would be exchanged needs workers; what is held does not.
-    monkeypatch.setattr(_base.FusedOptimizer, "_fused_path", lambda *_: nn.Cell())
+    monkeypatch.setattr(_base, "fused_path", lambda *_: nn.Cell())
     options = {"state_dtype": state_dtype, "shard_states": True}
     made = []
     for rank in range(count):
-        monkeypatch.setattr(_shares, "workers", lambda rank=rank: _shares.Workers(rank, count, None))
+        monkeypatch.setattr(_shares, "peers", lambda rank=rank: _shares.Peers(rank, count, None))
         made.append(AdamW(parameters("bfloat16"), **options))
     most = max(made, key=lambda optimizer: nbytes((*optimizer.states, *optimizer.scales, *optimizer.masters)))
     compare(plan(AdamW, weights("bfloat16"), _arguments.Options(**options), "CPU", count), most)
@@ -124,7 +125,7 @@ def test_what_an_optimizer_refuses_is_listed_with_its_reason():
     assert {one["optimizer"] for one in told["not_possible"]} == others
     status, printed = run("plan", "--parameters", 1e6, "--device", "GPU", "--shard-states", "--workers", 2)
     assert status == 1
-    assert "Not possible: AdamW, state_dtype float32: states are split over workers on CPU only." in printed
+    assert "Not possible: AdamW, state_dtype float32: 'shard_states' needs the device target 'CPU'." in printed
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -172,10 +173,10 @@ def test_the_table_has_every_figure():
     status, printed = run("plan", *arguments, "--memory", "1.5GB", "--host-memory", "1.5GiB")
     assert status == 0
     assert "124,400,000 parameters in float16, on GPU: GB" in printed
+    kinds = ("weights", "gradients", "masters", "states", "scales", "averages", "device", "host", "total")
     for one in told["plans"]:
-        figures = [f"{one[kind] / 1e9:,.2f}" for kind in ("weights", "gradients", "masters", "states", "scales")]
+        figures = [f"{one[kind] / 1e9:,.2f}" for kind in kinds]
         left = min(1.5e9 - one["device"], 1.5 * 2**30 - one["host"])
-        figures += [f"{one[kind] / 1e9:,.2f}" for kind in ("device", "host", "total")]
         line = next(line for line in printed.splitlines() if line.split()[:2] == [one["optimizer"], one["state_dtype"]])
         assert line.split()[2:] == [*figures, "yes," if left >= 0 else "no,", f"{left / 1e9:+,.2f}"]
     assert {"yes,", "no,"} <= set(printed.split())

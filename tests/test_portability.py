@@ -3,7 +3,8 @@
 tests/recording.py makes the launches; tests/replay.cc, linked with the operators, runs them outside of Python. Nothing
 is let off: no sum depends on the width of registers, no product is contracted, and where libm's pow enters, in bias
 corrections, two libms that differ in the last place of a float64 give the same float32 but once in 2^29. Only the sign
-of a NaN is the processor's own.
+of a NaN is the processor's own. Products of matrices, Muon's, are let off: they are contracted, and compared to
+rounding; of one instruction set they have the same bits for any number of threads.
 """
 
 import ctypes
@@ -14,10 +15,9 @@ import numpy as np
 import pytest
 import recording
 from builds import attempt, build, check, needs, once, replay, sanitized, shared_folder
-from native import Launch
-from test_kernels import instruction_sets
+from native import Launch, instruction_sets
 
-from ms_optim import _kernels
+from ms_optim import _kernels, _libraries
 
 pytestmark = pytest.mark.skipif(
     _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
@@ -42,15 +42,36 @@ def expected(cases):
 def test_instruction_sets_and_threads_give_the_same_bits(cases, expected, name, threads):
     if name.encode() not in instruction_sets():
         pytest.skip(f"this processor has no {name}")
-    library, openmp = _kernels.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
+    library, openmp = _libraries.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
     best, most = library.ms_optim_instruction_set(), openmp.omp_get_max_threads()
     try:
         assert library.ms_optim_force_instruction_set(name.encode()) == 0
         openmp.omp_set_num_threads(threads)
-        check(cases, [case.run() for case in cases], expected)
+        check(cases, [case.run() for case in cases], expected, same_code=name.encode() == best)
     finally:
         library.ms_optim_force_instruction_set(best)
         openmp.omp_set_num_threads(most)
+
+
+@pytest.mark.parametrize("name", ["avx512", "avx2", "baseline"])
+def test_products_of_matrices_have_the_same_bits_for_any_number_of_threads(cases, name):
+    if name.encode() not in instruction_sets():
+        pytest.skip(f"this processor has no {name}")
+    library, openmp = _libraries.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
+    best, most = library.ms_optim_instruction_set(), openmp.omp_get_max_threads()
+    of_matrices = [case for case in cases if case.function == "ms_optim_muon"]
+    assert len(of_matrices) > 10
+    results = []
+    try:
+        assert library.ms_optim_force_instruction_set(name.encode()) == 0
+        for threads in (1, 2, 3):
+            openmp.omp_set_num_threads(threads)
+            results.append([case.run() for case in of_matrices])
+    finally:
+        library.ms_optim_force_instruction_set(best)
+        openmp.omp_set_num_threads(most)
+    for others in results[1:]:
+        check(of_matrices, others, results[0])
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from sharding import (
 from tolerances import TOLERANCE
 
 from ms_optim import DGCMomentum, pattern_groups
-from ms_optim.paths.fused import Launch, sharded_plan
+from ms_optim.paths.fused import Launch, phases_of_parts
 
 # How far a whole tensor may stray from the reference, as a vector, relative to the largest that it has been.
 RELATIVE = 1e-6
@@ -135,14 +135,14 @@ def test_tensors_are_split_unevenly(sharers):
 def test_phases_of_layerwise_rules():
     everything = (0, 1, 2)
     lamb = [[Launch(GRADIENT + MOMENTS, everything)], [Launch(APPLY + COMMIT, everything)]]
-    assert sharded_plan(3, 3, True, False) == lamb
-    stages = [[launch.stages for launch in phase] for phase in sharded_plan(3, 2, True, True)]
+    assert phases_of_parts(3, 3, True, False) == lamb
+    stages = [[launch.stages for launch in phase] for phase in phases_of_parts(3, 2, True, True)]
     assert stages == [[GRADIENT] * 2, [MOMENTS] * 2, [APPLY, APPLY + COMMIT]]
 
 
 def test_phases_of_rules_that_look_at_single_elements():
     def stages(looks_first):
-        return [[launch.stages for launch in phase] for phase in sharded_plan(3, 3, False, looks_first)]
+        return [[launch.stages for launch in phase] for phase in phases_of_parts(3, 3, False, looks_first)]
 
     assert stages(False) == [[GRADIENT + MOMENTS + APPLY], [COMMIT]]
     assert stages(True) == [[GRADIENT], [MOMENTS + APPLY], [COMMIT]]

@@ -13,7 +13,8 @@ from processes import launched
 from shares import CONFIGURATIONS, ELEMENTWISE, IN_GRAPH, RESUMED, SHAPES, WORKERS, build, gradients
 
 from ms_optim import AdamW, DGCMomentum, _shares, merge_states
-from ms_optim._shares import ENTRY, GRAIN, Shares, Workers, cut
+from ms_optim._merge_states import ENTRY
+from ms_optim._shares import GRAIN, Peers, Shares, cut
 from ms_optim.paths.sharded_states import pieces
 
 GPT2_LAYER = [(768,), (768,), (2304, 768), (2304,), (768, 768), (768,), (768,), (768,), (3072, 768), (3072,)]
@@ -54,7 +55,7 @@ def test_shares_hold_every_element_once_and_are_cut_at_grains(seed):
 
 
 def test_a_centralized_tensor_is_cut_between_rows():
-    shares = Shares(Workers(0, 3, None), ("w",), ((1000, 48),), [8], [True], ("m",))
+    shares = Shares(Peers(0, 3, None), ("w",), ((1000, 48),), [8], [True], ("m",))
     assert shares.ranges[0, 0, 1] % 48 == 0
     assert shares.ranges[0, 0, 1] % GRAIN == 0
 
@@ -145,7 +146,9 @@ def check_bytes(run, records):
     """Each worker holds an even part of the states, and no more than all of them are held."""
     held = [int(record[f"{run}/share/bytes"]) for record in records]
     assert sum(held) == records[0][f"{run}/whole/bytes"], run
-    assert max(held) <= 1.05 * sum(held) / WORKERS, run
+    # A matrix is one worker's, and the first is more than half of all.
+    if CONFIGURATIONS[run.partition("/")[2]][0].rules[0].others is None:
+        assert max(held) <= 1.05 * sum(held) / WORKERS, run
 
 
 def check_merged(name, full, whole):
@@ -177,7 +180,7 @@ def check_trained(mode, records):
 # ---- Checkpoints for any number of workers, in one process ----------------------------------------------------------
 
 
-class OneOfMany(Workers):
+class OneOfMany(Peers):
     """A worker whose peers are not there: it can hold a share, not step."""
 
     def all_gather(self):
@@ -191,7 +194,7 @@ def split(monkeypatch):
     def build_all(name, count):
         optimizers = []
         for rank in range(count):
-            monkeypatch.setattr(_shares, "workers", lambda rank=rank: OneOfMany(rank, count, None))
+            monkeypatch.setattr(_shares, "peers", lambda rank=rank: OneOfMany(rank, count, None))
             optimizers.append(build(name, shard_states=True)[1])
         return optimizers
 
@@ -250,7 +253,7 @@ def test_there_may_be_more_workers_than_grains(monkeypatch):
         params = [Parameter(Tensor(np.ones(k, np.float32)), name=f"w{k}") for k in (3, 5)]
         states = []
         for rank in range(count):
-            monkeypatch.setattr(_shares, "workers", lambda rank=rank, count=count: OneOfMany(rank, count, None))
+            monkeypatch.setattr(_shares, "peers", lambda rank=rank, count=count: OneOfMany(rank, count, None))
             states.append(AdamW(params, shard_states=True).state_dict())
         assert_same(merge_states(states), AdamW(params).state_dict())
 

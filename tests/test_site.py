@@ -35,7 +35,7 @@ def module(path):
 
 
 conf = module(DOCS / "conf.py")
-LION = Case(module(ROOT / "examples" / "own_optimizer.py").Lion, reference.Lion, {})
+OWN = Case(module(ROOT / "examples" / "own_optimizer.py").AdaBelief, reference.AdaBelief, {})
 
 
 def documented():
@@ -54,10 +54,9 @@ def test_every_optimizer_has_a_row_in_the_first_table(page):
 def test_every_optimizer_is_listed_where_one_is_chosen():
     modules = [cls.__module__.rpartition(".")[2] for cls in ms_optim.OPTIMIZERS]
     index = TEXTS["docs/optimizers/index.md"]
-    assert re.search(r"```{toctree}\n:maxdepth: 1\n\n(.*?)\n```", index, re.S)[1].split() == modules
+    assert {page.stem for page in (DOCS / "optimizers").glob("*.md")} == {"index", *modules}
     for cls, module in zip(ms_optim.OPTIMIZERS, modules):
         assert f"[{cls.__name__}]({module}.md)" in index
-        assert f"`MsOptim{cls.__name__}`" in TEXTS["docs/mindformers.md"]
         assert (ROOT / "examples" / "mindformers" / f"{module}.yaml").exists()
 
 
@@ -117,15 +116,15 @@ def test_pages_load_nothing_from_the_network(page):
 def test_own_optimizer_follows_its_reference(scenario, mode):
     ms.set_context(pynative_synchronize=True)  # operators called one by one wait for each other otherwise
     shapes = ("scalar", "zero", "tiles+1", "convolution")
-    pair = Pair(LION, dataclasses.replace(SCENARIOS[scenario], shapes=shapes))
+    pair = Pair(OWN, dataclasses.replace(SCENARIOS[scenario], shapes=shapes))
     pair.run(mode, 12)
     pair.check()
 
 
 def test_own_optimizer_has_what_the_base_gives():
-    optimizer = LION.optimizer([Parameter(tensor([1.0, 2.0], "float32"), name="w")], 0.1, skip_nonfinite=True)
+    optimizer = OWN.optimizer([Parameter(tensor([1.0, 2.0], "float32"), name="w")], 0.1, skip_nonfinite=True)
     optimizer((tensor([1.0, float("nan")], "float32"),))
     assert int(optimizer.skipped_steps.asnumpy()[0]) == 1
     assert optimizer.parameters[0].asnumpy().tolist() == [1.0, 2.0]
     with pytest.raises(TypeError, match="'beta3'"):
-        LION.optimizer([Parameter(tensor([1.0], "float32"), name="w")], beta3=0.5)
+        OWN.optimizer([Parameter(tensor([1.0], "float32"), name="w")], beta3=0.5)

@@ -10,7 +10,8 @@ from mindspore import Parameter, Tensor, ops
 
 from ms_optim import FusedOptimizer, Lamb, Rule
 from ms_optim.paths import stacks as _stacks
-from ms_optim.paths.stacks import slices_of, stacked_places
+from ms_optim.paths.places import slices_of
+from ms_optim.paths.stacks import stacked_places
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 9))
@@ -81,8 +82,11 @@ def test_a_rule_of_whole_tensors_sees_one_at_a_time(mode):
 
 
 # Several stacks of one type, of one tensor and of more; dtypes that CPU operators do not stack; gradients of others.
-@pytest.mark.parametrize("masters", [True, False])
-@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE], ids=["graph", "pynative"])
+@pytest.mark.parametrize(
+    "mode, masters",
+    [(ms.GRAPH_MODE, True), (ms.PYNATIVE_MODE, True), (ms.PYNATIVE_MODE, False)],
+    ids=["graph", "pynative", "pynative-no_masters"],
+)
 def test_the_result_does_not_depend_on_the_stacks(mode, masters, monkeypatch):
     ms.set_context(mode=mode)
     dtypes = [ms.float32, ms.bfloat16, ms.float16]

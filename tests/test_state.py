@@ -1,6 +1,5 @@
 """States go out and in again: bit for bit into another process, and from other packages' optimizers."""
 
-import hashlib
 import subprocess
 import sys
 
@@ -8,33 +7,23 @@ import mindspore as ms
 import numpy as np
 import pytest
 import reference
-from cases import CASES, HalvingDecay, Scenario, grouped
-from harness import Pair, Step, check_close, numbers, tensor
+from cases import CASES, MIXED, HalvingDecay, Scenario, every_case_and_path, grouped
+from harness import Around, Pair, Step, check_close, digest, numbers, tensor
 from mindspore import Parameter, nn
 from refusals import refused
 from sources import TESTS
 from tolerances import TOLERANCE
 
 from ms_optim import AdamOffload, AdamW, Lamb
-from ms_optim._state import write
+from ms_optim._writing import write
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-MIXED = {
-    dtype: Scenario(dtype, shapes=("scalar", "seven", "matrix"), groups=grouped) for dtype in ("float32", "bfloat16")
-}
-
-
-def digest(pair):
-    """Return a digest of everything that outlives a step."""
-    optimizer = pair.optimizer
-    held = [*pair.params, *optimizer.states, *optimizer.masters, optimizer.global_step, optimizer.statistics]
-    return hashlib.sha256(b"".join(numbers(p).tobytes() for p in held)).hexdigest()
 
 
 # ---- In and out of a dict ------------------------------------------------------------------------------------------
 
 
-@every_case
+@every_case_and_path()
 @pytest.mark.parametrize("dtype", MIXED)
 def test_a_state_dict_carries_a_run_on(case, dtype, backend, mode):
     unbroken, broken = (Pair(case, MIXED[dtype], backend=backend) for _ in range(2))
@@ -58,7 +47,8 @@ def test_a_state_dict_carries_a_run_on(case, dtype, backend, mode):
 def test_a_state_dict_holds_what_is_needed_by_name(case):
     pair = Pair(case, MIXED["bfloat16"])
     names = set(pair.optimizer.state_dict())
-    expected = {f"{prefix}.{p.name}" for prefix in (*pair.reference.states, "master") for p in pair.params}
+    expected = {f"{prefix}.{pair.params[i].name}" for _, i, prefix in pair.held_states()}
+    expected |= {f"master.{p.name}" for p in pair.params}
     expected |= {"global_step", "skipped_steps", "learning_rate"}
     expected |= {p.name for p in pair.params}
     assert expected <= names
@@ -117,7 +107,7 @@ def test_a_state_dict_that_does_not_fit_changes_nothing(case, error, match, spoi
     pair.run("pynative", 2)
     other = Pair(case, MIXED["float32"])
     before = digest(other)
-    name = f"{pair.reference.states[0]}.seven.w"
+    name = pair.first_state("seven")
     text = refused(error, match, lambda: other.optimizer.load_state_dict(spoil(pair.optimizer.state_dict(), name)))
     assert case.name in text
     assert digest(other) == before
@@ -172,18 +162,10 @@ def test_a_cell_around_the_optimizer_collects_its_parameters(case):
     around = nn.SequentialCell([nn.Dense(2, 2)])
     around.optimizer = pair.optimizer
     collected = around.state_dict()
-    assert any(name.endswith(f"{pair.reference.states[0]}.seven.w") for name in collected)
+    assert any(name.endswith(pair.first_state("seven")) for name in collected)
 
 
 # ---- What loading must not do --------------------------------------------------------------------------------------
-
-
-class Around(nn.Cell):
-    """A training cell of one's own, which renames the parameters of what it holds."""
-
-    def __init__(self, optimizer):
-        super().__init__()
-        self.opt = optimizer
 
 
 def written(optimizer):
@@ -208,7 +190,7 @@ def test_mindspore_loads_a_state_dict_without_guessing_at_weights(case, tmp_path
         assert written(each.optimizer) == {name: value.asnumpy().tobytes() for name, value in saved.items()}
 
 
-@every_case
+@every_case_and_path()
 def test_a_compiled_graph_goes_on_from_what_is_loaded(case, backend):
     pair = Pair(case, MIXED["bfloat16"], backend=backend)
 
@@ -363,12 +345,10 @@ def warming_up(case, dtype):
 
 def walk(pair, first, last, mode):
     """Step with gradients that depend on the step alone."""
-    call = Step(pair.optimizer) if mode == "graph" else None
     for k in range(first, last):
         pair.rng = np.random.default_rng(k)
         gradients, dtype = pair.gradients()
-        tensors = tuple(tensor(g, dtype) for g in gradients)
-        pair.optimizer(tensors) if call is None else call(*tensors)
+        pair.call(mode, tuple(tensor(g, dtype) for g in gradients))
 
 
 def each_run():
@@ -409,7 +389,7 @@ def test_a_run_resumes_in_another_process_bit_for_bit(tmp_path):
     assert len(expected) == 4 * len(CASES)
 
 
-@every_case
+@every_case_and_path()
 def test_weights_loaded_after_construction_are_respected(case, backend, mode):
     """Frameworks build the optimizer first and load the weights then."""
     late, early = (Pair(case, MIXED["bfloat16"], backend=backend) for _ in range(2))

@@ -8,7 +8,7 @@ import sys
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, SCENARIOS, Scenario, grouped, plain
+from cases import CASES, SCENARIOS, Scenario, every_case_and_path, grouped, plain
 from harness import LAYOUTS, Pair, Step, laid_out, numbers, tensor
 from mindspore import Parameter, nn, ops
 from sources import TESTS
@@ -25,14 +25,15 @@ def snapshot(pair):
     return [numbers(p).tobytes() for p in held]
 
 
+# Pair.run checks it as well, and so every test of test_conformance.py, for MindSpore's operators too.
 @every_case
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_are_not_modified(case, dtype, backend, mode):
+def test_gradients_are_not_modified(case, dtype, mode):
     scenario = Scenario(dtype, groups=grouped, shared={"grad_clip_norm": 0.1, "loss_scale": 4.0})
-    pair = Pair(case, scenario, backend=backend)
+    pair = Pair(case, scenario, backend="aot")
     gradients, _ = pair.gradients()
     tensors = tuple(tensor(g, dtype) for g in gradients)
-    Step(pair.optimizer)(*tensors) if mode == "graph" else pair.optimizer(tensors)
+    pair.call(mode, tensors)
     for t, g in zip(tensors, gradients):
         np.testing.assert_array_equal(numbers(t), g)
 
@@ -41,29 +42,27 @@ def test_gradients_are_not_modified(case, dtype, backend, mode):
 def test_gradients_may_lie_in_memory_in_any_way(layout, backend, mode):
     """A view's elements are taken where they are, not as they would lie in a tensor of its own."""
     pair = Pair(CASES[0], Scenario(shapes=("matrix", "convolution", "seven"), groups=plain), backend=backend)
-    call = Step(pair.optimizer) if mode == "graph" else lambda *g: pair.optimizer(g)
     for _ in range(2):
         gradients, dtype = pair.gradients()
         views, bases = zip(*(laid_out(g, dtype, layout) for g in gradients))
         before = [numbers(base) for base in bases]
-        call(*views)
+        pair.call(mode, views)
         for base, b in zip(bases, before):
             np.testing.assert_array_equal(numbers(base), b)
         pair.follow(gradients)
     pair.check()
 
 
-@every_case
+@every_case_and_path()
 def test_a_step_with_a_nonfinite_gradient_changes_nothing(case, backend, mode):
     scenario = Scenario("bfloat16", shapes=("scalar", "matrix", "tiles+1"), groups=plain)
     pair = Pair(case, scenario, backend=backend, skip_nonfinite=True)
     pair.run(mode, 3)
-    call = Step(pair.optimizer) if mode == "graph" else lambda *g: pair.optimizer(g)
     for place, poison in enumerate((np.inf, -np.inf, np.nan)):
         before = snapshot(pair)
         gradients, _ = pair.gradients()
         gradients[place].reshape(-1)[-1] = poison
-        call(*(tensor(g, "bfloat16") for g in gradients))
+        pair.call(mode, tuple(tensor(g, "bfloat16") for g in gradients))
         pair.reference.step(gradients)
         assert snapshot(pair) == before
         assert pair.optimizer.statistics.asnumpy()[:, 4].tolist() == [float(i != place) for i in range(3)]
@@ -150,7 +149,7 @@ def test_a_weight_set_by_hand_wins_over_its_master(dtype, backend, mode):
     np.testing.assert_allclose(optimizer.masters[0].asnumpy(), [4.9999, 1.9998, 2.9998], rtol=1e-6)
 
 
-@every_case
+@every_case_and_path()
 def test_small_steps_add_up_in_the_master(case, backend):
     """A step below the weight's precision is lost without a master, and not with one."""
     moved = {}
@@ -168,14 +167,16 @@ def test_small_steps_add_up_in_the_master(case, backend):
 DIGEST = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
-from cases import CASES, SCENARIOS, SHAPES, Scenario, grouped
-from harness import Pair, numbers
+from cases import CASES, SHAPES, Scenario, grouped
+from harness import Pair, numbers, tensor
 digest = hashlib.sha256()
 for case in CASES:
     for variant in case.variants.values():
         scenario = Scenario(shapes=tuple(SHAPES), shared={"grad_clip_norm": 5.0}, groups=grouped)
         pair = Pair(case, scenario, variant, backend="aot")
-        pair.run("pynative", 5)
+        for _ in range(5):
+            gradients, dtype = pair.gradients()
+            pair.optimizer(tuple(tensor(g, dtype) for g in gradients))
         for p in [*pair.params, *pair.optimizer.states, pair.optimizer.statistics]:
             digest.update(numbers(p).tobytes())
 print("digest", digest.hexdigest())
@@ -204,21 +205,20 @@ import mindspore as ms
 from cases import CASES, SCENARIOS
 from harness import Pair
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[2] == "graph" else ms.PYNATIVE_MODE)
-ms.set_context(save_graphs=2, save_graphs_path="graphs")
-case = next(case for case in CASES if case.name == sys.argv[3])
-Pair(case, SCENARIOS["grouped"], case.variants.get("all_in_one"), backend="aot").run(sys.argv[2], 1)
+for case in CASES:
+    ms.set_context(save_graphs=2, save_graphs_path=case.name)
+    Pair(case, SCENARIOS["grouped"], case.variants.get("all_in_one"), backend="aot").run(sys.argv[2], 1)
 """
 
 
-@every_case
-def test_all_parameters_are_updated_by_one_operator(case, mode, tmp_path):
-    subprocess.run(
-        [sys.executable, "-c", ONE_LAUNCH, str(TESTS), mode, case.name], cwd=tmp_path, check=True, capture_output=True
-    )
-    graphs = sorted(tmp_path.glob("graphs/**/*execute*.ir")) or sorted(tmp_path.glob("graphs/**/*validate*.ir"))
-    assert graphs, "no graph was saved"
-    for graph in graphs:
-        assert graph.read_text().count("= Custom(") == 1, graph.name
+def test_all_parameters_are_updated_by_one_operator(mode, tmp_path):
+    subprocess.run([sys.executable, "-c", ONE_LAUNCH, str(TESTS), mode], cwd=tmp_path, check=True, capture_output=True)
+    for case in CASES:
+        folder = tmp_path / case.name
+        graphs = sorted(folder.glob("**/*execute*.ir")) or sorted(folder.glob("**/*validate*.ir"))
+        assert graphs, f"no graph of {case.name} was saved"
+        for graph in graphs:
+            assert graph.read_text().count("= Custom(") == 1, graph
 
 
 class Net(nn.Cell):
@@ -230,7 +230,7 @@ class Net(nn.Cell):
         return self.out(self.relu(self.hidden(x)))
 
 
-@every_case
+@every_case_and_path()
 def test_a_model_learns(case, backend, mode):
     ms.set_seed(0)
     rng = np.random.default_rng(0)

@@ -16,7 +16,7 @@ from mindspore import Parameter, Tensor
 from rich.console import Console
 from rich.table import Table
 
-from .. import OPTIMIZERS, _kernels
+from .. import OPTIMIZERS, _kernels, _libraries, _memory
 from .._base import FusedOptimizer
 from ..compression import CompressedStep
 from . import doctor
@@ -107,7 +107,7 @@ def thread_count() -> int:
     """Return how many threads a step uses."""
     if _kernels.why_not("adamw", "CPU") is not None:
         return len(os.sched_getaffinity(0))
-    return _kernels.library("libms_optim_cpu.so").ms_optim_threads()
+    return _libraries.library("libms_optim_cpu.so").ms_optim_threads()
 
 
 def tensors(elements: int) -> list[tuple[int, ...]]:
@@ -143,10 +143,12 @@ def bandwidth(threads: int, size: int = 32_000_000, repeats: int = 5) -> float:
 
 def least_bytes(optimizer: FusedOptimizer) -> int:
     """Return the bytes that a float32 step moves for each parameter if nothing stays in a cache."""
-    states = len(optimizer.rule.states)
+    states = sum(kind != _memory.ROWS for _, kind in optimizer.rule.kinds)
     moments = 2 + 2 * states  # weight, gradient and states are read, states are written
     if isinstance(optimizer, CompressedStep):
         return 4 * moments  # few weights are written
+    if optimizer.rule.iterations:
+        return 4 * (moments + 1 + 4)  # directions are written, orthogonalized in place, and read
     if not optimizer.rule.is_layerwise:
         return 4 * (moments + 1)
     apply = 2 + states  # weight and states are read again, the weight is written

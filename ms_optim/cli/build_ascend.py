@@ -13,7 +13,7 @@ import tempfile
 
 import mindspore
 
-from .. import _kernels
+from .. import _libraries
 
 BUILDER = pathlib.Path(mindspore.__path__[0]) / "lib" / "plugin" / "ascend" / "custom_compiler"
 CANN_VARIABLE, CANN_DEFAULT = "ASCEND_HOME_PATH", "/usr/local/Ascend/cann"
@@ -23,8 +23,8 @@ PROCESSORS = ("ascend910b", "ascend910_93")
 
 def sources() -> pathlib.Path:
     """Return the folder of the operators' sources: in the package, or beside it in a clone."""
-    inside = _kernels.FOLDER / "ops" / "ascendc"
-    return inside if inside.is_dir() else _kernels.FOLDER.parent / "ops" / "ascendc"
+    inside = _libraries.FOLDER / "ops" / "ascendc"
+    return inside if inside.is_dir() else _libraries.FOLDER.parent / "ops" / "ascendc"
 
 
 def processor(name: str) -> str | None:
@@ -73,8 +73,8 @@ def build(soc_version: str, cann: str | None = None) -> int:
     if missing:
         print(f"The operators for Ascend cannot be built: {missing}.")
         return 1
-    target = _kernels.FOLDER / "ascend"
-    library = pathlib.Path(_kernels.LIBRARIES["Ascend"].file).relative_to("ascend")
+    target = _libraries.FOLDER / "ascend"
+    library = pathlib.Path(_libraries.LIBRARIES["Ascend"].file).relative_to("ascend")
     with tempfile.TemporaryDirectory(prefix="ms_optim_") as work:
         # The builder writes into its own folder, and accepts paths of plain characters only.
         builder = shutil.copytree(BUILDER, pathlib.Path(work, "builder"))

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import ms_optim
 
-from .. import _kernels
+from .. import _capabilities, _kernels, _libraries
 from .._base import FusedOptimizer
 
 SHAPES: list[tuple[int, ...]] = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
@@ -40,7 +40,8 @@ def main(arguments: argparse.Namespace) -> int:
     with others_on_stderr():
         here, checks = machine(), [check for optimizer in ms_optim.OPTIMIZERS for check in checked(optimizer)]
     if arguments.json:
-        print(json.dumps({**here, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+        told = {"checks": [dataclasses.asdict(check) for check in checks], "not_possible": impossible()}
+        print(json.dumps({**here, **told}, indent=2))
     else:
         show(here, checks)
     return 0 if all(check.right for check in checks) else 1
@@ -82,15 +83,26 @@ def checked(optimizer: type[FusedOptimizer]) -> list[Check]:
     return found
 
 
+def impossible() -> list[dict[str, str]]:
+    """Return what each optimizer cannot do on this device, and why."""
+    found = []
+    for optimizer in ms_optim.OPTIMIZERS:
+        for feature in _capabilities.FEATURES:
+            path, reason = _capabilities.answer(optimizer, _kernels.device_target(), [feature])
+            if path is None and reason is not None:
+                found.append({"optimizer": optimizer.__name__, "argument": feature, "reason": reason})
+    return found
+
+
 def machine() -> dict[str, Any]:
     """Return versions, and for each kind of kernels the reason why they are missing, or None."""
     here: dict[str, Any] = {"ms_optim": ms_optim.__version__, "mindspore": ms.__version__}
     here |= {"python": platform.python_version(), "processor": platform.machine()}
     here["device_target"] = _kernels.device_target()
-    here["missing"] = {device: _kernels.why_not("adamw", device) for device in _kernels.LIBRARIES}
+    here["missing"] = {device: _kernels.why_not("adamw", device) for device in _libraries.LIBRARIES}
     here["missing"]["AKG"] = _kernels.why_not_akg("adamw")
     if here["missing"]["CPU"] is None:
-        library = _kernels.library("libms_optim_cpu.so")
+        library = _libraries.library("libms_optim_cpu.so")
         here["instruction_set"] = library.ms_optim_instruction_set().decode()
         here["threads"] = library.ms_optim_threads()
     return here
@@ -113,6 +125,9 @@ def show(here: dict[str, Any], checks: list[Check]) -> None:
     for check in checks:
         table.add_row(check.optimizer, check.path, check.why, check.check)
     console.print(table)
+    for one in impossible():
+        line = f"Not possible on {here['device_target']}: {one['optimizer']} with {one['argument']}: {one['reason']}."
+        console.print(line, soft_wrap=True)
 
 
 def examine(
@@ -131,7 +146,7 @@ def examine(
     if built.akg:
         return "akg", f"{built.rule.name} in ops/akg", verdict, right
     device = "CPU" if built.runs_on_host else _kernels.device_target()
-    return "fused", f"{built.rule.name} in {_kernels.LIBRARIES[device].file}", verdict, right
+    return "fused", f"{built.rule.name} in {_libraries.LIBRARIES[device].file}", verdict, right
 
 
 def build(optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str) -> FusedOptimizer:

@@ -14,12 +14,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .. import OPTIMIZERS, _kernels, _memory
+from .. import OPTIMIZERS, _capabilities, _kernels, _memory
 from .._arguments import STATE_DTYPES, WEIGHT_DTYPES, Options
-from .._base import FusedOptimizer
-from .._shares import Shares, Workers
-from ..adam_offload import DEVICES
-from ..paths import ascend
+from .._base import FusedOptimizer, Rule
+from .._shares import Peers, Shares, share_costs
 from .plan_arguments import UNITS, Weight, count, parameters, size, weights_of_checkpoint, weights_of_json
 
 DTYPES: dict[str, Any] = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
@@ -36,6 +34,7 @@ class Plan:
     masters: int
     states: int
     scales: int
+    averages: int
     device: int
     host: int
 
@@ -59,14 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", nargs="+", choices=[optimizer.__name__ for optimizer in OPTIMIZERS])
     parser.add_argument("--state-dtype", nargs="+", choices=STATE_DTYPES, default=STATE_DTYPES)
     parser.add_argument("--no-master-weights", action="store_true", help="keep no float32 masters of 16-bit weights")
+    parser.add_argument("--average", action="store_true", help="keep an average of the weights (average_decay)")
     parser.add_argument(
         "--device",
-        choices=DEVICES,
+        choices=_capabilities.DEVICES,
         default=_kernels.device_target(),
         help="default: this machine's",
     )
     parser.add_argument("--workers", type=count, default=1, help="number of workers that train together; default: 1")
-    parser.add_argument("--shard-states", action="store_true", help="the workers split the states")
+    parser.add_argument("--shard-states", action="store_true", help="the states are sharded over the workers")
     parser.add_argument("--memory", type=size, help="memory of the device, such as 64GB; on CPU, memory of the host")
     parser.add_argument("--host-memory", type=size, help="memory of the host for each worker, unless --device is CPU")
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes")
@@ -76,7 +76,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Print the plans; return 0, or 1 if there is none."""
     given = arguments.parameters or arguments.shapes or arguments.checkpoint
     chosen = DTYPES.get(arguments.dtype)
-    weights = [Weight(w.shape, chosen or w.dtype or ms.float32) for w in given]
+    weights = [Weight(w.shape, chosen or w.dtype or ms.float32, w.name) for w in given]
     plans, refused = [], []
     for optimizer in OPTIMIZERS:
         if arguments.optimizer and optimizer.__name__ not in arguments.optimizer:
@@ -86,6 +86,7 @@ def main(arguments: argparse.Namespace) -> int:
                 state_dtype=state_dtype,
                 master_weights=not arguments.no_master_weights,
                 shard_states=arguments.shard_states,
+                average_decay=0.9999 if arguments.average else None,
             )
             try:
                 plans.append(plan(optimizer, weights, options, arguments.device, arguments.workers))
@@ -108,7 +109,7 @@ def plan(
 
     Args:
         optimizer: The optimizer's class.
-        weights: The parameters' shapes and dtypes.
+        weights: The parameters' shapes, dtypes and names.
         options: The optimizer's shared arguments.
         device: Where the weights are, "CPU", "GPU" or "Ascend".
         workers: The number of workers that train together.
@@ -116,49 +117,41 @@ def plan(
     Raises:
         NotPossibleError: If the optimizer would refuse the options.
     """
-    reason = why_refused(optimizer, options, device)
-    if reason is not None:
+    features = _capabilities.asked(options, options.shard_states, is_sliced=False)
+    path, reason = _capabilities.answer(optimizer, device, features)
+    if path is None:
         raise NotPossibleError(reason)
-    prefixes = optimizer.rules[0].states
+    rule = optimizer.rules[0]
     shapes, dtypes = [w.shape for w in weights], [w.dtype for w in weights]
+    names = [w.name or str(i) for i, w in enumerate(weights)]
+    rules = [rule.of_tensor(is_matrix) for is_matrix in optimizer.are_matrices(names, shapes)]
     kept = [tuple(enumerate(shapes))]
     if options.shard_states and workers > 1:
-        costs = [_memory.bytes_each(prefixes, options, w.dtype, math.prod(w.shape)) for w in weights]
-        names, whole = [str(i) for i in range(len(weights))], [False] * len(weights)
-        shares = Shares(Workers(0, workers, None), names, shapes, costs, whole, (*prefixes, "master"))
+        whole = optimizer.are_matrices(names, shapes)
+        costs = share_costs(rule, options, shapes, dtypes, whole)
+        prefixes = (*rule.prefixes, "master", "average")
+        shares = Shares(Peers(0, workers, None), names, shapes, costs, [False] * len(weights), prefixes, whole)
         kept = [shares.kept_by(rank) for rank in range(workers)]
-    states, scales, masters = max((held(prefixes, options, shapes, dtypes, own) for own in kept), key=sum)
+    bytes_held = max((held(rules, options, shapes, dtypes, own) for own in kept), key=sum)
+    states, scales, masters, averages = bytes_held
     own = sum(_memory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
-    on_device, on_host = _memory.placed(device, optimizer.runs_on_host, 2 * own, states + scales + masters)
+    on_device, on_host = _memory.placed(device, optimizer.runs_on_host, 2 * own, sum(bytes_held))
     name = optimizer.__name__
-    return Plan(name, options.state_dtype, own, own, masters, states, scales, on_device, on_host)
+    return Plan(name, options.state_dtype, own, own, masters, states, scales, averages, on_device, on_host)
 
 
 def held(
-    prefixes: Sequence[str],
+    rules: Sequence[Rule],
     options: Options,
     shapes: Sequence[tuple[int, ...]],
     dtypes: Sequence[Any],
     kept: Iterable[Any],
-) -> tuple[int, int, int]:
-    """Return the bytes of states, scales and masters."""
-    states = list(_memory.states(prefixes, options, shapes, kept))
+) -> tuple[int, ...]:
+    """Return the bytes of states, scales, masters and averages."""
+    states = [state for _, state in _memory.states(rules, options, shapes, kept)]
     scales = [scale for state in states if (scale := _memory.scale(state)) is not None]
-    masters = _memory.masters(options, dtypes, kept)
-    return sum(x.nbytes for x in states), sum(x.nbytes for x in scales), sum(x.nbytes for x in masters)
-
-
-def why_refused(optimizer: type[FusedOptimizer], options: Options, device: str) -> str | None:
-    """Return why an optimizer would refuse the options, or None."""
-    if options.state_dtype != "float32" and not optimizer.rules[0].takes_low_states:
-        return "it keeps its states in float32"
-    if options.shard_states and not optimizer.takes_shares:
-        return "its states are each worker's own and cannot be split"
-    if options.shard_states and device != "CPU":
-        return "states are split over workers on CPU only"
-    if device == "Ascend" and not optimizer.runs_on_host:
-        return ascend.why_not(options, False, False)
-    return None
+    masters, averages = _memory.masters(options, dtypes, kept), _memory.averages(options, kept)
+    return tuple(sum(x.nbytes for x in tensors) for tensors in (states, scales, masters, averages))
 
 
 # ---- Writing ------------------------------------------------------------------------------------------------------
@@ -191,6 +184,7 @@ def as_json(
         "parameters": elements(weights),
         "tensors": len(weights),
         "master_weights": not arguments.no_master_weights,
+        "average": arguments.average,
     }
     return json.dumps({**asked, "plans": rows, "not_possible": refused}, indent=2)
 
@@ -207,7 +201,7 @@ def show(
         title = f"{elements(weights):,} parameters in {' and '.join(dtypes)}, on {arguments.device}"
         title += f", one of {arguments.workers} workers" if arguments.workers > 1 else ""
         table = Table(title=f"{title}: {unit}", title_justify="left", box=box.SIMPLE_HEAD)
-        numbers = ("weights", "gradients", "masters", "states", "scales", "device", "host", "total")
+        numbers = ("weights", "gradients", "masters", "states", "scales", "averages", "device", "host", "total")
         table.add_column("optimizer", no_wrap=True)
         table.add_column("state_dtype", no_wrap=True)
         for heading in numbers:

@@ -21,10 +21,11 @@ BUFFERS = ("moving_mean", "moving_variance")
 
 
 class Weight(NamedTuple):
-    """A parameter's shape, and its dtype or None."""
+    """A parameter's shape, its dtype or None, and its name, empty where it is not known."""
 
     shape: tuple[int, ...]
     dtype: Any = None
+    name: str = ""
 
 
 def count(text: str) -> int:
@@ -66,7 +67,7 @@ def weights_of_json(path: str) -> list[Weight]:
             raise argparse.ArgumentTypeError(
                 f"expected a list of whole numbers greater than 0 for {name!r} in {path}, but got {shape!r}"
             )
-    return [Weight(tuple(shape)) for _, shape in named]
+    return [Weight(tuple(shape), None, str(name)) for name, shape in named]
 
 
 def weights_of_checkpoint(path: str) -> list[Weight]:
@@ -80,15 +81,15 @@ def weights_of_checkpoint(path: str) -> list[Weight]:
     except (OSError, ValueError, RuntimeError) as error:
         raise argparse.ArgumentTypeError(f"cannot read {path} as a checkpoint: {error}") from None
     counters = {name for optimizer in OPTIMIZERS for name in optimizer.counters}
-    states = {prefix for optimizer in OPTIMIZERS for rule in optimizer.rules for prefix in rule.states}
-    prefixes = {"master", *states, *(f"{prefix}_scale" for prefix in states)}
+    states = {prefix for optimizer in OPTIMIZERS for rule in optimizer.rules for prefix in rule.prefixes}
+    prefixes = {"master", "average", *states, *(f"{prefix}_scale" for prefix in states)}
 
     def is_weight(name, value):
         prefix, _, rest = name.partition(".")
         is_state = rest in content and (prefix in prefixes or content[rest].shape == value.shape)
         return value.dtype in WEIGHT_DTYPES and name not in counters and not is_state and not name.endswith(BUFFERS)
 
-    found = [Weight(tuple(p.shape), p.dtype) for name, p in content.items() if is_weight(name, p)]
+    found = [Weight(tuple(p.shape), p.dtype, name) for name, p in content.items() if is_weight(name, p)]
     if not found:
         raise argparse.ArgumentTypeError(f"expected a network's parameters in {path}, but it holds none")
     return found

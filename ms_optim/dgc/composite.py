@@ -12,18 +12,18 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from .._abi import LIMB_BITS, LIMBS, MARK_WORDS
-from .._arithmetic import normal, norms, summed, usable
+from .._arithmetic import clipping, normal, norms, summed, usable
+from ..paths.averages import averages_of
 from ..paths.counting import Counting, RatesOfEach
 from ..paths.held_stacks import HeldStacks
-from ..paths.stacks import column, cut, first_of
+from ..paths.stacks import column, first_of
 from ..paths.survey import Prepare
 from .local_mean import LocalMean, cut_up, like, ranges_of
 from .schedule import Schedule, begins, place_of
 from .wire import LARGEST_LIMB, STEP_LIMBS
 
 if TYPE_CHECKING:
-    from .._held import Held
-    from .._layout import Layout, Settings
+    from ..paths.parts import Parts
 
 HALF = np.finfo(np.float16)
 
@@ -60,22 +60,19 @@ class CompressedCompositePath(nn.Cell):
     """The compressed step in MindSpore's operators.
 
     Args:
-        layout: What is known of the parameters.
-        held: What the optimizer holds.
-        statement: The optimizer, which states how gradients are ``decayed`` and the velocity is ``moved``.
-        settings: What all paths are told.
+        parts: What every path is made from; the optimizer states how gradients are ``decayed`` and how the velocity
+            is ``moved``.
         schedule: Who sends how much, and when.
         dgc_worker: Parameter, whose residuals the states are.
     """
 
     addresses = None
 
-    def __init__(
-        self, layout: Layout, held: Held, statement: Any, settings: Settings, schedule: Schedule, dgc_worker: Any
-    ):
+    def __init__(self, parts: Parts, schedule: Schedule, dgc_worker: Any):
         super().__init__(auto_prefix=False)
+        layout, held, settings = parts.layout, parts.held, parts.settings
         # It holds this Cell.
-        object.__setattr__(self, "statement", statement)
+        object.__setattr__(self, "statement", parts.statement)
         at_most = tuple(int(k) for k in schedule.counts.max(axis=0))
         self.stacks = stacks = HeldStacks(layout, held, False, at_most)
         self.stack_at_most = tuple(at_most[stack[0]] for stack in stacks.places)
@@ -83,9 +80,10 @@ class CompressedCompositePath(nn.Cell):
         self.dtype, self.clip_norm, self.each = settings.step_dtype, settings.clip_norm, C.Map()
         self.prepare, self.rates_of_each = Prepare(settings.unscale), RatesOfEach(layout)
         self.counting = Counting(held, self.dtype, settings.skips)
+        self.averages = averages_of(settings.average)
         workers = schedule.workers
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
-        self.has_phases, self.begins, self.sent = len(schedule.ends) > 0, begins(schedule), Tensor(schedule.counts)
+        self.has_periods, self.begins, self.sent = len(schedule.ends) > 0, begins(schedule), Tensor(schedule.counts)
         self.half_values = schedule.wire_dtype == "float16"
         self.worker_count, self.processes = workers.count, workers.count * workers.local
         self.share = 1.0 / math.sqrt(workers.count)
@@ -101,37 +99,36 @@ class CompressedCompositePath(nn.Cell):
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""
         stacks = self.stacks
+        if self.averages is not None:
+            self.counting.check()
         gradients = self.each(self.prepare, stacks(self.local_mean(gradients)), stacks.centralized)
         finite = self.each(usable, gradients)
         applied = self.counting.applies(self.everywhere(ops.all(ops.concat(finite))))
         table = self.rates_of_each(rates)
-        rate = self.each(cut, stacks.spread(table[0]), gradients)
-        decay = self.each(cut, stacks.spread(table[1]), gradients)
-        counts = ops.gather(self.sent, place_of(self.global_step, self.begins, self.has_phases), 0)
-        counts = self.each(first_of, stacks.spread(counts))
+        rate = stacks.spread(table[0], gradients)
+        decay = stacks.spread(table[1], gradients)
+        counts = ops.gather(self.sent, place_of(self.global_step, self.begins, self.has_periods), 0)
+        counts = self.each(first_of, stacks.spread(counts, gradients))
         columns = (gradients, self.stack_at_most, counts, *stacks.columns)
         accumulated = self.each(self.accumulated, decay, *columns)
         means = self.mean(self.each(_value_of, accumulated))
         # Nothing is written before what all sent is known to be of this step.
         applied = F.depend(applied, means)
-        shared = (applied,) * len(gradients)
+        shared = ((applied, self.counting.number()),) * len(gradients)
         reports = self.each(self.received, shared, finite, rate, accumulated, means, *columns)
         return self.counting(applied, stacks.in_order(reports))
 
-    def accumulated(self, decay, gradients, at_most, count, weights, masters, has_master, u, r):
+    def accumulated(self, decay, gradients, at_most, count, weights, masters, has_master, *states):
         """Return of a stack the weights, what is sent, the mask of it, and u and r with what is sent in them."""
-        weights, u, r = (
-            self.stacks.weights(weights, masters, has_master),
-            self.stacks.held(u),
-            self.stacks.held(r),
-        )
+        weights = self.stacks.weights(weights, masters, has_master)
+        u, r = self.stacks.held(states[0]), self.stacks.held(states[1])
         g = self.statement.decayed(weights, gradients, column(decay, weights))
         if at_most == 0:
             return weights, g, u, u, r
         clipped = g
         if self.clip_norm is not None:
-            total, bound = norms(g, self.dtype), self.clip_norm * self.share
-            clipped = normal(g * column(ops.where(total > bound, bound / total, ops.ones_like(total)), g))
+            clip = clipping(norms(g, self.dtype), self.clip_norm * self.share)
+            clipped = normal(g * column(clip, g))
         new_u, direction = self.statement.moved(clipped, u)
         new_r = summed(r, direction)
         rows = new_r.reshape((F.shape(new_r)[0], -1))
@@ -141,7 +138,7 @@ class CompressedCompositePath(nn.Cell):
 
     def received(
         self,
-        applied,
+        shared,
         finite,
         rate,
         accumulated,
@@ -155,6 +152,7 @@ class CompressedCompositePath(nn.Cell):
         *states,
     ):
         """Write the new weights and states of a stack; return their rows of statistics."""
+        applied, t = shared
         weights, value, mask, velocity, residual = accumulated
         u, r = self.stacks.held(states[0]), self.stacks.held(states[1])
         new_u, direction = self.statement.moved(mean, u)
@@ -169,6 +167,9 @@ class CompressedCompositePath(nn.Cell):
         update = normal(column(rate, direction) * direction)
         found = (norms(gradients, self.dtype), norms(weights, self.dtype))
         new_weights = ops.where(applied, normal(weights - update), weights)
+        if self.averages is not None:
+            step = (applied, t, weights, new_weights, states[2])
+            written += (self.stacks.write_average(self.averages, parameters, has_master, *step),)
         written += (self.stacks.write_weights(parameters, masters, has_master, new_weights),)
         size = norms(update, self.dtype)
         moved = (ops.where(applied, size, ops.zeros_like(size)), F.cast(applied, mstype.float32) * ops.ones_like(size))

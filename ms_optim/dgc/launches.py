@@ -61,7 +61,7 @@ class StageCell(nn.Cell):
 
 
 class ExchangeCell(nn.Cell):
-    """The step of a phase of training among several workers: send, exchange, apply."""
+    """The step of a period of training among several workers: send, exchange, apply."""
 
     sender: StageCell
     receiver: StageCell
@@ -77,7 +77,7 @@ class ExchangeCell(nn.Cell):
         self.exchange = workers.exchange(self.compressed, words)
 
     def construct(self, numbers: Tensors, sums: Tensor, skipping: Tensor, gradients: Tensors) -> Tensor:
-        """Run the phase's launches and what is between them."""
+        """Run the period's launches and what is between them."""
         sums, wire = self.send(numbers, sums, skipping, gradients)
         return self.apply(numbers, sums, skipping, self.exchange(wire), gradients)
 

@@ -11,7 +11,7 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from .._arithmetic import normal
-from ..paths.fused import in_parts
+from ..paths.places import in_parts
 
 if TYPE_CHECKING:
     from .transport import Workers

@@ -11,6 +11,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from .. import _abi, _kernels
+from .._addresses import AddressTable
 from .._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from ..paths.fused import no_sums, shared_flags
 from .launches import ExchangeCell, StageCell
@@ -19,8 +20,7 @@ from .schedule import Schedule, begins, place_of
 from .wire import wire_words
 
 if TYPE_CHECKING:
-    from .._held import Held
-    from .._layout import Layout, Settings
+    from ..paths.parts import Parts
 
 
 class CompressedByAddress(nn.Cell):
@@ -40,8 +40,8 @@ class CompressedByAddress(nn.Cell):
 
     @ms.jit(backend="ms_backend")
     def run(self, step, addresses, known):
-        """Run the step on what a table of addresses names, in a known phase of training."""
-        return self.path.phase_by_address(step, addresses, known)
+        """Run the step on what a table of addresses names, in a known period of training."""
+        return self.path.period_by_address(step, addresses, known)
 
     @ms.jit(backend="ms_backend")
     def look(self, step, addresses):
@@ -63,12 +63,7 @@ class CompressedPath(nn.Cell):
     """The compressed step in launches of the fused kernel.
 
     Args:
-        layout: What is known of the parameters.
-        held: What the optimizer holds.
-        rule: The optimizer's rule.
-        options: Its shared arguments.
-        settings: What all paths are told.
-        rates: The Cell that evaluates the rates of a step.
+        parts: What every path is made from.
         schedule: Who sends how much, and when.
         dgc_worker: Parameter, whose residuals the states are.
 
@@ -76,43 +71,32 @@ class CompressedPath(nn.Cell):
         addresses: The table of addresses that steps called from Python fill; None where there is none.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        held: Held,
-        rule,
-        options,
-        settings: Settings,
-        rates: Any,
-        schedule: Schedule,
-        dgc_worker: Any,
-    ):
+    def __init__(self, parts: Parts, schedule: Schedule, dgc_worker: Any):
         super().__init__(auto_prefix=False)
-        object.__setattr__(self, "rates", rates)
+        layout, held, rule, options, settings = parts.layout, parts.held, parts.rule, parts.options, parts.settings
+        object.__setattr__(self, "rates", parts.rates)
         object.__setattr__(self, "schedule", schedule)
         n, workers = layout.count, schedule.workers
         self.worker_count, self.unscale, self.skips = workers.count, settings.unscale, options.skip_nonfinite
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
-        self.phase_count, self.begins = len(schedule.ends) + 1, begins(schedule)
+        self.period_count, self.begins = len(schedule.ends) + 1, begins(schedule)
         self.all_reduce: Any = workers.all_reduce() if workers.count * workers.local > 1 else None
         columns = (layout.rate_places, layout.decay_places, layout.centralized)
         layouts = np.array([_abi.layout(*columns, sent=counts) for counts in schedule.counts])
         own = (*rule.constants, workers.rank, schedule.settings)
         self.layouts = Tensor(layouts)
-        self.constants, self.no_sums = (
-            Tensor(_abi.constants(settings.unscale, options.grad_clip_norm, settings.seed, own)),
-            no_sums(),
-        )
+        numbers = (settings.unscale, options.grad_clip_norm, settings.seed, own)
+        self.constants, self.no_sums = Tensor(_abi.constants(*numbers, average=settings.average)), no_sums()
         self.no_worker = Tensor(np.zeros(1, np.float32))
-        shared = shared_flags(layout, held, rule, options)
+        shared = shared_flags(parts)
         # For each form what comes before the tensors, weights, what is held for them, and the form's flag.
-        tensors = (*held.states, *held.masters)
+        tensors = (*held.states, *held.masters, *held.averages)
         forms = [((dgc_worker, *held.counters), tuple(held.parameters), tensors, 0)]
         self.addresses = None
         if settings.device == "CPU":
             forms.append(((Tensor(schedule.own_worker),), (), (), _kernels.BY_ADDRESS))
             self.by_address = CompressedByAddress(self)
-            self.addresses = _kernels.AddressTable(held)
+            self.addresses = AddressTable(held)
         sums = ((n, len(_kernels.SUMS)), ms.float64)
         local, look, exchanges = [], [], []
         for before, weights, states, flag in forms:
@@ -144,18 +128,18 @@ class CompressedPath(nn.Cell):
         """Take a step; return sums that nobody needs, once it is taken."""
         gradients = self.local_mean(gradients)
         numbers = (self.constants, rates)
-        phase = place_of(self.global_step, self.begins, self.phase_count > 1)
+        period = place_of(self.global_step, self.begins, self.period_count > 1)
         if self.worker_count == 1:
-            return self.run_locally(0, phase, numbers, gradients)
+            return self.run_locally(0, period, numbers, gradients)
         sums, skipping = self.looked_at(0, numbers, gradients)
         done = self.no_sums
-        for k in range(self.phase_count):
-            if phase == k:
+        for k in range(self.period_count):
+            if period == k:
                 done = self.exchanges[0][k](numbers, sums, skipping, gradients)
         return done
 
     def run_by_address(self, step, addresses):
-        """Take a step, called from Python, on what a table of addresses names; Python knows the phase."""
+        """Take a step, called from Python, on what a table of addresses names; Python knows the period."""
         known = self.schedule.place(step) if self.worker_count > 1 else 0
         return self.by_address.run(step, addresses, known)
 
@@ -163,12 +147,12 @@ class CompressedPath(nn.Cell):
         """Return the constants and the rates of a step."""
         return self.constants, self.rates(step)
 
-    def phase_by_address(self, step, addresses, known):
-        """Take a step of a known phase of training."""
+    def period_by_address(self, step, addresses, known):
+        """Take a step of a known period of training."""
         numbers = self.numbers_at(step)
         if self.worker_count == 1:
-            phase = place_of(step, self.begins, self.phase_count > 1)
-            return self.run_locally(1, phase, numbers, (addresses,))
+            period = place_of(step, self.begins, self.period_count > 1)
+            return self.run_locally(1, period, numbers, (addresses,))
         sums, skipping = self.looked_at(1, numbers, (addresses,))
         return self.exchanges[1][known](numbers, sums, skipping, (addresses,))
 
@@ -188,9 +172,9 @@ class CompressedPath(nn.Cell):
         """Accumulate, and move the weights by what the workers sent."""
         return self.exchanges[1][known].apply(self.numbers_at(step), sums, skipping, wires, (addresses,))
 
-    def run_locally(self, form, phase, numbers, gradients):
+    def run_locally(self, form, period, numbers, gradients):
         """Take the step of a worker that is alone."""
-        layout, stage = ops.gather(self.layouts, phase, 0), self.local[form]
+        layout, stage = ops.gather(self.layouts, period, 0), self.local[form]
         return stage(layout, numbers, self.no_sums, self.no_worker, stage.no_wires, gradients)
 
     def looked_at(self, form, numbers, gradients):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Schedule:
-    """How many elements of each tensor a worker sends in each phase of training.
+    """How many elements of each tensor a worker sends in each period of training.
 
     Args:
         layout: What is known of the parameters.
@@ -30,8 +30,8 @@ class Schedule:
     Attributes:
         workers: The workers.
         wire_dtype: The dtype in which values of compressed tensors travel.
-        counts: How many elements of each tensor are sent, 0 for all: int32 of shape (phases, tensors).
-        ends: The step that each phase but the first begins with.
+        counts: How many elements of each tensor are sent, 0 for all: int32 of shape (periods, tensors).
+        ends: The step that each period but the first begins with.
         settings: A number that only workers of the same settings share.
         own_worker: Which worker this is: int32 of shape (workers,), 1 in its place.
 
@@ -48,27 +48,27 @@ class Schedule:
                     f"but has {size}."
                 )
         begin, length, sparsity, least, self.wire_dtype = compression
-        phases = ramp(begin, length, sparsity)
+        periods = ramp(begin, length, sparsity)
         self.workers = workers
-        self.counts = np.array([[sent(part, size, least) for size in sizes] for _, part in phases], np.int32)
-        self.ends = tuple(begin for begin, _ in phases[1:])
+        self.counts = np.array([[sent(part, size, least) for size in sizes] for _, part in periods], np.int32)
+        self.ends = tuple(begin for begin, _ in periods[1:])
         known = (rule.name, rule.constants, rule.flags, options.grad_clip_norm, sizes, self.counts.tolist())
         self.settings = settings_number(*known, self.ends)
         self.own_worker = np.eye(workers.count, dtype=np.int32)[workers.rank]
 
     def place(self, step: Parameter) -> int:
-        """Return the phase of training that a step is in."""
+        """Return the period of training that a step is in."""
         at = int(step.asnumpy()[0])
         return sum(at >= end for end in self.ends)
 
 
-def place_of(step, begins, has_phases):
-    """Return the phase of training that a step is in, in a graph: an int32 tensor of no dimensions."""
-    if not has_phases:
+def place_of(step, begins, has_periods):
+    """Return the period of training that a step is in, in a graph: an int32 tensor of no dimensions."""
+    if not has_periods:
         return F.cast(step, mstype.int32).reshape(()) * 0
     return F.cast(step >= begins, mstype.int32).sum()
 
 
 def begins(schedule: Schedule) -> Tensor:
-    """Return the steps that phases begin with, as :func:`place_of` takes them."""
+    """Return the steps that periods begin with, as :func:`place_of` takes them."""
     return Tensor(np.array(schedule.ends or (0,), np.int32))

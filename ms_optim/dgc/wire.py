@@ -56,18 +56,18 @@ def settings_number(*settings: Any) -> int:
 
 
 def ramp(begin: int, length: int, sparsity: Sequence[float]) -> list[tuple[int, float | None]]:
-    """Return the phases of training: the step that each begins with, and its sparsity, None while all is sent.
+    """Return the periods of training: the step that each begins with, and its sparsity, None while all is sent.
 
     Args:
         begin: The first step with compression.
         length: Steps from there to the last sparsity.
         sparsity: The sparsities on the way, of equally many steps each.
     """
-    phases: dict[int, float | None] = {0: None} if begin > 0 else {}
+    periods: dict[int, float | None] = {0: None} if begin > 0 else {}
     for stage, part in enumerate(sparsity):
-        phases[begin + math.ceil(stage * length / len(sparsity))] = part
+        periods[begin + math.ceil(stage * length / len(sparsity))] = part
     # Stages shorter than a step begin together: the last of them counts.
-    return [next(same) for _, same in groupby(phases.items(), key=lambda phase: phase[1])]
+    return [next(same) for _, same in groupby(periods.items(), key=lambda period: period[1])]
 
 
 def sent(sparsity: float | None, size: int, min_compress_numel: int) -> int:

@@ -1,4 +1,4 @@
-"""The elementwise phases of the composite step in kernels that AKG compiles, and their trial: AKG errs without a word.
+"""The elementwise parts of the composite step in kernels that AKG compiles, and their trial: AKG errs without a word.
 
 What is of whole tensors (norms, clipping, the skipping of a step) stays in MindSpore's operators.
 """
@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from .. import _kernels
-from .._arithmetic import normal, summed
+from .._arithmetic import moved_along
 
 # Two float32 statements of the same dozen roundings, on numbers that do not cancel.
 TOLERANCE = 64 * 2.0**-24
@@ -35,7 +35,7 @@ def rows_of(kernel, numbers, tensors) -> Any:
 
 
 class AkgKernels(nn.Cell):
-    """AKG's kernels of the elementwise phases of a rule.
+    """AKG's kernels of the elementwise parts of a rule.
 
     Args:
         rule: The rule's name.
@@ -65,10 +65,12 @@ class AkgKernels(nn.Cell):
         return rows_of(self.move, (ops.stack(coefficients),), (weight, *directions))
 
 
-def why_not(rule, device: str) -> str | None:
-    """Say why there are no kernels of a rule to try on a device, or return None."""
+def why_not(rule, settings) -> str | None:
+    """Say why there are no kernels of a rule to try with an optimizer's settings, or return None."""
     reason = _kernels.why_not_akg(rule.name)
-    if reason is None and device != _kernels.device_target():
+    if reason is None and settings.cautious:
+        return "decay='cautious' is unknown to AKG's kernels"
+    if reason is None and settings.device != _kernels.device_target():
         return f"the arithmetic runs on the host, AKG's kernels on {_kernels.device_target()}"
     return reason
 
@@ -87,7 +89,7 @@ def tried(kernels: AkgKernels, statement, rule, device: str, dtype, sizes) -> st
     for size in sorted(set(sizes)):
         key = (type(statement), *_kernels.akg_kernels(rule.name)[:2], device, size)
         if key not in _found:
-            _found[key] = _tried(kernels, statement, rule.name, device, dtype, size)
+            _found[key] = _tried(kernels, statement, rule, device, dtype, size)
         if _found[key] is not None:
             return _found[key]
     return None
@@ -95,30 +97,29 @@ def tried(kernels: AkgKernels, statement, rule, device: str, dtype, sizes) -> st
 
 def _tried(kernels, statement, rule, device, dtype, size):
     """Try the kernels on so many elements; say what is wrong, or return None."""
-    data = trial_data(min(size, PERIOD), kernels.state_count, kernels.direction_count)
+    data = trial_data(min(size, PERIOD), [kind for _, kind in rule.kinds], kernels.direction_count)
     scalars = statement.scalars(Tensor(3.0, dtype))
     try:
-        made = _both_phases(kernels.stated, kernels.along, kernels, scalars, [np.resize(x, size) for x in data])
+        made = _both_parts(kernels.stated, kernels.along, kernels, scalars, [np.resize(x, size) for x in data])
     except Exception as error:
         # AKG runs as a program of its own: of what it stumbles over this is all that comes back.
-        return f"AKG does not compile or run the rule '{rule}' on {device}: {str(error).splitlines()[0]}"
-    right = _both_phases(statement.directions, _along, kernels, scalars, data)
+        return f"AKG does not compile or run the rule '{rule.name}' on {device}: {str(error).splitlines()[0]}"
+    right = _both_parts(statement.directions, _along, kernels, scalars, data)
     worst = max(difference(x, np.resize(y, size)) for x, y in zip(made, right))
     if worst <= TOLERANCE:
         return None
     return (
-        f"AKG's kernel for the rule '{rule}' is wrong on {device}: of {size} elements one is off by {worst:.1e} of "
-        f"its value in MindSpore's operators, where {TOLERANCE:.1e} is allowed"
+        f"AKG's kernel for the rule '{rule.name}' is wrong on {device}: of {size} elements one is off by {worst:.1e} "
+        f"of its value in MindSpore's operators, where {TOLERANCE:.1e} is allowed"
     )
 
 
 def _along(coefficients, weight, directions):
     """Return what :meth:`AkgKernels.along` returns, in MindSpore's operators."""
-    update = summed(*(c * d for c, d in zip(coefficients, directions)))
-    return update, normal(weight - update)
+    return moved_along(weight, [c * d for c, d in zip(coefficients, directions)])
 
 
-def _both_phases(stated, along, kernels, scalars, data):
+def _both_parts(stated, along, kernels, scalars, data):
     """Return what two functions make of trial data: directions and states, and the move along directions."""
     weight, gradient, *others = (Tensor(x) for x in data)
     states, directions = tuple(others[: kernels.state_count]), tuple(others[kernels.state_count :])
@@ -127,8 +128,8 @@ def _both_phases(stated, along, kernels, scalars, data):
     return [x.asnumpy() for x in (*found, *new_states, *along(coefficients, weight, directions))]
 
 
-def trial_data(size, states, directions):
-    """Make a weight, a gradient, states and directions of many magnitudes whose sums do not cancel."""
+def trial_data(size, kinds, directions):
+    """Make a weight, a gradient, states of some kinds and directions, of many magnitudes whose sums do not cancel."""
     rng = np.random.default_rng(0)
     sign = rng.choice([-1.0, 0.0, 1.0], size, p=[0.4, 0.2, 0.4])
     scale = 10.0 ** rng.uniform(-8, 1, size)
@@ -136,10 +137,10 @@ def trial_data(size, states, directions):
     def magnitudes():
         return scale * rng.uniform(0.5, 2.0, size)
 
-    weight, gradient, m = (sign * magnitudes() for _ in range(3))
-    squares = [magnitudes() ** 2 for _ in range(states - 1)]
+    weight, gradient = (sign * magnitudes() for _ in range(2))
+    states = [magnitudes() ** 2 if kind == "unsigned" else sign * magnitudes() for kind in kinds]
     against = [-sign * magnitudes() for _ in range(directions)]
-    return [x.astype(np.float32) for x in (weight, gradient, m, *squares, *against)]
+    return [x.astype(np.float32) for x in (weight, gradient, *states, *against)]
 
 
 def difference(actual, expected):

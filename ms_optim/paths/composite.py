@@ -7,106 +7,110 @@ limits to some hundred turns.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .._arithmetic import normal, norms, summed
+from .._arithmetic import moved_along, normal, norms
+from .averages import averages_of
 from .counting import Counting, RatesOfEach
 from .held_stacks import HeldStacks
-from .stacks import alone, column, cut
+from .slices import WholeNorms
+from .stacks import alone, column
 from .survey import Survey
 
 if TYPE_CHECKING:
-    from .._held import Held
-    from .._layout import Layout
     from .akg import AkgKernels
-    from .slices import WholeNorms
+    from .parts import Parts
 
 
 class CompositePath(nn.Cell):
     """The step in MindSpore's operators.
 
     Args:
-        layout: What is known of the parameters.
-        held: What the optimizer holds.
-        statement: The optimizer, which states its rule: ``scalars``, ``entering``, ``directions``, ``coefficients`` and
-            ``normalizes_gradient``.
-        is_elementwise: Whether the rule treats each element by itself.
-        settings: What all paths are told: see :class:`ms_optim._layout.Settings`.
-        whole: The norms of sliced tensors; None: no tensor is sliced.
-        akg: AKG's kernels of the elementwise phases; None: MindSpore's operators.
+        parts: What every path is made from.
+        akg: AKG's kernels of the elementwise parts; None: MindSpore's operators.
     """
 
     addresses = None
 
-    def __init__(
-        self,
-        layout: Layout,
-        held: Held,
-        statement: Any,
-        is_elementwise: bool,
-        settings: Any,
-        whole: WholeNorms | None,
-        akg: AkgKernels | None,
-    ):
+    def __init__(self, parts: Parts, akg: AkgKernels | None):
         super().__init__(auto_prefix=False)
+        layout, held, settings = parts.layout, parts.held, parts.settings
         # It holds this Cell.
-        object.__setattr__(self, "statement", statement)
-        self.normalizes, self.is_elementwise = statement.normalizes_gradient, is_elementwise
-        self.dtype, self.akg, self.whole = settings.step_dtype, akg, whole
-        self.stacks = HeldStacks(layout, held, akg is not None or not is_elementwise)
-        survey = (settings.unscale, settings.clip_norm, self.dtype, whole)
+        object.__setattr__(self, "statement", parts.statement)
+        self.normalizes, self.is_elementwise = parts.statement.normalizes_gradient, parts.rule.is_elementwise
+        self.dtype, self.akg = settings.step_dtype, akg
+        rule = parts.rule
+        self.state_columns, self.starts_at_weights = max(held.state_counts), rule.starts_at_weights
+        # How many states tensors of each form have; the last: those that hold no matrices.
+        self.state_counts = (*(len(rule.states) for _ in layout.forms), len(rule.of_tensor(False).states))
+        self.averages = averages_of(settings.average)
+        self.weighs_steps, self.step_weights = rule.weighs_steps, ()
+        self.may_be_averaged = self.averages is not None or parts.statement.averages_iterates
+        self.whole = None if parts.slices is None else WholeNorms(parts.slices, self.dtype)
+        self.stacks = HeldStacks(layout, held, akg is not None or not self.is_elementwise)
+        survey = (settings.unscale, settings.clip_norm, self.dtype, self.whole)
         self.survey = Survey(self.stacks, self.stacks.centralized, *survey)
         self.counting = Counting(held, self.dtype, settings.skips)
         self.rates_of_each = RatesOfEach(layout)
         self.each = C.Map()
         object.__setattr__(self, "statistics", held.statistics)
+        if rule.weighs_steps:
+            object.__setattr__(self, "step_weights", held.step_weights[0])
 
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""
         stacks = self.stacks
+        if self.may_be_averaged:
+            self.counting.check()
         gradients, norms, finite, all_finite, clip = self.survey(gradients)
         applied = self.counting.applies(all_finite)
-        scalars = self.statement.scalars(self.counting.number())
+        t = self.counting.number()
+        scalars = self.statement.scalars(t)
         table = self.rates_of_each(rates)
-        rate = self.each(cut, stacks.spread(table[0]), gradients)
-        decay = self.each(cut, stacks.spread(table[1]), gradients)
+        rate = stacks.spread(table[0], gradients)
+        if self.weighs_steps:
+            before = stacks.spread(self.step_weights, gradients)
+            weighed = self.each(self.statement.weighed, (t,) * len(gradients), rate, before)
+            rate, after = self.each(_first, weighed), stacks.in_order(self.each(_second, weighed))
+            applied = F.depend(applied, F.assign(self.step_weights, ops.where(applied, after, self.step_weights)))
+        decay = stacks.spread(table[1], gradients)
         held = stacks.columns
         if self.whole is None:
             # Of a partial function, Map takes the elements of nested tuples for 0 where several tuples are of one type.
-            shared = ((scalars, clip, applied),) * len(gradients)
-            rows = self.each(cut, stacks.spread(self.statistics), gradients)
-            columns = (shared, stacks.owned, rows, rate, decay, gradients, norms, finite)
+            shared = ((scalars, clip, t, applied),) * len(gradients)
+            rows = stacks.spread(self.statistics, gradients)
+            columns = (shared, stacks.owned, stacks.forms, rows, rate, decay, gradients, norms, finite)
             return self.counting(applied, stacks.in_order(self.each(self.updated, *columns, *held)))
-        shared = ((scalars, clip),) * len(gradients)
-        directed = self.each(self.directed, shared, decay, gradients, norms, *held)
+        shared = ((scalars, clip, t),) * len(gradients)
+        directed = self.each(self.directed, shared, stacks.forms, decay, gradients, norms, *held)
         found = self.whole(stacks.in_order(self.each(self.norms_of, directed)))
-        norms_of_each = self.each(cut, stacks.spread(found), gradients)
-        shared = (applied,) * len(gradients)
+        norms_of_each = stacks.spread(found, gradients)
+        shared = ((applied, t),) * len(gradients)
         moved = stacks.in_order(self.each(self.moved, shared, rate, decay, directed, norms_of_each, *held))
         update_norms = self.whole(moved[:, :1])[:, 0]
         all_finite = F.cast(stacks.in_order(finite), mstype.float32)
         columns = (stacks.in_order(norms), found[:, 0], update_norms, moved[:, 1], all_finite)
         return self.counting(applied, ops.stack(columns, 1))
 
-    def updated(self, shared, is_owned, rows, rate, decay, gradients, sizes, finite, *held):
+    def updated(self, shared, is_owned, form, rows, rate, decay, gradients, sizes, finite, *held):
         """Update the tensors of a stack, unless another process does; return their rows of statistics."""
-        scalars, clip, applied = shared
+        scalars, clip, t, applied = shared
         if not is_owned:
             return rows
-        directed = self.directed((scalars, clip), decay, gradients, sizes, *held)
+        directed = self.directed((scalars, clip, t), form, decay, gradients, sizes, *held)
         norms = self.norms_of(directed)
-        moved = self.moved(applied, rate, decay, directed, norms, *held)
+        moved = self.moved((applied, t), rate, decay, directed, norms, *held)
         before = ops.stack((sizes, norms[:, 0]), 1)
         return ops.concat((before, moved, F.cast(finite, mstype.float32).reshape((-1, 1))), 1)
 
-    def directed(self, shared, decay, gradients, sizes, parameters, masters, has_master, *states):
-        """Return the weights of a stack, the directions they move along, and their new and old states."""
-        scalars, clip = shared
+    def directed(self, shared, form, decay, gradients, sizes, parameters, masters, has_master, *states):
+        """Return of a stack the weights, the directions, new and old states, and a factor of the trust ratio."""
+        scalars, clip, t = shared
         weights = self.stacks.weights(parameters, masters, has_master)
         if self.normalizes:
             # Which undoes clipping.
@@ -114,10 +118,20 @@ class CompositePath(nn.Cell):
         else:
             gradients = gradients * clip
         old_states = ()
-        for k in range(len(states)):
+        for k in range(self.state_counts[form]):
             old_states += (self.stacks.held(states[k]),)
-        directions, new_states = self.stated(scalars, weights, normal(gradients), decay, old_states)
-        return weights, directions, new_states, old_states
+        known = self.started(t, weights, old_states)
+        gradients = normal(gradients)
+        if form >= 0:
+            taken = (scalars, form, weights, gradients, column(decay, gradients), known)
+            directions, new_states, ratio = self.statement.matrix_directions(*taken)
+            return weights, directions, new_states, old_states, ratio
+        directions, new_states = self.stated(scalars, weights, gradients, decay, known)
+        return weights, directions, new_states, old_states, ops.ones_like(sizes)
+
+    def started(self, t, weights, states):
+        """Return the states of a stack before the step, of which the first may start as the weights."""
+        return (ops.where(t == 1, weights, states[0]), *states[1:]) if self.starts_at_weights else states
 
     def stated(self, scalars, weights, gradients, decay, states):
         """Return the directions and new states that the rule states for a stack."""
@@ -139,18 +153,29 @@ class CompositePath(nn.Cell):
             found += (norms(d, self.dtype),)
         return ops.stack(found, 1)
 
-    def moved(self, applied, rate, decay, directed, norms_of_each, parameters, masters, has_master, *states):
+    def moved(self, shared, rate, decay, directed, norms_of_each, parameters, masters, has_master, *states):
         """Write the new weights and states of a stack; return the norms of the updates, and the trust ratios."""
-        weights, directions, new_states, old_states = directed
+        applied, t = shared
+        weights, directions, new_states, old_states, factor = directed
         found = ops.unstack(norms_of_each, 1)
         coefficients, ratio = self.coefficients_of(rate, decay, found[0], found[1:])
+        ratio = ratio * factor
+        new_states = self.statement.followed(self.over(rate, weights), directions, new_states)
         update, new_weights = self.along(coefficients, weights, directions)
         new_weights = ops.where(applied, new_weights, weights)
-        written = (self.stacks.write_weights(parameters, masters, has_master, new_weights),)
-        for k in range(len(states)):
+        written = ()
+        if self.averages is not None:
+            step = (applied, t, weights, new_weights, states[self.state_columns])
+            written += (self.stacks.write_average(self.averages, parameters, has_master, *step),)
+        written += (self.stacks.write_weights(parameters, masters, has_master, new_weights),)
+        for k in range(len(new_states)):
             written += (self.stacks.write_stack(states[k], ops.where(applied, normal(new_states[k]), old_states[k])),)
         moved = ops.stack((norms(update, self.dtype), ratio), 1)
         return F.depend(ops.where(applied, moved, ops.zeros_like(moved)), written)
+
+    def over(self, rate, weights):
+        """Return the learning rates of a stack, or what weighing made of them, in a shape that broadcasts over it."""
+        return self.each(column, rate, (weights,) * len(rate)) if self.weighs_steps else column(rate, weights)
 
     def coefficients_of(self, rate, decay, weight_norms, direction_norms):
         """Return the coefficients of the directions of a stack, and its trust ratios."""
@@ -169,8 +194,15 @@ class CompositePath(nn.Cell):
         terms = ()
         for k in range(len(directions)):
             terms += (column(coefficients[k], weights) * directions[k],)
-        update = summed(*terms)
-        return update, normal(weights - update)
+        return moved_along(weights, terms)
+
+
+def _first(pair):
+    return pair[0]
+
+
+def _second(pair):
+    return pair[1]
 
 
 def _only(numbers):

@@ -47,6 +47,14 @@ class Counting(nn.Cell):
         for name in ("global_step", "skipped_steps", "statistics", "beta_powers"):
             object.__setattr__(self, name, getattr(held, name))
 
+    def check(self):
+        """Raise an error where averaged weights are in the parameters, which a count below 0 says."""
+        if self.global_step[0] < 0:
+            raise RuntimeError(
+                "the parameters hold the averaged weights: leave 'with optimizer.averaged()', or call "
+                "optimizer.train(), before the next step."
+            )
+
     def number(self):
         """Return the number of this step, from 1."""
         return F.cast(self.global_step, self.dtype).reshape(()) + 1.0

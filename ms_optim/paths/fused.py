@@ -11,11 +11,12 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from .. import _abi, _kernels
 from .._abi import launch
+from .._addresses import AddressTable
 from .._kernels import ALL_STAGES, APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from .places import chosen, picked
 
 if TYPE_CHECKING:
-    from .._held import Held
-    from .._layout import Layout, Settings
+    from .parts import Parts
 
 
 class Launch(NamedTuple):
@@ -25,8 +26,8 @@ class Launch(NamedTuple):
     tensors: tuple[int, ...]
 
 
-def plan(count: int, own: tuple[int, ...], at_most: int, looks_at_all: bool) -> list[list[Launch]]:
-    """Split a step into phases of launches; each phase sees the sums of the phase before.
+def phases_of(count: int, own: tuple[int, ...], at_most: int, looks_at_all: bool) -> list[list[Launch]]:
+    """Cut a step into phases of launches; each phase sees the sums of the phase before.
 
     Args:
         count: How many tensors there are.
@@ -41,8 +42,8 @@ def plan(count: int, own: tuple[int, ...], at_most: int, looks_at_all: bool) -> 
     return _committed([first, _launches(MOMENTS_STAGE + APPLY_STAGE, own, at_most)])
 
 
-def sharded_plan(count: int, at_most: int, is_layerwise: bool, looks_first: bool) -> list[list[Launch]]:
-    """Split a step of split tensors into phases: after each but the last, sums are added up over processes.
+def phases_of_parts(count: int, at_most: int, is_layerwise: bool, looks_first: bool) -> list[list[Launch]]:
+    """Cut a step on parts of tensors into phases: between phases, sums are added up over processes.
 
     Args:
         count: How many tensors there are.
@@ -72,40 +73,6 @@ def _committed(phases: list[list[Launch]]) -> list[list[Launch]]:
 
 # Each launch that a graph has besides makes it compile longer.
 MOST_LAUNCHES = 16
-# A graph unrolls loops by recursion, which MindSpore limits: no loop of a step has many more turns than this.
-MOST_TURNS = 64
-
-
-def in_parts(items: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-    """Return items in parts: as many loops over a part and one over the parts replace a loop with too many turns."""
-    size = max(MOST_TURNS, -(-len(items) // MOST_TURNS))
-    return tuple(tuple(items[k : k + size]) for k in range(0, len(items), size))
-
-
-def runs(places: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Return what :func:`picked` takes for places: ranges of consecutive places, in parts."""
-    ranges: list[tuple[int, int]] = []
-    for i in places:
-        if ranges and ranges[-1][1] == i:
-            ranges[-1] = (ranges[-1][0], i + 1)
-        else:
-            ranges.append((i, i + 1))
-    return in_parts(ranges)
-
-
-def picked(tensors, places):
-    """Return the tensors at some places, as :func:`runs` states these; usable in graphs."""
-    found = ()
-    for ranges in places:
-        found += _picked_ranges(tensors, ranges)
-    return found
-
-
-def _picked_ranges(tensors, ranges):
-    found = ()
-    for begin, end in ranges:
-        found += tensors[begin:end]
-    return found
 
 
 def as_tuple(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -125,12 +92,14 @@ class LaunchCell(nn.Cell):
         before: What it takes before the tensors: the counters, and ranges if it is one of a share.
         weights: The weights that it moves.
         held: Their states, masters and scales.
-        places: Places of its gradients among all, as :func:`runs` states these; None: it takes all that it is given.
+        places: Places of its gradients among all, as :func:`ms_optim.paths.places.chosen` states these; None: it takes
+            all that it is given.
+        matrices: Of a rule of matrices the table of these, and the coefficients of its iterations.
     """
 
-    def __init__(self, kernel, flags, layout, before=(), weights=(), held=(), places=None):
+    def __init__(self, kernel, flags, layout, before=(), weights=(), held=(), places=None, matrices=()):
         super().__init__(auto_prefix=False)
-        self.kernel, self.flags, self.layout = kernel, flags, layout
+        self.kernel, self.flags, self.layout, self.matrices = kernel, flags, layout, matrices
         self.takes_all, self.places = places is None, places or ()
         # The optimizer holds these already, and Cell would list them twice.
         for name, tensors in (("before", before), ("weights", weights), ("held", held)):
@@ -140,7 +109,7 @@ class LaunchCell(nn.Cell):
         """Run the kernel on its part of all gradients, and return its sums."""
         if not self.takes_all:
             gradients = picked(gradients, self.places)
-        parts = ((), self.before, self.weights, gradients, self.held)
+        parts = (self.matrices, self.before, self.weights, gradients, self.held)
         return launch(self.kernel, self.flags, self.layout, constants, rates, sums, *parts)
 
 
@@ -161,27 +130,19 @@ class ByAddress(nn.Cell):
         return self.launch_all(step, addresses)
 
 
-def shared_flags(layout: Layout, held: Held, rule, options) -> int:
+def shared_flags(parts: Parts) -> int:
     """Return the flags that all launches of an optimizer share."""
+    held, options = parts.held, parts.options
     return (
         _kernels.SKIP_NONFINITE * options.skip_nonfinite
         + _kernels.MASTERS * bool(len(held.masters))
-        + _kernels.CENTRALIZES * any(layout.centralized)
+        + _kernels.CENTRALIZES * any(parts.layout.centralized)
         + _kernels.BETA_POWERS * bool(held.beta_powers)
         + _kernels.STOCHASTIC_ROUNDING * options.stochastic_rounding
         + _kernels.CLIPS * (options.grad_clip_norm is not None)
-        + rule.shared_flags
+        + _kernels.AVERAGES * (options.average_decay is not None)
+        + parts.rule.shared_flags
     )
-
-
-def launch_constants(rule, settings: Settings) -> Tensor:
-    """Return the numbers that all launches of an optimizer take."""
-    return Tensor(_abi.constants(settings.unscale, settings.clip_norm, settings.seed, rule.constants))
-
-
-def launch_layout(layout: Layout) -> np.ndarray:
-    """Return the layout of all tensors as launches take it: int32 of shape (tensors, columns)."""
-    return _abi.layout(layout.rate_places, layout.decay_places, layout.centralized)
 
 
 def no_sums() -> Tensor:
@@ -192,68 +153,96 @@ def no_sums() -> Tensor:
 class FusedPath(nn.Cell):
     """The step as launches of a fused kernel.
 
+    Where a process has parts of tensors, sums over these are exchanged between two phases:
+
+        gradients | moments and weights | commit     a rule that looks at single elements
+        gradients | moments | weights and commit     a layer-wise rule
+
+    Gradients have a phase of their own only if all of them are looked at first, for clipping, say.
+
     Args:
-        layout: What is known of the parameters.
-        held: What the optimizer holds.
-        rule: The optimizer's rule.
-        options: Its shared arguments.
-        settings: What all paths are told.
-        rates: The Cell that evaluates the rates of a step.
-        normalizes: Whether each gradient is divided by its norm.
-        slice_sums: What adds up sums of sliced tensors over processes; None: no tensor is sliced.
+        parts: What every path is made from.
+        exchange: What adds up sums of parts of tensors over processes; None: this process has all of each tensor.
+        ranges: Which elements of each tensor this process updates, int64 of shape (tensors, 2), where it has whole
+            gradients all the same; None: all that it has.
 
     Attributes:
         addresses: The table of addresses that steps called from Python fill; None where there is none.
     """
 
-    addresses: _kernels.AddressTable | None
+    addresses: AddressTable | None
 
-    def __init__(self, layout, held, rule, options, settings, rates, normalizes, slice_sums):
+    def __init__(self, parts: Parts, exchange: nn.Cell | None = None, ranges: np.ndarray | None = None):
         super().__init__(auto_prefix=False)
-        object.__setattr__(self, "rates", rates)
-        self.slice_sums, self.addresses = slice_sums, None
-        self.constants, self.no_sums = launch_constants(rule, settings), no_sums()
+        layout, held, rule, options, settings = parts.layout, parts.held, parts.rule, parts.options, parts.settings
+        object.__setattr__(self, "rates", parts.rates)
+        self.exchange: Any
+        self.exchange, self.has_whole_gradients, self.addresses = exchange, ranges is not None, None
+        numbers = (settings.unscale, settings.clip_norm, settings.seed, rule.constants)
+        constants = _abi.constants(*numbers, settings.cautious, settings.average)
+        self.constants, self.no_sums = Tensor(constants), no_sums()
         count, device = layout.count, settings.device
         own = tuple(i for i, mine in enumerate(layout.owned) if mine)
         looks_at_all = options.grad_clip_norm is not None or options.skip_nonfinite
+        looks_first = looks_at_all or parts.statement.normalizes_gradient
 
         def planned(at_most):
-            if slice_sums is not None:
-                return sharded_plan(count, at_most, rule.is_layerwise, looks_at_all or normalizes)
-            return plan(count, own, at_most, looks_at_all)
+            if exchange is not None:
+                return phases_of_parts(count, at_most, rule.is_layerwise, looks_first)
+            return phases_of(count, own, at_most, looks_at_all)
 
-        phases = planned(max(rule.at_most or count, -(-count // MOST_LAUNCHES)))
-        shared, columns = shared_flags(layout, held, rule, options), launch_layout(layout)
+        phases = planned(count if ranges is not None else max(rule.at_most or count, -(-count // MOST_LAUNCHES)))
+        shared = shared_flags(parts)
+        columns = _abi.layout(layout.rate_places, layout.decay_places, layout.centralized)
+
+        def matrices_of(tensors):
+            if not rule.iterations:
+                return ()
+            forms = [layout.forms[layout.form_places[i]] if layout.holds_matrices(i) else () for i in tensors]
+            return Tensor(_abi.matrices(forms)), Tensor(np.array(rule.iterations, np.float64))
+
+        has_matrices = len(rule.iterations) > 0
 
         def made(planned_launch):
             stages, tensors = planned_launch
             n = len(tensors)
             reads, moves = stages != COMMIT_STAGE, stages not in (GRADIENT_STAGE, COMMIT_STAGE)
             weights = [held.parameters[i] for i in tensors] if moves else []
-            states = [held.of_tensors[i] for i in held.places_of(tensors)] if moves else []
-            written = _abi.written(len(held.counters), len(weights), n * reads, len(states))
+            states = held.tensors_for(tensors) if moves else ()
+            own_ranges = () if ranges is None or not moves else (Tensor(ranges[list(tensors)]),)
+            counts = (len(held.counters), len(weights), n * reads, len(states))
+            written = _abi.written(*counts, ranges=len(own_ranges) > 0, matrices=has_matrices)
             shapes = [layout.shapes[i] if reads else (0,) for i in tensors]
             sums = ((n, len(_kernels.SUMS)), ms.float64)
             kernel = _kernels.operator(rule.name, device, written, [sums], shapes, shared)
             own_layout = Tensor(np.ascontiguousarray(columns[list(tensors)]))
-            flags = _kernels.flags(stages, shared, rule.flags)
-            places = None if n == count and reads else runs(tensors if reads else ())
-            return LaunchCell(kernel, flags, own_layout, held.counters, weights, states, places)
+            flags = _kernels.flags(stages, shared + _kernels.SHARES * len(own_ranges), rule.flags)
+            places = None if n == count and reads else chosen(tensors if reads else ())
+            before = (*own_ranges, *held.counters)
+            return LaunchCell(kernel, flags, own_layout, before, weights, states, places, matrices_of(tensors))
 
         self.launches = nn.CellList([made(launch) for phase in phases for launch in phase])
+        self.is_exchanged = self.exchanged_after(phases)
         places = iter(range(len(self.launches)))
         self.phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
-        if device == "CPU" and not settings.is_parallel:
+        if device == "CPU" and not settings.is_parallel and ranges is None:
             sums = [((count, len(_kernels.SUMS)), ms.float64)]
-            kernel = _kernels.operator(rule.name, device, _abi.written(gradients=1), sums)
+            kernel = _kernels.operator(rule.name, device, _abi.written(gradients=1, matrices=has_matrices), sums)
             cells = []
             for ((stages, _),) in planned(count):
                 flags = _kernels.flags(stages, shared + _kernels.BY_ADDRESS, rule.flags)
-                cells.append(LaunchCell(kernel, flags, Tensor(columns)))
+                cells.append(LaunchCell(kernel, flags, Tensor(columns), matrices=matrices_of(range(count))))
             self.launches_by_address = nn.CellList(cells)
             self.phases_by_address = tuple((k,) for k in range(len(cells)))
             self.by_address = ByAddress(self.launch_by_address)
-            self.addresses = _kernels.AddressTable(held)
+            self.addresses = AddressTable(held)
+
+    def exchanged_after(self, phases):
+        """Tell of each phase whether its sums are exchanged: not those of the last, nor those of whole gradients."""
+        if self.exchange is None:
+            return (False,) * len(phases)
+        known = [self.has_whole_gradients and phase[0].stages == GRADIENT_STAGE for phase in phases]
+        return tuple(place + 1 < len(phases) and not is_known for place, is_known in enumerate(known))
 
     def construct(self, rates, gradients):
         """Take a step; return sums that nobody needs, once it is taken."""
@@ -275,22 +264,19 @@ class FusedPath(nn.Cell):
             for k in phase:
                 found += (launches[k](self.constants, rates, sums, gradients),)
             made = found[0] if len(found) == 1 else ops.concat(found)
-            sums = made if self.slice_sums is None else self.whole(place == 0, place + 1 == len(phases), made, sums)
+            sums = self.whole(place == 0, made, sums) if self.is_exchanged[place] else made
         return sums
 
-    def whole(self, is_first, is_last, sums, known):
-        """Return the sums that a phase of launches made, of whole tensors; after the last phase nobody needs them.
+    def whole(self, is_first, sums, known):
+        """Return the sums of whole tensors from those of the parts that the processes have.
 
         The first phase settles the gradients' sums: a launch that skips the step only passes them on, and even where
         one sums them up anew, all launches shall clip alike.
 
         Args:
-            is_first: Whether it is the first phase.
-            is_last: Whether it is the last.
+            is_first: Whether a phase of launches before this one knew no sums.
             sums: What the launches returned, float64 of shape (tensors, kinds of sums); gradients' sums are in front.
-            known: What this returned after the phase before.
+            known: The sums that they took.
         """
-        if is_last:
-            return sums
-        whole = self.slice_sums(sums)
+        whole = self.exchange(sums)
         return whole if is_first else ops.concat((known[:, :1], whole[:, 1:]), 1)

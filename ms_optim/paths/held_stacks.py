@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from mindspore import ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .._arithmetic import weights_of, write
+from .._arithmetic import rounded, weights_of, write
 from .stacks import Stacks, stacked_places
 
 if TYPE_CHECKING:
@@ -30,16 +30,20 @@ class HeldStacks(Stacks):
     def __init__(self, layout: Layout, held: Held, alone: bool, *kinds: Sequence):
         has_master, n = held.has_master(), layout.count
         own_kind = range(n) if alone else (0,) * n
-        common = zip(own_kind, layout.shapes, layout.dtypes, has_master, layout.centralized, layout.owned, *kinds)
+        forms = layout.form_places or (-1,) * n
+        known = (layout.shapes, layout.dtypes, has_master, layout.centralized, layout.owned, forms)
+        common = zip(own_kind, *known, *kinds)
         super().__init__(stacked_places(list(common), layout.sizes))
         first = [stack[0] for stack in self.places]
         self.owned = tuple(layout.owned[i] for i in first)
+        self.forms = tuple(forms[i] for i in first)
         self.centralized = tuple(layout.centralized[i] for i in first)
-        columns = [self.split(held.parameters), self.split(held.masters_or_weights())]
+        columns = [self.by_stack(held.parameters), self.by_stack(held.masters_or_weights())]
         columns.append(tuple(has_master[i] for i in first))
-        columns += [self.split(states) for states in held.states_of_each()]
-        # For Map: parameters, masters, whether there are masters, then each state. The optimizer holds all of these
-        # already, and Cell would list them twice.
+        columns += [self.by_stack(states) for states in held.states_of_each()]
+        columns += [self.by_stack(held.averages)] if len(held.averages) > 0 else []
+        # For Map: parameters, masters, whether there are masters, each state, and averages where they are kept. The
+        # optimizer holds all of these already, and Cell would list them twice.
         object.__setattr__(self, "columns", tuple(columns))
         # The function of the same name would be compiled once more for each tensor.
         self.assign = ops.Assign()
@@ -50,12 +54,34 @@ class HeldStacks(Stacks):
         known = self.held(masters) if has_master else weights
         return weights_of(F.dtype(parameters[0]), weights, known, has_master)
 
+    def stored(self, parameters, has_master, weights):
+        """Return weights in float32 as they are once they are written."""
+        dtype = F.dtype(parameters[0])
+        return weights if has_master or dtype == mstype.float32 else rounded(weights, dtype)
+
     def write_stack(self, parameters, stack):
         """Write the tensors of a stack to parameters; what is returned must be waited for, or a graph may drop this."""
         dtype = F.dtype(parameters[0])
         if dtype == mstype.bfloat16:
             return self.each(write, parameters, ops.unstack(stack, 0))
         return self.each(self.assign, parameters, ops.unstack(F.cast(stack, dtype), 0))
+
+    def write_average(self, averages, parameters, has_master, applied, t, before, after, kept):
+        """Write the new averages of a stack's weights; to be waited for, too.
+
+        Args:
+            averages: What averages weights.
+            parameters: The parameters of the stack.
+            has_master: Whether they have masters.
+            applied: Whether the step is applied.
+            t: The number of the step, from 1.
+            before: The weights from before the step.
+            after: The weights after it.
+            kept: The parameters that hold the averages.
+        """
+        old = self.held(kept)
+        new = averages(t, before, old, self.stored(parameters, has_master, after))
+        return self.write_stack(kept, ops.where(applied, new, old))
 
     def write_weights(self, parameters, masters, has_master, weights):
         """Write the weights of a stack, and their masters if they have any; to be waited for, too."""

@@ -14,28 +14,20 @@ from .._abi import AdamWFlag
 from .._arithmetic import norm, weights_of, write
 
 if TYPE_CHECKING:
-    from .._held import Held
-    from .._layout import Layout
+    from .parts import Parts
 
 
-def why_not(rule, options, layout: Layout, held: Held, device: str, rates_change: bool) -> str | None:
-    """Say why the platform's own AdamW cannot do what is asked for, or return None.
-
-    Args:
-        rule: The optimizer's rule.
-        options: Its shared arguments.
-        layout: What is known of the parameters.
-        held: What the optimizer holds.
-        device: The device.
-        rates_change: Whether learning rates or weight decays depend on the step.
-    """
-    low = [p for p, has_master in zip(layout.dtypes, held.has_master()) if p != mstype.float32 and not has_master]
+def why_not(parts: Parts) -> str | None:
+    """Say why the platform's own AdamW is not this rule, or cannot run on these parameters, or return None."""
+    rule, rates = parts.rule, parts.rates
+    kinds = zip(parts.layout.dtypes, parts.held.has_master())
     beyond = {
-        "there is one for AdamW on Ascend alone": device != "Ascend" or rule.name != "adamw",
+        "there is one for AdamW on Ascend alone": parts.settings.device != "Ascend" or rule.name != "adamw",
         "it always corrects the bias": not rule.flags & AdamWFlag.BIAS_CORRECTION,
-        "it takes learning rates and weight decays that are numbers": rates_change,
-        "it keeps no weights of lower precision than the states": len(low) > 0,
-        "it cannot skip a step": options.skip_nonfinite,
+        "it takes learning rates and weight decays that are numbers": len(rates.schedules) > 0,
+        "it keeps no weights of lower precision than the states": (
+            any(dtype != mstype.float32 and not has_master for dtype, has_master in kinds)
+        ),
     }
     found = [why for why, asked in beyond.items() if asked]
     return found[0] if found else None
@@ -45,21 +37,18 @@ class NativeAdamW(nn.Cell):
     """MindSpore's own AdamW, which does not tell by how much it moves a weight.
 
     Args:
-        layout: What is known of the parameters.
-        held: What the optimizer holds.
-        rule: The optimizer's rule.
-        rates: The step's rates, all of which are numbers.
-        dtype: The dtype in which squares are added up.
+        parts: What every path is made from; all rates are numbers.
     """
 
-    def __init__(self, layout: Layout, held: Held, rule, rates, dtype):
+    def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
+        layout, rates = parts.layout, [float(rate.asnumpy()) for rate in parts.rates.fixed]
         self.learning_rates = tuple(rates[k] for k in layout.rate_places)
         self.weight_decays = tuple(rates[k] if k >= 0 else 0.0 for k in layout.decay_places)
-        self.constants = tuple(float(c) for c in rule.constants[:3])
-        self.adamw, self.dtype = _kernels.platform_adamw(), dtype
+        self.constants = tuple(float(c) for c in parts.rule.constants[:3])
+        self.adamw, self.dtype = _kernels.platform_adamw(), parts.settings.step_dtype
         self.unknown = Tensor(math.nan, mstype.float32)
-        object.__setattr__(self, "global_step", held.global_step)
+        object.__setattr__(self, "global_step", parts.held.global_step)
 
     def shared(self, scalars, applied):
         """Return what the operator takes for all tensors: nothing."""

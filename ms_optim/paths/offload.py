@@ -7,7 +7,7 @@ weight comes back in its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mindspore as ms
 import numpy as np
@@ -20,36 +20,20 @@ from .. import _abi, _kernels
 from .._arithmetic import norm, rounded, summed, write
 from .ascend import OperatorCell, tile_sums, total_of_tiles
 from .counting import Counting, RatesOfEach
-from .fused import LaunchCell, no_sums, picked, runs
+from .fused import LaunchCell, no_sums
+from .places import chosen, picked
 from .stacks import Stacks, first_of
 from .survey import Survey
 
 if TYPE_CHECKING:
-    from .._held import Held
-    from .._layout import Layout, Settings
-
-
-def check_crossing(optimizer: str, options, is_sliced: bool) -> None:
-    """Check what is asked for where weights are not in host memory.
-
-    Raises:
-        RuntimeError: If that needs weights in host memory.
-    """
-    asked = {"'stochastic_rounding'": options.stochastic_rounding, "the group key 'shard_group'": is_sliced}
-    for what in (what for what, is_asked in asked.items() if is_asked):
-        raise RuntimeError(f"For '{optimizer}', {what} needs weights in host memory.")
+    from .parts import Parts
 
 
 class CrossingPath(nn.Cell):
     """The step of an optimizer whose kernel runs on the host while its weights are on an accelerator.
 
     Args:
-        layout: What is known of the parameters.
-        held: What the optimizer holds.
-        statement: The optimizer, which states how weights are ``decayed``.
-        rule: Its rule.
-        options: Its shared arguments.
-        settings: What all paths are told; the step's dtype is that of the accelerator.
+        parts: What every path is made from; the optimizer also states how weights are ``decayed``.
         device: The accelerator.
 
     Attributes:
@@ -58,25 +42,17 @@ class CrossingPath(nn.Cell):
 
     addresses = None
 
-    def __init__(
-        self,
-        layout: Layout,
-        held: Held,
-        statement: Any,
-        rule,
-        options,
-        settings: Settings,
-        device: str,
-    ):
+    def __init__(self, parts: Parts, device: str):
         super().__init__(auto_prefix=False)
+        layout, held, rule, options, settings = parts.layout, parts.held, parts.rule, parts.options, parts.settings
         # It holds this Cell.
-        object.__setattr__(self, "statement", statement)
+        object.__setattr__(self, "statement", parts.statement)
         self.take_master = ops.Assign()
         self.take_master.set_device("CPU")
         with_master = held.has_master()
         groups = [[i for i in range(layout.count) if with_master[i] == low] for low in (False, True)]
         groups = [tuple(group) for group in groups if group]
-        self.group_count, self.group_places = len(groups), tuple(runs(group) for group in groups)
+        self.group_count, self.group_places = len(groups), tuple(chosen(group) for group in groups)
         group_weights = tuple(ParameterTuple([held.parameters[i] for i in group]) for group in groups)
         self.is_decayed = tuple(tuple(layout.decay_places[i] >= 0 for i in group) for group in groups)
         self.order = Tensor(np.argsort([i for group in groups for i in group]).astype(np.int32))
@@ -96,7 +72,7 @@ class CrossingPath(nn.Cell):
             outputs = [((n, len(_kernels.SUMS)), ms.float64), ((n, len(_kernels.STATISTICS)), ms.float32)]
             # To a graph, an output of no dimensions is a number and no tensor.
             outputs += [(layout.shapes[i] or (1,), layout.dtypes[i] if low else ms.float32) for i in group]
-            states = [held.of_tensors[i] for i in held.places_of(group)]
+            states = held.tensors_for(group)
             written = _abi.written(counters=2, gradients=n, held=len(states), returned=True)
             kernel = _kernels.operator(rule.name, "CPU", written, outputs)
             flags = _kernels.flags(_kernels.ALL_STAGES - _kernels.COMMIT_STAGE, shared, rule.flags)

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn
 
-from .. import _abi, _kernels
-from .._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
-from .fused import LaunchCell, launch_constants, launch_layout, no_sums, shared_flags
+from .. import _kernels
+from .fused import FusedPath
 from .slices import packed, unpacked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .._held import Held
-    from .._layout import Layout, Settings
-    from .._shares import Shares
+    from .._shares import Peers, Shares
+    from .parts import Parts
 
 # What a worker sends at once. It bounds the memory that a step needs besides: as much for each worker.
 WINDOW_BYTES = 16 << 20
@@ -85,76 +83,62 @@ def windows(shares: Shares, bytes_each: Sequence[int]) -> nn.CellList:
     return nn.CellList([Window(shares, bytes_each, k, min(longest, k + WINDOW_BYTES)) for k in begins])
 
 
-class ShardedStatesPath(nn.Cell):
-    """The step with states sharded over workers, in launches of a fused kernel.
+class SumOverWorkers(nn.Cell):
+    """Adds up a table of sums over the workers, in their order."""
 
-    1. Norms of whole gradients, which every worker has, if anything depends on them.
-    2. New states of this worker's share; where each element is for itself, its new weights too.
-    3. What was summed up is added up over the workers, in their order.
-    4. New weights of this worker's share, unless made in 2; statistics of all tensors; the step is counted.
-    5. The new weights are gathered.
-
-    Args:
-        layout: What is known of the parameters.
-        held: What the optimizer holds: states of this worker's share.
-        rule: The optimizer's rule.
-        options: Its shared arguments.
-        settings: What all paths are told.
-        normalizes: Whether each gradient is divided by its norm.
-        shares: Which part of the states each worker keeps.
-    """
-
-    addresses = None
-
-    def __init__(self, layout: Layout, held: Held, rule, options, settings: Settings, normalizes: bool, shares: Shares):
+    def __init__(self, workers: Peers):
         super().__init__(auto_prefix=False)
-        n, columns = layout.count, Tensor(launch_layout(layout))
-        self.worker_count, self.gather = shares.workers.count, shares.workers.all_gather()
-        self.constants, self.no_sums = launch_constants(rule, settings), no_sums()
-        self.looks_first = normalizes or options.grad_clip_norm is not None or options.skip_nonfinite
-        flags = shared_flags(layout, held, rule, options)
+        self.worker_count, self.gather = workers.count, workers.all_gather()
 
-        def launch(stages, ranges, weights, states):
-            """Make a launch that takes all gradients; ranges, weights and states make it one of this worker's share."""
-            counts = (len(held.counters), len(weights), n, len(states))
-            written = _abi.written(*counts, ranges=len(ranges) > 0)
-            kernel = _kernels.operator(rule.name, settings.device, written, [((n, len(_kernels.SUMS)), ms.float64)])
-            asked = _kernels.flags(stages, flags + _kernels.SHARES * len(ranges), rule.flags)
-            return LaunchCell(kernel, asked, columns, (*ranges, *held.counters), weights, states)
-
-        ranges, weights, states = Tensor(shares.own), held.parameters, held.of_tensors
-        self.look = launch(GRADIENT_STAGE, (), (), ())
-        # In one launch with the moments, the gradient stage does nothing more; without, sums would be asked for.
-        moments = MOMENTS_STAGE + (0 if self.looks_first else GRADIENT_STAGE)
-        moments += 0 if rule.is_layerwise else APPLY_STAGE
-        self.move = launch(moments, (ranges,), weights, states)
-        # Where the weights have moved already, it reports and counts.
-        ranges, states = (ranges, states) if rule.is_layerwise else (Tensor(shares.own * 0), ())
-        self.finish = launch(APPLY_STAGE + COMMIT_STAGE, (ranges,), weights, states)
-        self.windows = windows(shares, [p.itemsize for p in held.parameters])
-        # The optimizer holds these already, and Cell would list them twice.
-        object.__setattr__(self, "weights", held.parameters)
-
-    def construct(self, rates, gradients):
-        """Take a step; return what the last window returns, once it is taken."""
-        sums = self.no_sums
-        if self.looks_first:
-            sums = self.look(self.constants, rates, sums, gradients)
-        # All gradients, in this order on all workers: in a graph, what reduced them would else not be.
-        parts = self.move(self.constants, rates, sums, gradients)
-        total = self.added_up(parts)
-        if self.looks_first:
-            # All workers have these sums already, to the bit as without shares.
-            total = ops.concat((sums[:, :1], total[:, 1:]), 1)
-        done = self.finish(self.constants, rates, total, gradients)
-        for window in self.windows:
-            done = window(self.weights)
-        return done
-
-    def added_up(self, parts):
-        """Add up a table of sums over the workers, in their order."""
+    def construct(self, parts):
+        """Return the sums of all workers from this worker's part of them."""
         pairs = self.gather(packed(parts))
         total = unpacked(pairs[0], pairs[1], parts.dtype)
         for k in range(1, self.worker_count):
             total = total + unpacked(pairs[2 * k], pairs[2 * k + 1], parts.dtype)
         return total
+
+
+class GatheredWeights(nn.Cell):
+    """Gives every worker the weights of each one's share.
+
+    Args:
+        weights: The weights.
+        shares: Which part of them each worker has.
+    """
+
+    def __init__(self, weights: ParameterTuple, shares: Shares):
+        super().__init__(auto_prefix=False)
+        self.windows = windows(shares, [p.itemsize for p in weights])
+        # The optimizer holds these already, and Cell would list them twice.
+        object.__setattr__(self, "weights", weights)
+
+    def construct(self):
+        """Gather them, window by window; return what the last returns."""
+        done = None
+        for window in self.windows:
+            done = window(self.weights)
+        return done
+
+
+class ShardedStatesPath(nn.Cell):
+    """The step with states sharded over workers: a path on this worker's share, then the new weights are gathered.
+
+    Every worker has whole gradients: what only these decide, norms for clipping, say, is to the bit as without.
+
+    Args:
+        parts: What every path is made from; the states are those of this worker's share.
+        shares: Which part of the states each worker keeps.
+    """
+
+    addresses = None
+
+    def __init__(self, parts: Parts, shares: Shares):
+        super().__init__(auto_prefix=False)
+        self.path = FusedPath(parts, SumOverWorkers(shares.workers), shares.own)
+        self.gathered = GatheredWeights(parts.held.parameters, shares)
+
+    def construct(self, rates, gradients):
+        """Take a step; return what the last window returns, once it is taken."""
+        self.path(rates, gradients)
+        return self.gathered()

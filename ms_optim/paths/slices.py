@@ -1,15 +1,8 @@
 """Tensors of which each process holds a slice: their norms are those of the whole tensor.
 
-A param group says by `shard_group` between which processes its tensors are split. Each process sums squares over what
-it holds; where a step needs a norm, the sums of all split tensors are exchanged at once and added up, on every process
+A param group says by `shard_group` between which processes its tensors are sliced. Each process sums squares over what
+it holds; where a step needs a norm, the sums of all sliced tensors are exchanged at once and added up, on every process
 in the same order, so that all go on with the same bits. All else about a step stays with the process.
-
-Sums are exchanged between two phases of a step:
-
-    gradients | moments and weights | commit     a rule that looks at single elements
-    gradients | moments | weights and commit     a layer-wise rule
-
-where gradients have a phase of their own only if all of them are looked at first, for clipping, say.
 """
 
 from __future__ import annotations
@@ -25,33 +18,31 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from .._arguments import fail
 
 KEY = "shard_group"
-# In the others MindSpore splits tensors itself, or averages gradients over processes that hold different slices.
+# In the others MindSpore slices tensors itself, or averages gradients over processes that hold different slices.
 PARALLEL_MODES = ("stand_alone", "hybrid_parallel")
 
 
-def take_shard_groups(optimizer: str, params: list[Any], supported: bool) -> tuple[list[Any], dict[str, str]]:
+def take_shard_groups(optimizer: str, params: list[Any], refused: str | None) -> tuple[list[Any], dict[str, str]]:
     """Take the key `shard_group`, which nn.Optimizer does not know, out of param groups.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
         params: Parameters or param groups, checked.
-        supported: Whether the optimizer's tensors may be split.
+        refused: Why the optimizer's tensors may not be sliced; None: they may.
 
     Returns:
-        The same without the key, and by name of the split parameters the communication group of each.
+        The same without the key, and by name of the sliced parameters the communication group of each.
 
     Raises:
-        ValueError: If the optimizer's tensors may not be split, communication is not initialized, a group is not known,
-            or the parallel mode does not fit.
+        ValueError: If the optimizer's tensors may not be sliced, communication is not initialized, a group is not
+            known, or the parallel mode does not fit.
     """
     taken, found = [], {}
     for i, group in enumerate(params):
         if isinstance(group, dict) and KEY in group:
             argument = f"params[{i}][{KEY!r}]"
-            if not supported:
-                raise ValueError(
-                    f"For '{optimizer}', '{argument}' must be left out: it exchanges gradients of whole tensors itself."
-                )
+            if refused is not None:
+                raise ValueError(f"For '{optimizer}', '{argument}' must be left out: it {refused}.")
             _check_shard_group(optimizer, argument, group[KEY])
             if comm.get_group_size(group[KEY]) > 1:
                 found |= {p.name: group[KEY] for p in group["params"]}
@@ -118,7 +109,7 @@ class _GroupSum(nn.Cell):
 
 
 class SumOverProcesses(nn.Cell):
-    """Adds up the rows of split tensors in a table of sums, one exchange for each communication group.
+    """Adds up the rows of sliced tensors in a table of sums, one exchange for each communication group.
 
     Args:
         groups: For each row the communication group of its tensor; None if it is whole.

@@ -12,7 +12,7 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
-from .fused import MOST_TURNS, in_parts
+from .places import MOST_TURNS, chosen, picked
 
 # Stacks are copies: a step holds some copies of one of so many elements, or of the largest tensor.
 MOST_ELEMENTS = 1 << 22
@@ -33,7 +33,7 @@ def stacked_places(kinds: Sequence[Hashable], sizes: Sequence[int]) -> tuple[tup
 
 
 def progressions(places: Sequence[int]) -> list[range]:
-    """Split ascending places into arithmetic progressions, long ones first to be found.
+    """Cut ascending places into arithmetic progressions, long ones first to be found.
 
     Layers that repeat have tensors of one shape at equal distances, and a graph takes all at equal distances at once.
     """
@@ -49,20 +49,6 @@ def progressions(places: Sequence[int]) -> list[range]:
     return found
 
 
-def slices_of(places: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return the slices that take what is at some places, in their order: begin, end and step of each."""
-    slices: list[tuple[int, int, int]] = []
-    for i in places:
-        begin, end, step = slices[-1] if slices else (i, i, 0)
-        if step == 0 and i > begin and slices:
-            slices[-1] = (begin, i + 1, i - begin)
-        elif step > 0 and i == end - 1 + step:
-            slices[-1] = (begin, i + 1, step)
-        else:
-            slices.append((i, i + 1, 0))
-    return [(begin, end, step or 1) for begin, end, step in slices]
-
-
 @constexpr
 def _are_float32(dtypes):
     return all(dtype == mstype.float32 for dtype in dtypes)
@@ -76,11 +62,6 @@ def in_float32(tensor):
 def first_of(stack):
     """Return the first tensor of a stack, which is all where it has one alone."""
     return stack[0]
-
-
-def cut(rows, like):
-    """Return the first of some rows, as many as a stack has tensors."""
-    return rows[: F.shape(like)[0]]
 
 
 def column(numbers, like):
@@ -101,7 +82,7 @@ class Stacks(nn.Cell):
         super().__init__(auto_prefix=False)
         self.places = tuple(tuple(stack) for stack in places)
         self.all_alone = self.places == tuple((i,) for i in range(len(self.places)))
-        self.slices = tuple(in_parts(slices_of(stack)) for stack in self.places)
+        self.slices = tuple(chosen(stack) for stack in self.places)
         self.each, self.map_ = C.Map(), C.HyperMap()
         table = np.zeros((len(places), max(len(stack) for stack in places)), np.int32)
         for row, stack in zip(table, places):
@@ -109,7 +90,7 @@ class Stacks(nn.Cell):
         self.table = Tensor(table)
         self.order = Tensor(np.argsort([i for stack in places for i in stack]).astype(np.int32))
 
-    def split(self, tensors: Sequence[Parameter]) -> tuple[ParameterTuple, ...]:
+    def by_stack(self, tensors: Sequence[Parameter]) -> tuple[ParameterTuple, ...]:
         """Return the parameters of each stack, when an optimizer is built."""
         return tuple(ParameterTuple([tensors[i] for i in stack]) for stack in self.places)
 
@@ -129,13 +110,18 @@ class Stacks(nn.Cell):
         is_float32 = F.dtype(parameters[0]) == mstype.float32
         return ops.stack(parameters if is_float32 else self.each(in_float32, parameters))
 
-    def spread(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return for each stack the rows of its tensors, of a table with a row for each; more than these for some."""
-        return ops.unstack(ops.gather(rows, self.table, 0), 0)
+    def spread(self, rows: Tensor, stacks: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return for each of the stacks the rows of its tensors, of a table with a row for each tensor."""
+        return self.each(_cut, ops.unstack(ops.gather(rows, self.table, 0), 0), stacks)
 
     def in_order(self, parts: tuple[Tensor, ...]) -> Tensor:
         """Return rows that are stated for the tensors of each stack in the order of all tensors."""
         return ops.gather(ops.concat(parts), self.order, 0)
+
+
+def _cut(rows, stack):
+    """Return the first rows, as many as a stack has tensors: those of smaller stacks are filled up."""
+    return rows[: F.shape(stack)[0]]
 
 
 def alone(tensor):
@@ -143,15 +129,5 @@ def alone(tensor):
     return tensor.expand_dims(0)
 
 
-def _stack_at(tensors, slices_in_parts):
-    found = ()
-    for slices in slices_in_parts:
-        found += _picked_part(tensors, slices)
-    return ops.stack(found)
-
-
-def _picked_part(tensors, slices):
-    found = ()
-    for begin, end, step in slices:
-        found += tensors[begin:end:step]
-    return found
+def _stack_at(tensors, slices):
+    return ops.stack(picked(tensors, slices))

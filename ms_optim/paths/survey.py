@@ -7,8 +7,8 @@ from mindspore import nn, ops
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .._arithmetic import centralized, norm, normal, norms, usable
-from .stacks import Stacks, cut
+from .._arithmetic import centralized, clipping, norm, normal, norms, usable
+from .stacks import Stacks
 
 
 class Prepare(nn.Cell):
@@ -66,8 +66,8 @@ class Survey(nn.Cell):
         if self.whole is not None:
             infinite = 1.0 - F.cast(self.stacks.in_order(finite), mstype.float32)
             whole = self.whole(ops.stack((self.stacks.in_order(norms), infinite), 1))
-            norms = self.each(cut, self.stacks.spread(whole[:, 0]), gradients)
-            finite = self.each(cut, self.stacks.spread(whole[:, 1] == 0.0), gradients)
+            norms = self.stacks.spread(whole[:, 0], gradients)
+            finite = self.stacks.spread(whole[:, 1] == 0.0, gradients)
         return gradients, norms, finite, ops.all(ops.concat(finite)), self.clip_factor(ops.concat(norms))
 
     def found(self, gradients, is_centralized):
@@ -79,5 +79,4 @@ class Survey(nn.Cell):
         """Return what clipping scales gradients of these norms by."""
         if self.clip_norm is None:
             return 1.0
-        total = norm(norms, self.dtype)
-        return ops.where(total > self.clip_norm, self.clip_norm / total, ops.ones_like(total))
+        return clipping(norm(norms, self.dtype), self.clip_norm)

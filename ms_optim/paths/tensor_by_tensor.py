@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -14,18 +14,14 @@ from .stacks import Stacks, first_of
 from .survey import Survey
 
 if TYPE_CHECKING:
-    from .._held import Held
-    from .._layout import Layout
+    from .parts import Parts
 
 
 class TensorByTensorPath(nn.Cell):
     """The step in operators of one tensor each.
 
     Args:
-        layout: What is known of the parameters.
-        held: What the optimizer holds.
-        statement: The optimizer, which states its rule.
-        settings: What all paths are told.
+        parts: What every path is made from.
         sign: What a gradient is multiplied by besides, 1 or -1.
         operators: A Cell that knows the operators: ``shared(scalars, applied)`` returns what they take for all tensors,
             ``columns(rate)`` two columns with an entry for each tensor, and ``move(shared, first, second, gradient,
@@ -35,11 +31,12 @@ class TensorByTensorPath(nn.Cell):
 
     addresses = None
 
-    def __init__(self, layout: Layout, held: Held, statement: Any, settings: Any, sign: float, operators: nn.Cell):
+    def __init__(self, parts: Parts, sign: float, operators: nn.Cell):
         super().__init__(auto_prefix=False)
+        layout, held, settings = parts.layout, parts.held, parts.settings
         # It holds this Cell.
-        object.__setattr__(self, "statement", statement)
-        self.normalizes, self.sign, self.unscale = statement.normalizes_gradient, sign, settings.unscale
+        object.__setattr__(self, "statement", parts.statement)
+        self.normalizes, self.sign, self.unscale = parts.statement.normalizes_gradient, sign, settings.unscale
         self.operators, self.centralized, self.owned = operators, layout.centralized, layout.owned
         stacks = Stacks([[i] for i in range(layout.count)])
         self.survey = Survey(stacks, layout.centralized, settings.unscale, settings.clip_norm, settings.step_dtype)

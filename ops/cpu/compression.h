@@ -96,25 +96,27 @@ class CompressedEngine : StepEngine {
     if (step_.wire != nullptr) PutMark(step_, rule_, step_.wire);
     if (skips) return apply ? Skip() : kOk;
     for (int i = 0; i < step_.count && !moments; ++i) clip_[i] = static_cast<float>(SumsOf(i)[kClipFactor]);
+    for (int i = 0; i < step_.count; ++i) DecideRates(step_, i, &tasks_[i]);
+    if (apply) Averages(true);
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = LastOfRun(first, kSelectedElements);
-      for (int i = first; i < last; ++i) DecideRates(step_, i, &plans_[i]);
       if (moments) {
         if (step_.constants[kClipNorm] > 0.0) ClipLocally(first, last);
-        ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
-          Sent(chunk.tensor) > 0 ? Accumulate(t, plan, chunk, b) : Dense(t, plan, chunk, b);
+        ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+          Sent(chunk.tensor) > 0 ? Accumulate(t, task, chunk, b) : Dense(t, task, chunk, b);
         });
         AddSums(first, last);
         for (int i = first; i < last && !apply; ++i) SumsOf(i)[kClipFactor] = clip_[i];
         Select(first, last);
       } else {
-        ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
-          Sent(chunk.tensor) > 0 ? Receive(t, plan, chunk, b) : ReceiveDense(t, plan, chunk, b);
+        ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+          Sent(chunk.tensor) > 0 ? Receive(t, task, chunk, b) : ReceiveDense(t, task, chunk, b);
         });
         AddUpdates(first, last);
       }
     }
     if (apply) {
+      Averages(false);
       for (int i = 0; i < step_.count; ++i) Report(i, true);
     }
     return Commit(true);
@@ -141,7 +143,7 @@ class CompressedEngine : StepEngine {
   }
 
   bool Prepare() {
-    const size_t n = static_cast<size_t>(step_.count), chunks = static_cast<size_t>(plans_[n - 1].last_chunk);
+    const size_t n = static_cast<size_t>(step_.count), chunks = static_cast<size_t>(tasks_[n - 1].last_chunk);
     clip_.reset(new (std::nothrow) float[n]);
     wire_.reset(new (std::nothrow) WirePlace[n]);
     bound_.reset(new (std::nothrow) int32_t[n]);
@@ -155,7 +157,7 @@ class CompressedEngine : StepEngine {
       int64_t groups = 0;
       for (int i = first; i < last; ++i) {
         clip_[i] = 1.0f;
-        for (int k = plans_[i].first_chunk; Sent(i) > 0 && k < plans_[i].last_chunk; ++k) {
+        for (int k = tasks_[i].first_chunk; Sent(i) > 0 && k < tasks_[i].last_chunk; ++k) {
           selections_[k].first_group = groups;
           groups += GroupsOf(chunks_[k]);
         }
@@ -194,20 +196,20 @@ class CompressedEngine : StepEngine {
 
   // ---- The local gradient, and what becomes of it -----------------------------------------------------------------
 
-  void GradientTile(const Plan &plan, float clip, int n, const float *__restrict w, const float *__restrict g,
+  void GradientTile(const Task &task, float clip, int n, const float *__restrict w, const float *__restrict g,
                     float *__restrict out) const {
     const DgcMomentum rule = rule_;
-    const float factor = plan.factor, lambda = plan.lambda;
+    const float factor = task.factor, lambda = task.lambda;
     MS_OPTIM_IVDEP
     for (int i = 0; i < n; ++i) out[i] = clip * rule.Gradient(w[i], factor * g[i], lambda);
   }
 
   void ClipLocally(int first, int last) {
-    ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
+    ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
       if (Sent(chunk.tensor) == 0) return;
       double sum = 0.0;
-      ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
-        GradientTile(plan, 1.0f, n, LoadWeight(t, begin, n, b.weight), g, b.direction[0]);
+      ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
+        GradientTile(task, 1.0f, n, LoadWeight(t, begin, n, b.weight), g, b.direction[0]);
         sum += SumSquares(b.direction[0], n);
       });
       chunk.sum[kGradientSum] = sum;
@@ -220,10 +222,10 @@ class CompressedEngine : StepEngine {
   }
 
   // Computes the velocity and r with a tile's gradient in them; the new ones may overwrite the old.
-  void NewStates(const Tensor &t, const Plan &plan, float clip, int64_t begin, int n, const float *w, const float *g,
+  void NewStates(const Tensor &t, const Task &task, float clip, int64_t begin, int n, const float *w, const float *g,
                  float *new_u, float *new_r) const {
     const DgcMomentum rule = rule_;
-    const float factor = plan.factor, lambda = plan.lambda;
+    const float factor = task.factor, lambda = task.lambda;
     const float *u = U(t) + begin, *r = R(t) + begin;
     MS_OPTIM_IVDEP
     for (int i = 0; i < n; ++i) {
@@ -240,17 +242,17 @@ class CompressedEngine : StepEngine {
     memcpy(t.master + begin, w, static_cast<size_t>(n) * sizeof(float));
   }
 
-  void Accumulate(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+  void Accumulate(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
     const bool apply = Has(kApplyStage);
     int32_t *group = MaximaOf(chunk);
     double sum[kSums] = {};
-    ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *__restrict g) {
+    ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *__restrict g) {
       const float *w = LoadWeight(t, begin, n, b.weight);
       if (apply) BeginMaster(t, begin, n, w);
       float *u = apply ? U(t) + begin : b.state[0], *r = apply ? R(t) + begin : b.state[1];
       sum[kGradientSum] += SumSquares(g, n);
       sum[kWeightSum] += SumSquares(w, n);
-      NewStates(t, plan, clip_[chunk.tensor], begin, n, w, g, u, r);
+      NewStates(t, task, clip_[chunk.tensor], begin, n, w, g, u, r);
       for (int i = 0; i < n; i += kGroup) *group++ = LargestKey(r + i, Min(kGroup, n - i));
     });
     memcpy(chunk.sum, sum, sizeof(sum));
@@ -263,15 +265,15 @@ class CompressedEngine : StepEngine {
     return largest;
   }
 
-  void Dense(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+  void Dense(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
     double sum[kSums] = {};
-    ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
+    ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
       float *w = LoadWeight(t, begin, n, b.weight);
       sum[kGradientSum] += SumSquares(g, n);
       sum[kWeightSum] += SumSquares(w, n);
-      GradientTile(plan, 1.0f, n, w, g, b.direction[0]);
+      GradientTile(task, 1.0f, n, w, g, b.direction[0]);
       if (Has(kApplyStage)) {
-        sum[kDirectionSum] += Momentum(t, plan, begin, n, w, b);
+        sum[kDirectionSum] += Momentum(t, task, begin, n, w, b);
       } else {
         auto *values = reinterpret_cast<float *>(static_cast<uint8_t *>(step_.wire) + wire_[chunk.tensor].values);
         memcpy(values + begin, b.direction[0], static_cast<size_t>(n) * sizeof(float));
@@ -281,9 +283,9 @@ class CompressedEngine : StepEngine {
   }
 
   // Momentum SGD with the mean gradient in direction[0]; returns the sum of squares of what the weights move along.
-  double Momentum(const Tensor &t, const Plan &plan, int64_t begin, int n, float *__restrict w, Buffers &b) {
+  double Momentum(const Tensor &t, const Task &task, int64_t begin, int n, float *__restrict w, Buffers &b) {
     const DgcMomentum rule = rule_;
-    const float rate = plan.coefficient[0];
+    const float rate = task.coefficient[0];
     float *__restrict u = U(t) + begin, *__restrict d = b.direction[0];
     MS_OPTIM_IVDEP
     for (int i = 0; i < n; ++i) {
@@ -291,8 +293,8 @@ class CompressedEngine : StepEngine {
       d[i] = rule.Direction(d[i], u[i]);
       w[i] -= rate * d[i];
     }
-    if (plan.noisy_weight) FillNoise(plan.noise, begin, n, b.noise);
-    StoreWeight(t, begin, n, w, plan.noisy_weight ? b.noise : nullptr);
+    if (task.noisy_weight) FillNoise(task.noise, begin, n, b.noise);
+    StoreWeight(t, begin, n, w, task.noisy_weight ? b.noise : nullptr);
     return SumSquares(d, n);
   }
 
@@ -307,15 +309,15 @@ class CompressedEngine : StepEngine {
     for (int i = first; i < last; ++i) {
       if (Sent(i) > 0) bound_[i] = BoundOf(i);
     }
-    ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &, const Plan &, Buffers &) {
+    ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &, const Task &, Buffers &) {
       if (Sent(chunk.tensor) > 0) Note(chunk);
     });
 #pragma omp parallel for schedule(dynamic)
     for (int i = first; i < last; ++i) {
       if (Sent(i) > 0) Rank(i);
     }
-    ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &) {
-      if (Sent(chunk.tensor) > 0) Send(t, plan, chunk);
+    ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &) {
+      if (Sent(chunk.tensor) > 0) Send(t, task, chunk);
     });
     AddUpdates(first, last);
   }
@@ -323,8 +325,8 @@ class CompressedEngine : StepEngine {
   // Returns a magnitude that at least k elements reach. It is at least 1, so that zeros, of which an embedding's r may
   // be full, are not scanned.
   int32_t BoundOf(int i) const {
-    const Chunk &last = chunks_[plans_[i].last_chunk - 1];
-    const int32_t *maxima = MaximaOf(chunks_[plans_[i].first_chunk]);
+    const Chunk &last = chunks_[tasks_[i].last_chunk - 1];
+    const int32_t *maxima = MaximaOf(chunks_[tasks_[i].first_chunk]);
     const int64_t groups = MaximaOf(last) - maxima + GroupsOf(last);
     if (Sent(i) > groups) return 1;
     Search search;
@@ -358,7 +360,7 @@ class CompressedEngine : StepEngine {
 
   // Finds a tensor's k-th magnitude, and what each of its chunks sends.
   void Rank(int i) {
-    const int first = plans_[i].first_chunk, last = plans_[i].last_chunk;
+    const int first = tasks_[i].first_chunk, last = tasks_[i].last_chunk;
     Search search;
     search.Start(Sent(i));
     int64_t zeros = 0;
@@ -409,7 +411,7 @@ class CompressedEngine : StepEngine {
     const int32_t *maxima = MaximaOf(chunk);
     const bool stored = Has(kApplyStage);
     Buffers b;
-    if (!stored && plans_[chunk.tensor].row != 0) RowMeans(t, plans_[chunk.tensor], chunk, b);
+    if (!stored && tasks_[chunk.tensor].row != 0) RowMeans(t, tasks_[chunk.tensor], chunk, b);
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock, maxima += kBlock / kGroup) {
       int group[kBlock / kGroup + 1], hit[kBlock + 1];
       int32_t key[kBlock];
@@ -437,15 +439,15 @@ class CompressedEngine : StepEngine {
   void AccumulateAgain(const Chunk &chunk, int64_t block, int n, const int *group, int groups, Buffers &b,
                        float *r) const {
     const Tensor &t = step_.tensors[chunk.tensor];
-    const Plan &plan = plans_[chunk.tensor];
+    const Task &task = tasks_[chunk.tensor];
     for (int k = 0; k < groups;) {
       const int from = group[k];
       int to = from;
       for (; k < groups && group[k] == to && to - from < kTile; ++k) to += kGroup;
       const int64_t begin = block + from;
       const int count = Min(to, n) - from;
-      const float *w = LoadWeight(t, begin, count, b.weight), *g = LoadGradient(t, plan, chunk, begin, count, b);
-      NewStates(t, plan, clip_[chunk.tensor], begin, count, w, g, b.state[0], r + from);
+      const float *w = LoadWeight(t, begin, count, b.weight), *g = LoadGradient(t, task, chunk, begin, count, b);
+      NewStates(t, task, clip_[chunk.tensor], begin, count, w, g, b.state[0], r + from);
     }
   }
 
@@ -474,7 +476,7 @@ class CompressedEngine : StepEngine {
   //
   // Elements that are applied at once lie far apart, each in a page of its own: those of a chunk are all prefetched
   // before any is used.
-  void Send(const Tensor &t, const Plan &plan, Chunk &chunk) {
+  void Send(const Tensor &t, const Task &task, Chunk &chunk) {
     const int32_t magnitude = magnitude_[chunk.tensor];
     const WirePlace &wire = wire_[chunk.tensor];
     auto *bytes = static_cast<uint8_t *>(step_.wire);
@@ -493,7 +495,7 @@ class CompressedEngine : StepEngine {
       const float value = rule_.Travelled(accumulated);
       if (apply) {
         StartAnew(t, i, value);
-        sum += MoveByMean(t, plan, i, value);
+        sum += MoveByMean(t, task, i, value);
         return;
       }
       PutValue(rule_, bytes + wire.values, k, value);
@@ -509,9 +511,9 @@ class CompressedEngine : StepEngine {
   }
 
   // Plain SGD: r holds velocities, a second momentum would count them twice. Returns the square of the mean.
-  double MoveByMean(const Tensor &t, const Plan &plan, int64_t i, float total) const {
+  double MoveByMean(const Tensor &t, const Task &task, int64_t i, float total) const {
     const float mean = rule_.Mean(total);
-    Move(t, plan.noisy_weight ? &plan.noise : nullptr, i, plan.coefficient[0] * mean);
+    Move(t, task.noisy_weight ? &task.noise : nullptr, i, task.coefficient[0] * mean);
     return static_cast<double>(mean) * static_cast<double>(mean);
   }
 
@@ -525,19 +527,19 @@ class CompressedEngine : StepEngine {
   }
 
   // Stores the states that the launch which sent has computed, and removes what it sent.
-  void KeepStates(const Tensor &t, const Plan &plan, int tensor, int64_t begin, int n, const float *g, Buffers &b) {
+  void KeepStates(const Tensor &t, const Task &task, int tensor, int64_t begin, int n, const float *g, Buffers &b) {
     const float *w = LoadWeight(t, begin, n, b.weight);
     BeginMaster(t, begin, n, w);
-    NewStates(t, plan, clip_[tensor], begin, n, w, g, U(t) + begin, R(t) + begin);
+    NewStates(t, task, clip_[tensor], begin, n, w, g, U(t) + begin, R(t) + begin);
     ForSentBy(rule_.rank, tensor, begin, begin + n, [&t](int64_t i, float value) { StartAnew(t, i, value); });
   }
 
   // Adds up what the workers sent, in their order, tile by tile.
-  void Receive(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+  void Receive(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
     float *total = b.direction[0];
     double sum = 0.0;
-    ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
-      KeepStates(t, plan, chunk.tensor, begin, n, g, b);
+    ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
+      KeepStates(t, task, chunk.tensor, begin, n, g, b);
       const int64_t end = begin + n;
       bool any = false;
       ForReceived(chunk.tensor, begin, end, [&](int64_t i, float value) {
@@ -547,7 +549,7 @@ class CompressedEngine : StepEngine {
       });
       if (!any) return;
       ForReceived(chunk.tensor, begin, end, [&](int64_t i, float) {
-        sum += MoveByMean(t, plan, i, total[i - begin]);
+        sum += MoveByMean(t, task, i, total[i - begin]);
         // If another worker sent it too, the weight moves by 0 then.
         total[i - begin] = 0.0f;
       });
@@ -575,7 +577,7 @@ class CompressedEngine : StepEngine {
     }
   }
 
-  void ReceiveDense(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+  void ReceiveDense(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
     const DgcMomentum rule = rule_;
     double sum = 0.0;
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
@@ -589,7 +591,7 @@ class CompressedEngine : StepEngine {
       }
       MS_OPTIM_IVDEP
       for (int i = 0; i < n; ++i) mean[i] = rule.Mean(mean[i]);
-      sum += Momentum(t, plan, begin, n, LoadWeight(t, begin, n, b.weight), b);
+      sum += Momentum(t, task, begin, n, LoadWeight(t, begin, n, b.weight), b);
     }
     chunk.sum[kDirectionSum] = sum;
   }
@@ -599,7 +601,7 @@ class CompressedEngine : StepEngine {
     for (int i = first; i < last; ++i) {
       double &sum = SumsOf(i)[kDirectionSum];
       sum = 0.0;
-      for (int k = plans_[i].first_chunk; k < plans_[i].last_chunk; ++k) sum += chunks_[k].sum[kDirectionSum];
+      for (int k = tasks_[i].first_chunk; k < tasks_[i].last_chunk; ++k) sum += chunks_[k].sum[kDirectionSum];
     }
   }
 

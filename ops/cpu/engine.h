@@ -16,9 +16,9 @@
 #include <numeric>
 #include <vector>
 
+#include "decision.h"
 #include "denormals.h"
 #include "lanes.h"
-#include "plan.h"
 #include "step.h"
 #include "weights.h"
 
@@ -36,11 +36,11 @@ struct Chunk {
 };
 
 // What is decided for a tensor, and how it is stored.
-struct Plan : Decision {
+struct Task : Decision {
   int64_t row;  // elements that centralization averages over; 0: none
   Noise noise;
   bool low_states;                     // some state has fewer bits
-  bool coded_states, bfloat16_states;  // the first two are codes; bfloat16
+  bool coded_states, bfloat16_states;  // the first and, if there is one, the second are codes; bfloat16
   bool noisy_weight;                   // weights are rounded with noise
   int first_chunk, last_chunk;
 };
@@ -53,6 +53,24 @@ struct alignas(64) Buffers {
   uint32_t noise[kTile];
   float row_mean[kTile], row_mean_rest[kTile];  // the mean is their sum
 };
+
+// Calls body(element, lane) for n elements: a constant number of lanes at a time, which is whole vectors, then the
+// rest.
+template <class Body>
+MS_OPTIM_FN void ForLanes(int n, Body body) {
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) body(i + lane, lane);
+  }
+  for (int i = whole; i < n; ++i) body(i, i - whole);
+}
+
+MS_OPTIM_FN float LargestOf(const uint32_t *bits) {
+  uint32_t largest = 0;
+  for (int i = 0; i < kLanes; ++i) largest = Max(largest, bits[i]);
+  return FromBits(largest);
+}
 
 // ---- Tiles: from storage to float32 and back -------------------------------------------------------------------
 
@@ -106,8 +124,14 @@ void DecodeTile(const Tensor &t, int k, int64_t begin, int n, float *tile) {
   const auto *codes = static_cast<const typename Code::Type *>(t.state[k]) + begin;
   ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
     const float unit = t.scale[k][(begin + first) / kCodeBlock] / Code::Largest();
-    MS_OPTIM_IVDEP
-    for (int i = first; i < first + count; ++i) tile[i] = Code::Decode(codes[i]) * unit;
+    const int whole = first + count / kLanes * kLanes;
+    for (int i = first; i < whole; i += kLanes) {
+      int32_t code[kLanes];
+      Widen(codes + i, code);
+      MS_OPTIM_IVDEP
+      for (int lane = 0; lane < kLanes; ++lane) tile[i + lane] = Code::Decode(code[lane]) * unit;
+    }
+    for (int i = whole; i < first + count; ++i) tile[i] = Code::Decode(codes[i]) * unit;
   });
 }
 
@@ -115,14 +139,25 @@ template <class Code>
 void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
   auto *codes = static_cast<typename Code::Type *>(t.state[k]) + begin;
   ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
-    uint32_t largest = 0;  // compared as bits, of which a NaN has the largest: it is not lost
-    MS_OPTIM_IVDEP
-    for (int i = first; i < first + count; ++i) largest = Max(largest, BitsOf(tile[i]) & 0x7fffffffu);
+    uint32_t most[kLanes] = {};  // compared as bits, of which a NaN has the largest: it is not lost
+    ForLanes(count, [&](int i, int lane) __attribute__((always_inline)) {
+      most[lane] = Max(most[lane], BitsOf(tile[first + i]) & 0x7fffffffu);
+    });
+    const uint32_t largest = BitsOf(LargestOf(most));
     const float scale = FromBits(largest), factor = scale > 1e-37f ? Code::Largest() / scale : 0.0f;
     t.scale[k][(begin + first) / kCodeBlock] = scale;
-    MS_OPTIM_IVDEP
-    for (int i = first; i < first + count; ++i)
+    const int whole = first + count / kLanes * kLanes;
+    for (int i = first; i < whole; i += kLanes) {
+      int32_t code[kLanes];
+      MS_OPTIM_IVDEP
+      for (int lane = 0; lane < kLanes; ++lane) {
+        code[lane] = Code::Encode(tile[i + lane], factor, CodeNoiseFor(Code::kUse, noise[i + lane]));
+      }
+      Narrow(code, codes + i);
+    }
+    for (int i = whole; i < first + count; ++i) {
       codes[i] = static_cast<typename Code::Type>(Code::Encode(tile[i], factor, CodeNoiseFor(Code::kUse, noise[i])));
+    }
   });
 }
 
@@ -157,14 +192,15 @@ void StoreTileWithNoise(const float *tile, int64_t begin, int n, const uint32_t 
 float *LoadState(const Tensor &t, int k, int64_t begin, int n, float *buffer) {
   if (t.state_type[k] == DType::kFloat32) return static_cast<float *>(t.state[k]) + begin;
   if (t.state_type[k] == DType::kBFloat16) LoadTile(t.state[k], t.state_type[k], begin, n, buffer);
-  if (t.state_type[k] == DType::kInt8) DecodeTile<SignedCode>(t, k, begin, n, buffer);
+  if (t.state_type[k] == DType::kInt8) DecodeTile<SignedCode<kFirstState>>(t, k, begin, n, buffer);
   if (t.state_type[k] == DType::kUInt8 && k == 1) DecodeTile<UnsignedCode<kSecondState>>(t, k, begin, n, buffer);
   if (t.state_type[k] == DType::kUInt8 && k == 2) DecodeTile<UnsignedCode<kThirdState>>(t, k, begin, n, buffer);
   return buffer;
 }
 
 void StoreState(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
-  if (t.state_type[k] == DType::kInt8) EncodeTile<SignedCode>(t, k, begin, n, tile, noise);
+  if (t.state_type[k] == DType::kInt8 && k == 0) EncodeTile<SignedCode<kFirstState>>(t, k, begin, n, tile, noise);
+  if (t.state_type[k] == DType::kInt8 && k == 2) EncodeTile<SignedCode<kThirdState>>(t, k, begin, n, tile, noise);
   if (t.state_type[k] == DType::kUInt8 && k == 1) EncodeTile<UnsignedCode<kSecondState>>(t, k, begin, n, tile, noise);
   if (t.state_type[k] == DType::kUInt8 && k == 2) EncodeTile<UnsignedCode<kThirdState>>(t, k, begin, n, tile, noise);
   if (t.state_type[k] != DType::kBFloat16) return;
@@ -199,28 +235,53 @@ void StoreWeight(const Tensor &t, int64_t begin, int n, const float *tile, const
   }
 }
 
+// A tensor's first step: what starts as the weights.
+template <class Rule>
+void StartTile(const Tensor &t, const Task &task, int64_t begin, int n, const float *w) {
+  if (!task.starts) return;
+  const size_t bytes = static_cast<size_t>(n) * sizeof(float);
+  if (t.average != nullptr) memcpy(t.average + begin, w, bytes);
+  if (Rule::kStartsAtWeights) memcpy(static_cast<float *>(t.state[0]) + begin, w, bytes);
+}
+
+// Fetches memory that is needed after the loop over a tile, while that runs.
+MS_OPTIM_FN void FetchTile(const float *data, int n) {
+  constexpr int kLine = 64 / static_cast<int>(sizeof(float));
+  for (int i = 0; i < n; i += kLine) __builtin_prefetch(data + i, 1, 2);
+}
+
+// Moves the average towards the weights as they were stored. In this form an average of equal numbers stays as it is.
+void AverageTile(const Tensor &t, const Task &task, int64_t begin, int n, float *buffer) {
+  if (t.average == nullptr) return;
+  const float *__restrict w = LoadWeight(t, begin, n, buffer);
+  float *__restrict a = t.average + begin;
+  const float rate = task.average_rate;
+  MS_OPTIM_IVDEP
+  for (int i = 0; i < n; ++i) a[i] += rate * (w[i] - a[i]);
+}
+
 // ---- Gradients -------------------------------------------------------------------------------------------------
 
-void RowMeans(const Tensor &t, const Plan &plan, const Chunk &chunk, Buffers &b) {
-  for (int64_t row = chunk.begin; row < chunk.end; row += plan.row) {
+void RowMeans(const Tensor &t, const Task &task, const Chunk &chunk, Buffers &b) {
+  for (int64_t row = chunk.begin; row < chunk.end; row += task.row) {
     double sum = 0.0;
-    for (int64_t begin = row; begin < row + plan.row; begin += kTile) {
-      const int n = static_cast<int>(Min(kTile, row + plan.row - begin));
+    for (int64_t begin = row; begin < row + task.row; begin += kTile) {
+      const int n = static_cast<int>(Min(kTile, row + task.row - begin));
       sum += Sum(LoadTile(t.gradient, t.gradient_type, begin, n, b.gradient), n);
     }
-    const double mean = sum / static_cast<double>(plan.row);
-    const int64_t k = (row - chunk.begin) / plan.row;
+    const double mean = sum / static_cast<double>(task.row);
+    const int64_t k = (row - chunk.begin) / task.row;
     b.row_mean[k] = static_cast<float>(mean);
     b.row_mean_rest[k] = static_cast<float>(mean - b.row_mean[k]);
   }
 }
 
-const float *LoadGradient(const Tensor &t, const Plan &plan, const Chunk &chunk, int64_t begin, int n, Buffers &b) {
+const float *LoadGradient(const Tensor &t, const Task &task, const Chunk &chunk, int64_t begin, int n, Buffers &b) {
   const float *g = LoadTile(t.gradient, t.gradient_type, begin, n, b.gradient);
-  if (plan.row == 0) return g;
+  if (task.row == 0) return g;
   for (int i = 0; i < n;) {
-    const int64_t row = (begin + i - chunk.begin) / plan.row;
-    const int end = static_cast<int>(Min(n, chunk.begin + (row + 1) * plan.row - begin));
+    const int64_t row = (begin + i - chunk.begin) / task.row;
+    const int end = static_cast<int>(Min(n, chunk.begin + (row + 1) * task.row - begin));
     const float mean = b.row_mean[row], rest = b.row_mean_rest[row];
     for (; i < end; ++i) b.gradient[i] = (g[i] - mean) - rest;
   }
@@ -229,27 +290,21 @@ const float *LoadGradient(const Tensor &t, const Plan &plan, const Chunk &chunk,
 
 // Calls body(begin, n, centralized gradient) for each tile of the chunk.
 template <class Body>
-void ForTiles(const Tensor &t, const Plan &plan, const Chunk &chunk, Buffers &b, Body body) {
-  if (plan.row != 0) RowMeans(t, plan, chunk, b);
+void ForTiles(const Tensor &t, const Task &task, const Chunk &chunk, Buffers &b, Body body) {
+  if (task.row != 0) RowMeans(t, task, chunk, b);
   for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
     const int n = static_cast<int>(Min(kTile, chunk.end - begin));
-    body(begin, n, LoadGradient(t, plan, chunk, begin, n, b));
+    body(begin, n, LoadGradient(t, task, chunk, begin, n, b));
   }
 }
 
-void GradientSum(const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+void GradientSum(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
   double sum = 0.0;
-  ForTiles(t, plan, chunk, b, [&](int64_t, int n, const float *g) { sum += SumSquares(g, n); });
+  ForTiles(t, task, chunk, b, [&](int64_t, int n, const float *g) { sum += SumSquares(g, n); });
   chunk.sum[kGradientSum] = sum;
 }
 
 // ---- The rule, over one tile -----------------------------------------------------------------------------------
-
-MS_OPTIM_FN float LargestOf(const uint32_t *bits) {
-  uint32_t largest = 0;
-  for (int i = 0; i < kLanes; ++i) largest = Max(largest, bits[i]);
-  return FromBits(largest);
-}
 
 // Sums that the loop over a tile adds up in passing, in lanes: a loop of their own would take as long as the rule.
 struct TileSums {
@@ -259,11 +314,9 @@ struct TileSums {
 };
 
 template <class Rule, bool kUpdateStates, bool kSum>
-MS_OPTIM_FN void RuleElement(const Rule &rule, const Plan &plan, float w, float g, float *s, float *d, int lane,
+MS_OPTIM_FN void RuleElement(const Rule &rule, const Task &task, float w, float g, float *s, float *d, int lane,
                              TileSums &sums) {
-  const float gradient = rule.Gradient(w, plan.factor * g, plan.lambda);
-  if (kUpdateStates) rule.Moments(gradient, s);
-  rule.Directions(w, gradient, plan.lambda, s, d);
+  Advance<Rule, kUpdateStates>(rule, task, w, g, s, d);
   if (!kSum) return;
   sums.lane[kGradientSum][lane] += g * g;
   sums.lane[kWeightSum][lane] += w * w;
@@ -273,27 +326,15 @@ MS_OPTIM_FN void RuleElement(const Rule &rule, const Plan &plan, float w, float 
   sums.lane[kDirectionsDot][lane] += d[0] * d[1];
 }
 
-// Calls body(element, lane) for n elements: a constant number of lanes at a time, which is whole vectors, then the
-// rest.
-template <class Body>
-MS_OPTIM_FN void ForLanes(int n, Body body) {
-  const int whole = n / kLanes * kLanes;
-  for (int i = 0; i < whole; i += kLanes) {
-    MS_OPTIM_IVDEP
-    for (int lane = 0; lane < kLanes; ++lane) body(i + lane, lane);
-  }
-  for (int i = whole; i < n; ++i) body(i, i - whole);
-}
-
 // By how much a weight moves along its directions.
 template <int kDirections>
-MS_OPTIM_FN float Moved(const Plan &plan, float d0, float d1) {
-  return kDirections == 1 ? plan.coefficient[0] * d0 : plan.coefficient[0] * d0 + plan.coefficient[1] * d1;
+MS_OPTIM_FN float Moved(const Task &task, float d0, float d1) {
+  return kDirections == 1 ? task.coefficient[0] * d0 : task.coefficient[0] * d0 + task.coefficient[1] * d1;
 }
 
 template <int kDirections>
-MS_OPTIM_FN void MoveTile(const Plan &plan, int n, float (*d)[kTile], float *w) {
-  const Plan p = plan;
+MS_OPTIM_FN void MoveTile(const Task &task, int n, float (*d)[kTile], float *w) {
+  const Task p = task;
   MS_OPTIM_IVDEP
   for (int i = 0; i < n; ++i) w[i] -= Moved<kDirections>(p, d[0][i], d[1][i]);
 }
@@ -302,10 +343,10 @@ MS_OPTIM_FN void MoveTile(const Plan &plan, int n, float (*d)[kTile], float *w) 
 enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4 };
 
 template <class Rule, unsigned kParts>
-void RuleTile(const Rule &rule, const Plan &plan, int n, float *__restrict w, const float *__restrict g,
+void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, const float *__restrict g,
               float *const *s, float (*__restrict d)[kTile], TileSums &total) {
   const Rule r = rule;
-  const Plan p = plan;
+  const Task p = task;
   TileSums sums = total;
   // The loop names its states, of which a rule has one to three: no loop over them would be vectorized.
   constexpr bool kSecond = Rule::kStates > 1, kThird = Rule::kStates > 2;
@@ -340,22 +381,23 @@ MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, co
   __builtin_prefetch(s1 + kTile, 1, 2);
 }
 
-// Runs the rule over a tile whose two states are bfloat16, and converts these in the same loop. It takes whole lanes,
-// and returns how many elements these are.
+// Runs the rule over a tile whose one or two states are bfloat16, and converts these in the same loop. It takes whole
+// lanes, and returns how many elements these are.
 template <class Rule>
-int BFloat16Tile(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begin, int n, const float *__restrict w,
+int BFloat16Tile(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, int n, const float *__restrict w,
                  const float *__restrict g, float *__restrict d, const uint32_t *__restrict noise, TileSums &total) {
   const Rule r = rule;
-  const Plan p = plan;
+  const Task p = task;
   TileSums sums = total;
+  constexpr bool kSecond = Rule::kStates > 1;
   auto *__restrict s0 = static_cast<uint16_t *>(t.state[0]) + begin;
-  auto *__restrict s1 = static_cast<uint16_t *>(t.state[1]) + begin;
+  auto *__restrict s1 = static_cast<uint16_t *>(t.state[kSecond ? 1 : 0]) + begin;
   const int whole = n / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes) {
     FetchAhead(w + i, g + i, s0 + i, s1 + i);
-    int32_t bits0[kLanes], bits1[kLanes];
+    int32_t bits0[kLanes], bits1[kLanes] = {};
     WidenShorts(s0 + i, bits0);
-    WidenShorts(s1 + i, bits1);
+    if (kSecond) WidenShorts(s1 + i, bits1);
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
       const uint32_t random = noise[i + lane];
@@ -365,16 +407,20 @@ int BFloat16Tile(const Rule &rule, const Plan &plan, const Tensor &t, int64_t be
       RuleElement<Rule, true, true>(r, p, w[i + lane], g[i + lane], state, direction, lane, sums);
       d[i + lane] = direction[0];
       bits0[lane] = static_cast<int32_t>(BFloat16WithNoise(state[0], NoiseFor(kFirstState, random)));
-      bits1[lane] = static_cast<int32_t>(BFloat16WithNoise(state[1], NoiseFor(kSecondState, random)));
+      if (kSecond) bits1[lane] = static_cast<int32_t>(BFloat16WithNoise(state[1], NoiseFor(kSecondState, random)));
     }
     NarrowToShorts(bits0, s0 + i);
-    NarrowToShorts(bits1, s1 + i);
+    if (kSecond) NarrowToShorts(bits1, s1 + i);
   }
   total = sums;
   return whole;
 }
 
-// A block of new states that waits to be encoded.
+typedef SignedCode<kFirstState> First;
+typedef UnsignedCode<kSecondState> Second;
+
+// A block of new states, one or two, that waits to be encoded.
+template <bool kSecond>
 struct PendingBlock {
   const float *state[2] = {};
   int8_t *code0;
@@ -384,16 +430,16 @@ struct PendingBlock {
   uint32_t noise_above;
 
   MS_OPTIM_FN void Encode(int i) const {
-    const float *__restrict s0 = state[0] + i, *__restrict s1 = state[1] + i;
+    const float *__restrict s0 = state[0] + i, *__restrict s1 = kSecond ? state[1] + i : nullptr;
     int32_t new0[kLanes], new1[kLanes];
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
       const uint32_t bits = noise[i + lane] ^ noise_above;
-      new0[lane] = SignedCode::Encode(s0[lane], factor[0], CodeNoiseFor(kFirstState, bits));
-      new1[lane] = UnsignedCode<kSecondState>::Encode(s1[lane], factor[1], CodeNoiseFor(kSecondState, bits));
+      new0[lane] = First::Encode(s0[lane], factor[0], CodeNoiseFor(kFirstState, bits));
+      if (kSecond) new1[lane] = Second::Encode(s1[lane], factor[1], CodeNoiseFor(kSecondState, bits));
     }
     Narrow(new0, code0 + i);
-    Narrow(new1, code1 + i);
+    if (kSecond) Narrow(new1, code1 + i);
   }
 
   void Finish() {
@@ -403,73 +449,74 @@ struct PendingBlock {
   }
 };
 
-// Runs the rule over a block of a tensor whose two states are codes. Encoding needs the largest element of the block,
-// so a block is encoded while the rule runs over the next one: decoding and encoding hide behind the rule's root and
-// division.
+// Runs the rule over a block of a tensor whose one or two states are codes. Encoding needs the largest element of the
+// block, so a block is encoded while the rule runs over the next one: decoding and encoding hide behind the rule's root
+// and division.
 template <class Rule, bool kPending>
-void CodedBlock(const Rule &rule, const Plan &plan, const Tensor &t, int64_t begin, const float *__restrict w,
+void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, const float *__restrict w,
                 const float *__restrict g, float *__restrict s0, float *__restrict s1, float *__restrict d,
-                TileSums &total, PendingBlock &pending) {
-  typedef UnsignedCode<kSecondState> Second;
+                TileSums &total, PendingBlock<(Rule::kStates > 1)> &pending) {
+  constexpr bool kSecond = Rule::kStates > 1;
   const Rule r = rule;
-  const Plan p = plan;
-  const PendingBlock last = pending;
+  const Task p = task;
+  const PendingBlock<kSecond> last = pending;
   TileSums sums = total;
   const int64_t block = begin / kCodeBlock;
   auto *__restrict c0 = static_cast<int8_t *>(t.state[0]) + begin;
-  auto *__restrict c1 = static_cast<uint8_t *>(t.state[1]) + begin;
-  const float unit0 = t.scale[0][block] / SignedCode::Largest(), unit1 = t.scale[1][block] / Second::Largest();
+  auto *__restrict c1 = static_cast<uint8_t *>(t.state[kSecond ? 1 : 0]) + begin;
+  const float unit0 = t.scale[0][block] / First::Largest();
+  const float unit1 = kSecond ? t.scale[1][block] / Second::Largest() : 0.0f;
   uint32_t largest0[kLanes] = {}, largest1[kLanes] = {};
   for (int i = 0; i < kCodeBlock; i += kLanes) {
     FetchAhead(w + i, g + i, c0 + i, c1 + i);
-    int32_t code0[kLanes], code1[kLanes];
+    int32_t code0[kLanes], code1[kLanes] = {};
     Widen(c0 + i, code0);
-    Widen(c1 + i, code1);
+    if (kSecond) Widen(c1 + i, code1);
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
-      float state[] = {SignedCode::Decode(code0[lane]) * unit0, Second::Decode(code1[lane]) * unit1, 0.0f};
+      float state[] = {First::Decode(code0[lane]) * unit0, Second::Decode(code1[lane]) * unit1, 0.0f};
       float direction[kMaxDirections];
       RuleElement<Rule, true, true>(r, p, w[i + lane], g[i + lane], state, direction, lane, sums);
       s0[i + lane] = state[0];
-      s1[i + lane] = state[1];
+      if (kSecond) s1[i + lane] = state[1];
       d[i + lane] = direction[0];
       largest0[lane] = Max(largest0[lane], BitsOf(state[0]) & 0x7fffffffu);
-      largest1[lane] = Max(largest1[lane], BitsOf(state[1]));
+      if (kSecond) largest1[lane] = Max(largest1[lane], BitsOf(state[1]));
     }
     if (kPending) last.Encode(i);
   }
   total = sums;
   const float scale0 = LargestOf(largest0), scale1 = LargestOf(largest1);
   t.scale[0][block] = scale0;
-  t.scale[1][block] = scale1;
+  if (kSecond) t.scale[1][block] = scale1;
   pending.state[0] = s0;
   pending.state[1] = s1;
   pending.code0 = c0;
   pending.code1 = c1;
-  pending.factor[0] = scale0 > 1e-37f ? SignedCode::Largest() / scale0 : 0.0f;
+  pending.factor[0] = scale0 > 1e-37f ? First::Largest() / scale0 : 0.0f;
   pending.factor[1] = scale1 > 1e-37f ? Second::Largest() / scale1 : 0.0f;
   pending.noise = noise_table.bits + begin % kNoises;
-  pending.noise_above = plan.noise.Above(begin);
+  pending.noise_above = task.noise.Above(begin);
 }
 
 // Computes new states, and the directions with their sums. A layer-wise rule must move along the directions whose norms
 // it took: states of lower precision are stored and read back before the directions are computed.
 template <class Rule>
-void StatesAndDirections(const Rule &rule, const Tensor &t, const Plan &plan, int64_t begin, int n, float *w,
+void StatesAndDirections(const Rule &rule, const Tensor &t, const Task &task, int64_t begin, int n, float *w,
                          const float *g, const uint32_t *noise, float (*d)[kTile], Buffers &b, TileSums &sums) {
   float *s[Rule::kStates];
   for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
-  const bool again = Rule::kLayerwise && plan.low_states;
+  const bool again = Rule::kLayerwise && task.low_states;
   if (again) {
-    RuleTile<Rule, kNewStates>(rule, plan, n, w, g, s, d, sums);
+    RuleTile<Rule, kNewStates>(rule, task, n, w, g, s, d, sums);
   } else {
-    RuleTile<Rule, kNewStates | kSumUp>(rule, plan, n, w, g, s, d, sums);
+    RuleTile<Rule, kNewStates | kSumUp>(rule, task, n, w, g, s, d, sums);
   }
-  if (!plan.low_states) return;
+  if (!task.low_states) return;
   for (int k = 0; k < Rule::kStates; ++k) StoreState(t, k, begin, n, s[k], noise);
   if (!again) return;
   for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
-  RuleTile<Rule, kSumUp>(rule, plan, n, w, g, s, d, sums);
+  RuleTile<Rule, kSumUp>(rule, task, n, w, g, s, d, sums);
 }
 
 void AddTileSums(const TileSums &sums, const float *g, const float *w, float (*d)[kTile], int n, int directions,
@@ -485,34 +532,37 @@ void AddTileSums(const TileSums &sums, const float *g, const float *w, float (*d
 // The moments stage of a chunk: new states, and the sums of weights and directions. If nothing waits for these sums,
 // the weights move in the same pass (kMove).
 template <class Rule, bool kMove>
-void UpdateChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
+void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
   constexpr int kBlock = static_cast<int>(kCodeBlock);
   double sum[kSums] = {};
-  PendingBlock pending;
-  ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
+  PendingBlock<(Rule::kStates > 1)> pending;
+  ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
     TileSums sums;
     float *w = LoadWeight(t, begin, n, b.weight);
+    if (kMove && t.average != nullptr) FetchTile(t.average + begin, n);
+    StartTile<Rule>(t, task, begin, n, w);
     int first = 0;
-    if ((plan.low_states && !plan.coded_states) || (kMove && plan.noisy_weight))
-      FillNoise(plan.noise, begin, n, b.noise);
-    if constexpr (kMove && Rule::kStates == 2 && Rule::kDirections == 1) {
-      if (plan.bfloat16_states) first = BFloat16Tile(rule, plan, t, begin, n, w, g, b.direction[0], b.noise, sums);
-      for (; plan.coded_states && first + kBlock <= n; first += kBlock) {
+    if ((task.low_states && !task.coded_states) || (kMove && task.noisy_weight))
+      FillNoise(task.noise, begin, n, b.noise);
+    if constexpr (kMove && Rule::kStates <= 2 && Rule::kDirections == 1) {
+      if (task.bfloat16_states) first = BFloat16Tile(rule, task, t, begin, n, w, g, b.direction[0], b.noise, sums);
+      for (; task.coded_states && first + kBlock <= n; first += kBlock) {
         const auto block = pending.state[0] == nullptr ? CodedBlock<Rule, false> : CodedBlock<Rule, true>;
-        block(rule, plan, t, begin + first, w + first, g + first, b.state[0] + first, b.state[1] + first,
+        block(rule, task, t, begin + first, w + first, g + first, b.state[0] + first, b.state[1] + first,
               b.direction[0] + first, sums, pending);
       }
     }
     if (first < n) {
       pending.Finish();
-      if (plan.coded_states) FillNoise(plan.noise, begin, n, b.noise);
+      if (task.coded_states) FillNoise(task.noise, begin, n, b.noise);
       auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
-      StatesAndDirections(rule, t, plan, begin + first, n - first, w + first, g + first, b.noise + first, d, b, sums);
+      StatesAndDirections(rule, t, task, begin + first, n - first, w + first, g + first, b.noise + first, d, b, sums);
     }
     AddTileSums(sums, g, w, b.direction, n, Rule::kDirections, sum);
     if (kMove) {
-      MoveTile<Rule::kDirections>(plan, n, b.direction, w);
-      StoreWeight(t, begin, n, w, plan.noisy_weight ? b.noise : nullptr);
+      MoveTile<Rule::kDirections>(task, n, b.direction, w);
+      StoreWeight(t, begin, n, w, task.noisy_weight ? b.noise : nullptr);
+      AverageTile(t, task, begin, n, b.weight);
     }
   });
   pending.Finish();
@@ -521,14 +571,16 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chu
 
 // The apply stage of a chunk, after its moments stage: new weights.
 template <class Rule>
-void MoveChunk(const Rule &rule, const Tensor &t, const Plan &plan, Chunk &chunk, Buffers &b) {
-  ForTiles(t, plan, chunk, b, [&](int64_t begin, int n, const float *g) {
+void MoveChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
+  ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
     TileSums unused;
     float *w = LoadWeight(t, begin, n, b.weight), *s[Rule::kStates];
+    if (t.average != nullptr) StartTile<ElementwiseRule>(t, task, begin, n, w);
     for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
-    RuleTile<Rule, kMoveWeights>(rule, plan, n, w, g, s, b.direction, unused);
-    if (plan.noisy_weight) FillNoise(plan.noise, begin, n, b.noise);
-    StoreWeight(t, begin, n, w, plan.noisy_weight ? b.noise : nullptr);
+    RuleTile<Rule, kMoveWeights>(rule, task, n, w, g, s, b.direction, unused);
+    if (task.noisy_weight) FillNoise(task.noise, begin, n, b.noise);
+    StoreWeight(t, begin, n, w, task.noisy_weight ? b.noise : nullptr);
+    AverageTile(t, task, begin, n, b.weight);
   });
 }
 
@@ -592,23 +644,23 @@ class StepEngine {
   }
 
   bool CutChunks() {
-    plans_.reset(new (std::nothrow) Plan[static_cast<size_t>(step_.count)]);
-    if (!plans_) return false;
+    tasks_.reset(new (std::nothrow) Task[static_cast<size_t>(step_.count)]);
+    if (!tasks_) return false;
     int chunks = 0;
     for (int pass = 0; pass < 2; ++pass) {
       chunks = 0;
       for (int i = 0; i < step_.count; ++i) {
         const Tensor &t = step_.tensors[i];
-        Plan &plan = plans_[i];
-        plan = Plan{};
-        plan.row = t.rows > 0 && LayoutOf(i, kCentralized) != 0 ? t.size / t.rows : 0;
+        Task &task = tasks_[i];
+        task = Task{};
+        task.row = t.rows > 0 && LayoutOf(i, kCentralized) != 0 ? t.size / t.rows : 0;
         PrepareStorage(i);
-        const int64_t length = plan.row == 0 ? kChunk : plan.row * RowsInChunk(plan);
-        plan.first_chunk = chunks;
+        const int64_t length = task.row == 0 ? kChunk : task.row * RowsInChunk(task);
+        task.first_chunk = chunks;
         for (int64_t begin = t.begin; begin < t.end; begin += length, ++chunks) {
           if (pass == 1) chunks_[chunks] = Chunk{i, begin, Min(t.end, begin + length), {}};
         }
-        plan.last_chunk = chunks;
+        task.last_chunk = chunks;
       }
       if (pass == 0) chunks_.reset(new (std::nothrow) Chunk[static_cast<size_t>(chunks)]);
       if (!chunks_) return false;
@@ -619,22 +671,23 @@ class StepEngine {
 
   // A chunk of a centralized tensor has whole rows, no more than there is room for means; and whole blocks, if states
   // are codes.
-  static int64_t RowsInChunk(const Plan &plan) {
-    const int64_t rows = Max(1, Min(kTile, kChunk / Max(1, plan.row)));
-    const int64_t whole = plan.low_states ? kCodeBlock / std::gcd(plan.row, kCodeBlock) : 1;
+  static int64_t RowsInChunk(const Task &task) {
+    const int64_t rows = Max(1, Min(kTile, kChunk / Max(1, task.row)));
+    const int64_t whole = task.low_states ? kCodeBlock / std::gcd(task.row, kCodeBlock) : 1;
     return Max(1, rows / whole) * whole;
   }
 
   void PrepareStorage(int i) {
     const Tensor &t = step_.tensors[i];
-    Plan &plan = plans_[i];
+    Task &task = tasks_[i];
     const auto seed = static_cast<int64_t>(step_.constants[kSeed]);
     const int64_t now = *step_.global_step, row = LayoutOf(i, kRow);
-    plan.noisy_weight = (step_.flags & kStochasticRounding) != 0;
-    plan.noise = Noise(seed, now, row);
-    for (int k = 0; k < kMaxStates; ++k) plan.low_states |= t.state_type[k] != DType::kFloat32;
-    plan.bfloat16_states = t.state_type[0] == DType::kBFloat16 && t.state_type[1] == DType::kBFloat16;
-    plan.coded_states = t.state_type[0] == DType::kInt8 && t.state_type[1] == DType::kUInt8;
+    task.noisy_weight = (step_.flags & kStochasticRounding) != 0;
+    task.noise = Noise(seed, now, row);
+    for (int k = 0; k < kMaxStates; ++k) task.low_states |= t.state_type[k] != DType::kFloat32;
+    const bool alone = t.state[1] == nullptr;
+    task.bfloat16_states = t.state_type[0] == DType::kBFloat16 && (alone || t.state_type[1] == DType::kBFloat16);
+    task.coded_states = t.state_type[0] == DType::kInt8 && (alone || t.state_type[1] == DType::kUInt8);
   }
 
   void PopulateStates() {
@@ -642,7 +695,7 @@ class StepEngine {
     for (int i = 0; i < step_.count; ++i) {
       for (int k = 0; k < kMaxStates; ++k) {
         const Tensor &t = step_.tensors[i];
-        if (t.begin == t.end || t.state[k] == nullptr) continue;
+        if (t.begin == t.end || t.state[k] == nullptr || (k > 0 && t.matrix_rows > 0)) continue;
         const int64_t bytes = SizeOf(t.state_type[k]);
         Populate(static_cast<char *>(t.state[k]) + t.begin * bytes, (t.end - t.begin) * bytes);
       }
@@ -665,7 +718,7 @@ class StepEngine {
   // own; a thread that is done helps the next.
   template <class Body>
   void ForChunks(int first, int last, bool backwards, Body body) {
-    const int64_t begin = plans_[first].first_chunk, count = plans_[last - 1].last_chunk - begin;
+    const int64_t begin = tasks_[first].first_chunk, count = tasks_[last - 1].last_chunk - begin;
     std::vector<Share> shares(static_cast<size_t>(omp_get_max_threads()));
 #pragma omp parallel
     {
@@ -678,7 +731,7 @@ class StepEngine {
         std::atomic<int64_t> &taken = shares[static_cast<size_t>(owner)].taken;
         for (int64_t k; (k = from + taken.fetch_add(1, std::memory_order_relaxed)) < to;) {
           Chunk &chunk = chunks_[backwards ? from + to - 1 - k : k];
-          body(chunk, step_.tensors[chunk.tensor], plans_[chunk.tensor], buffers);
+          body(chunk, step_.tensors[chunk.tensor], tasks_[chunk.tensor], buffers);
         }
       }
     }
@@ -686,7 +739,7 @@ class StepEngine {
 
   void SumGradients(int first, int last) {
     ForChunks(first, last, false,
-              [](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) { GradientSum(t, plan, chunk, b); });
+              [](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) { GradientSum(t, task, chunk, b); });
     AddSums(first, last);
   }
 
@@ -694,7 +747,7 @@ class StepEngine {
     for (int i = first; i < last; ++i) {
       double *sums = SumsOf(i);
       memset(sums, 0, kSums * sizeof(double));
-      for (int k = plans_[i].first_chunk; k < plans_[i].last_chunk; ++k) {
+      for (int k = tasks_[i].first_chunk; k < tasks_[i].last_chunk; ++k) {
         for (int s = 0; s < kSums; ++s) sums[s] += chunks_[k].sum[s];
       }
     }
@@ -716,7 +769,22 @@ class StepEngine {
     return total;
   }
 
-  void Report(int i, bool applied) const { ms_optim::Report(step_, i, plans_[i], SumsOf(i), applied); }
+  // For a rule whose pass does not reach all weights: the averages start, or move towards the weights.
+  void Averages(bool start) {
+    if ((step_.flags & kAverages) == 0) return;
+    ForChunks(0, step_.count, false, [start](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+      if (t.average == nullptr || (start && !task.starts)) return;
+      for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
+        const int n = static_cast<int>(Min(kTile, chunk.end - begin));
+        if (start)
+          StartTile<ElementwiseRule>(t, task, begin, n, LoadWeight(t, begin, n, b.weight));
+        else
+          AverageTile(t, task, begin, n, b.weight);
+      }
+    });
+  }
+
+  void Report(int i, bool applied) const { ms_optim::Report(step_, i, tasks_[i], SumsOf(i), applied); }
 
   Status Skip() {
     for (int i = 0; i < step_.count; ++i) Report(i, false);
@@ -725,7 +793,7 @@ class StepEngine {
   }
 
   void ReturnMasters() {
-    ForChunks(0, step_.count, false, [](Chunk &chunk, const Tensor &t, const Plan &, Buffers &) {
+    ForChunks(0, step_.count, false, [](Chunk &chunk, const Tensor &t, const Task &, Buffers &) {
       if (t.master == nullptr) return;
       StoreTile(t.master + chunk.begin, t.weight_type, chunk.begin, static_cast<int>(chunk.end - chunk.begin),
                 t.weight);
@@ -738,7 +806,7 @@ class StepEngine {
   }
 
   const Step &step_;
-  std::unique_ptr<Plan[]> plans_;
+  std::unique_ptr<Task[]> tasks_;
   std::unique_ptr<Chunk[]> chunks_;
 };
 
@@ -785,13 +853,13 @@ class Engine : StepEngine {
  private:
   template <class Body>
   void Pass(int first, int last, bool backwards, Body body) {
-    ForChunks(first, last, backwards, [this, body](Chunk &chunk, const Tensor &t, const Plan &plan, Buffers &b) {
-      body(rule_, t, plan, chunk, b);
+    ForChunks(first, last, backwards, [this, body](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+      body(rule_, t, task, chunk, b);
     });
   }
 
   // Decides from the sums known so far what the next pass uses.
-  void Decide(int i) { ms_optim::Decide(rule_, step_, i, SumsOf(i), clip_, &plans_[i]); }
+  void Decide(int i) { ms_optim::Decide(rule_, step_, i, SumsOf(i), clip_, &tasks_[i]); }
 
   const Rule rule_;
   double clip_ = 1.0;
@@ -799,6 +867,9 @@ class Engine : StepEngine {
 
 template <class Rule>
 Status Run(const Step &step) {
+  if constexpr (Rule::kDecayed > 0) {
+    if (step.constants[kCautious] == 0.0) return Engine<NeverCautious<Rule>>(step).Run();
+  }
   return Engine<Rule>(step).Run();
 }
 

@@ -1,15 +1,18 @@
 // The operators that MindSpore calls, and what a caller may ask about them.
 #include <omp.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <set>
 
+#define MS_OPTIM_HOST  // abi.h describes the rules of the host, too
 #include "abi.h"
 #include "copies.h"
 #include "denormals.h"
 #include "kernels.h"
+#include "products.h"
 
 namespace ms_optim {
 namespace {
@@ -29,7 +32,7 @@ bool Supported(const Kernels *kernels) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   }
-  if (kernels == &avx2::kernels) return __builtin_cpu_supports("avx2");
+  if (kernels == &avx2::kernels) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
   return kernels == &baseline::kernels;
 }
@@ -49,6 +52,20 @@ const Kernels *&Chosen() {
   }();
   return chosen;
 }
+
+}  // namespace
+
+const Products &ChosenProducts() {
+#if defined(__x86_64__)
+  if (Chosen() == &avx512::kernels) {
+    return __builtin_cpu_supports("avx512bf16") ? avx512bf16::products : avx512::products;
+  }
+  if (Chosen() == &avx2::kernels) return avx2::products;
+#endif
+  return baseline::products;
+}
+
+namespace {
 
 // Locks all weights of a step. Weights share a fixed number of locks, which every launch takes in the same order, so
 // that no two launches wait for each other.
@@ -77,7 +94,15 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
     if (status != kOk) return status;
     const Locks locks(step);
     const DenormalsAreZero in_this_thread;
-    return (Chosen()->*rule)(step);
+    const Status done = (Chosen()->*rule)(step);
+    // In a graph, MindSpore reports no more than the number.
+    if (done == kNegativeStep) {
+      fprintf(stderr,
+              "ms_optim: global_step is %d, less than 0: either the parameters hold the averaged weights (leave 'with "
+              "optimizer.averaged()', or call optimizer.train(), before the next step), or a wrong count was loaded.\n",
+              *step.global_step);
+    }
+    return done;
   } catch (const std::exception &) {
     return kNoMemory;
   }
@@ -92,6 +117,7 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
     return ms_optim::Launch(MS_OPTIM_ARGUMENTS, interface, &ms_optim::Kernels::name);  \
   }
 MS_OPTIM_RULES(MS_OPTIM_ROW)
+MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 
 // They copy tensors to a wire, and a wire to tensors.

@@ -3,6 +3,7 @@
 
 #include "compression.h"
 #include "engine.h"
+#include "matrices.h"
 
 #define MS_OPTIM_NAME(isa) #isa
 #define MS_OPTIM_QUOTE(isa) MS_OPTIM_NAME(isa)
@@ -11,7 +12,7 @@ namespace ms_optim::MS_OPTIM_ISA {
 
 const Kernels kernels = {MS_OPTIM_QUOTE(MS_OPTIM_ISA),
 #define MS_OPTIM_ROW(name, Rule) &Run<Rule>,
-                         MS_OPTIM_RULES(MS_OPTIM_ROW)
+                         MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 };
 

@@ -10,6 +10,7 @@ struct Kernels {
   const char *instruction_set;
 #define MS_OPTIM_ROW(name, Rule) Status (*name)(const Step &);
   MS_OPTIM_RULES(MS_OPTIM_ROW)
+  MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 };
 

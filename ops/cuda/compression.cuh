@@ -41,7 +41,7 @@ __global__ void MarkWire(const Step step, const Workspace work) {
 __global__ void __launch_bounds__(kThreads) DecideCompressed(const Step step, const Workspace work) {
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (i >= step.count) return;
-  DecideRates(step, i, &work.plans[i]);
+  DecideRates(step, i, &work.tasks[i]);
   work.searches[i].remaining = SentOf(step, i);
   const bool sends = (step.stages & kMomentsStage) != 0;
   work.searches[i].clip = sends ? 1.0f : static_cast<float>(step.sums[int64_t{i} * kSums + kClipFactor]);
@@ -55,10 +55,10 @@ struct Local {
   __device__ Local(const Step &step, const Workspace &work, const Chunk &chunk, const Tile &tile) {
     const Tensor &t = step.tensors[chunk.tensor];
     LoadWeight(t, tile, w);
-    LoadGradient(t, work.plans[chunk.tensor], work, chunk.tensor, tile, g);
+    LoadGradient(t, work.tasks[chunk.tensor], work, chunk.tensor, tile, g);
   }
-  __device__ float Gradient(const DgcMomentum &rule, const Plan &plan, float clip, int e) const {
-    return clip * rule.Gradient(w[e], plan.factor * g[e], plan.lambda);
+  __device__ float Gradient(const DgcMomentum &rule, const Task &task, float clip, int e) const {
+    return clip * rule.Gradient(w[e], task.factor * g[e], task.lambda);
   }
 };
 
@@ -67,13 +67,13 @@ __global__ void __launch_bounds__(kThreads) SumLocal(const Step step, const Work
   const Chunk chunk(step, work);
   if (SentOf(step, chunk.tensor) == 0) return;
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
-  const Plan plan = work.plans[chunk.tensor];
+  const Task task = work.tasks[chunk.tensor];
   double sum[kSums] = {};
   ForTiles(chunk, step.tensors[chunk.tensor], [&](const Tile &tile) {
     const Local local(step, work, chunk, tile);
     MS_OPTIM_UNROLL
     for (int e = 0; e < kEach; ++e) {
-      if (tile.Has(e)) AddSquare(&sum[kGradientSum], local.Gradient(rule, plan, 1.0f, e));
+      if (tile.Has(e)) AddSquare(&sum[kGradientSum], local.Gradient(rule, task, 1.0f, e));
     }
   });
   StorePartial(work, sum);
@@ -95,7 +95,7 @@ struct NewState {
 };
 
 // Stores them for a tile.
-__device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, const Tensor &t, const Plan &plan,
+__device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, const Tensor &t, const Task &task,
                                   float clip, const Tile &tile, const Local &local) {
   // Elements that are not sent do not touch their master, so the first step writes all masters.
   if (t.master != nullptr && *step.global_step == 0) StoreFloats(t.master, tile, local.w);
@@ -104,7 +104,7 @@ __device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, con
   Load<float>(R(t), tile, r);
   MS_OPTIM_UNROLL
   for (int e = 0; e < kEach; ++e) {
-    const NewState state(rule, local.Gradient(rule, plan, clip, e), u[e], r[e]);
+    const NewState state(rule, local.Gradient(rule, task, clip, e), u[e], r[e]);
     u[e] = state.u;
     r[e] = state.r;
   }
@@ -116,22 +116,22 @@ __device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, con
 __device__ inline float NewR(const Step &step, const Workspace &work, int tensor, int64_t i) {
   const Tensor &t = step.tensors[tensor];
   if ((step.stages & kApplyStage) != 0) return R(t)[i];
-  const Plan &plan = work.plans[tensor];
+  const Task &task = work.tasks[tensor];
   const DgcMomentum &rule = RuleOf<DgcMomentum>(work);
   float g = 0.0f;
   if (t.gradient_type == DType::kFloat32) g = static_cast<const float *>(t.gradient)[i];
   if (t.gradient_type == DType::kFloat16) g = ToFloat(static_cast<const float16 *>(t.gradient)[i]);
   if (t.gradient_type == DType::kBFloat16) g = ToFloat(static_cast<const bfloat16 *>(t.gradient)[i]);
-  if (plan.row != 0) {
-    const RowMean &mean = work.means[work.first_row[tensor] + i / plan.row];
+  if (task.row != 0) {
+    const RowMean &mean = work.means[work.first_row[tensor] + i / task.row];
     g = (g - mean.mean) - mean.rest;
   }
-  const float gradient = work.searches[tensor].clip * rule.Gradient(WeightAt(t, i), plan.factor * g, plan.lambda);
+  const float gradient = work.searches[tensor].clip * rule.Gradient(WeightAt(t, i), task.factor * g, task.lambda);
   return NewState(rule, gradient, U(t)[i], R(t)[i]).r;
 }
 
 // Momentum SGD with the mean gradient; g becomes what the weights move along.
-__device__ inline void Momentum(const DgcMomentum &rule, const Step &step, const Tensor &t, const Plan &plan,
+__device__ inline void Momentum(const DgcMomentum &rule, const Step &step, const Tensor &t, const Task &task,
                                 const Tile &tile, float (&w)[kEach], float (&g)[kEach], double *sum) {
   float u[kEach];
   Load<float>(U(t), tile, u);
@@ -139,18 +139,18 @@ __device__ inline void Momentum(const DgcMomentum &rule, const Step &step, const
   for (int e = 0; e < kEach; ++e) {
     u[e] = rule.Velocity(g[e], u[e]);
     g[e] = rule.Direction(g[e], u[e]);
-    w[e] -= plan.coefficient[0] * g[e];
+    w[e] -= task.coefficient[0] * g[e];
     if (tile.Has(e)) AddSquare(sum, g[e]);
   }
   StoreFloats(U(t), tile, u);
-  StoreWeight(t, tile, w, (step.flags & kStochasticRounding) != 0 ? &plan.noise : nullptr);
+  StoreWeight(t, tile, w, (step.flags & kStochasticRounding) != 0 ? &task.noise : nullptr);
 }
 
 __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Workspace work) {
   if (!work.survey->applied) return;
   const Chunk chunk(step, work);
   const Tensor &t = step.tensors[chunk.tensor];
-  const Plan plan = work.plans[chunk.tensor];
+  const Task task = work.tasks[chunk.tensor];
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
   const bool compressed = SentOf(step, chunk.tensor) > 0, apply = (step.stages & kApplyStage) != 0;
   const float clip = compressed ? work.searches[chunk.tensor].clip : 1.0f;
@@ -164,13 +164,13 @@ __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Wo
       AddSquare(&sum[kWeightSum], local.w[e]);
     }
     if (compressed) {
-      if (apply) KeepStates(step, rule, t, plan, clip, tile, local);
+      if (apply) KeepStates(step, rule, t, task, clip, tile, local);
       return;
     }
     MS_OPTIM_UNROLL
-    for (int e = 0; e < kEach; ++e) local.g[e] = local.Gradient(rule, plan, 1.0f, e);
+    for (int e = 0; e < kEach; ++e) local.g[e] = local.Gradient(rule, task, 1.0f, e);
     if (apply) {
-      Momentum(rule, step, t, plan, tile, local.w, local.g, &sum[kDirectionSum]);
+      Momentum(rule, step, t, task, tile, local.w, local.g, &sum[kDirectionSum]);
     } else {
       // In a wire, tensors are not aligned.
       uint8_t *values = static_cast<uint8_t *>(step.wire) + work.wire[chunk.tensor].values;
@@ -274,10 +274,10 @@ __device__ inline void StartAnew(const Tensor &t, int64_t i, float sent) {
 }
 
 // Plain SGD: r holds velocities, a second momentum would count them twice.
-__device__ inline void MoveByMean(const DgcMomentum &rule, const Step &step, const Tensor &t, const Plan &plan,
+__device__ inline void MoveByMean(const DgcMomentum &rule, const Step &step, const Tensor &t, const Task &task,
                                   int64_t i, float total, double *sum) {
   const float mean = rule.Mean(total);
-  Move(t, (step.flags & kStochasticRounding) != 0 ? &plan.noise : nullptr, i, plan.coefficient[0] * mean);
+  Move(t, (step.flags & kStochasticRounding) != 0 ? &task.noise : nullptr, i, task.coefficient[0] * mean);
   AddSquare(sum, mean);
 }
 
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspac
   const Chunk chunk(step, work);
   if (SentOf(step, chunk.tensor) == 0) return;
   const Tensor &t = step.tensors[chunk.tensor];
-  const Plan plan = work.plans[chunk.tensor];
+  const Task task = work.tasks[chunk.tensor];
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
   const WirePlace wire = work.wire[chunk.tensor];
   const int32_t magnitude = work.searches[chunk.tensor].prefix;
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspac
     const float value = rule.Travelled(accumulated);
     if ((step.stages & kApplyStage) != 0) {
       StartAnew(t, i, value);
-      MoveByMean(rule, step, t, plan, i, value, &sum);
+      MoveByMean(rule, step, t, task, i, value, &sum);
     } else {
       PutValue(rule, bytes + wire.values, k, value);
       PutPlace(bytes + wire.places, wire.place_bytes, k, i);
@@ -345,11 +345,11 @@ __device__ void ForSentBy(const Step &step, const Workspace &work, int64_t worke
 __device__ inline void ReceiveCompressed(const Step &step, const Workspace &work, const Chunk &chunk, float *total,
                                          double *sum) {
   const Tensor &t = step.tensors[chunk.tensor];
-  const Plan plan = work.plans[chunk.tensor];
+  const Task task = work.tasks[chunk.tensor];
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
   const float clip = work.searches[chunk.tensor].clip;
   ForTiles(chunk, t,
-           [&](const Tile &tile) { KeepStates(step, rule, t, plan, clip, tile, Local(step, work, chunk, tile)); });
+           [&](const Tile &tile) { KeepStates(step, rule, t, task, clip, tile, Local(step, work, chunk, tile)); });
   for (int i = static_cast<int>(threadIdx.x); i < kChunk; i += kThreads) total[i] = 0.0f;
   __syncthreads();
   ForSentBy(step, work, rule.rank, chunk, [&](int64_t i, float value) { StartAnew(t, i, value); });
@@ -359,7 +359,7 @@ __device__ inline void ReceiveCompressed(const Step &step, const Workspace &work
   }
   __syncthreads();
   for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
-    if (total[i - chunk.begin] != 0.0f) MoveByMean(rule, step, t, plan, i, total[i - chunk.begin], sum);
+    if (total[i - chunk.begin] != 0.0f) MoveByMean(rule, step, t, task, i, total[i - chunk.begin], sum);
   }
 }
 
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(kThreads) Receive(const Step step, const Works
       }
       MS_OPTIM_UNROLL
       for (int e = 0; e < kEach; ++e) mean[e] = rule.Mean(mean[e]);
-      Momentum(rule, step, t, work.plans[chunk.tensor], tile, w, mean, &sum);
+      Momentum(rule, step, t, work.tasks[chunk.tensor], tile, w, mean, &sum);
     });
   }
   sum = SumOfBlock(sum);
@@ -414,6 +414,8 @@ inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layo
   }
   launch.Zero(work.searches, n * int64_t{sizeof(Search)});
   launch(DecideCompressed, Blocks(n), step, work);
+  const bool averages = apply && (step.flags & kAverages) != 0;
+  if (averages) launch(Averages, layout.chunks, step, work, true);
   if (moments) {
     if ((step.flags & kClips) != 0) {
       launch(SumLocal, layout.chunks, step, work);
@@ -435,6 +437,7 @@ inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layo
     launch(Receive, layout.chunks, step, work);
   }
   launch(AddSums, n, step, work, unsigned{kUpdates}, true);
+  if (averages) launch(Averages, layout.chunks, step, work, false);
   launch(Finish, 1, step, work, apply, apply);
   return launch.Result();
 }

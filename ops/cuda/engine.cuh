@@ -16,7 +16,7 @@ __device__ inline bool Aligned(const void *data) { return reinterpret_cast<uintp
 
 // Whether runs of four elements may be read and written as one.
 __device__ inline bool Aligned(const Tensor &t) {
-  bool aligned = Aligned(t.weight) && Aligned(t.gradient) && Aligned(t.master);
+  bool aligned = Aligned(t.weight) && Aligned(t.gradient) && Aligned(t.master) && Aligned(t.average);
   for (int k = 0; k < kMaxStates; ++k) aligned = aligned && Aligned(t.state[k]);
   return aligned;
 }
@@ -99,9 +99,9 @@ __device__ inline double TotalGradientSum(const Step &step) {
 __global__ void __launch_bounds__(kThreads) PrepareAll(const Step step, const Workspace work) {
   for (int i = static_cast<int>(threadIdx.x); i < step.count; i += kThreads) {
     const Tensor &t = step.tensors[i];
-    Plan &plan = work.plans[i];
-    plan.row = t.rows > 0 && LayoutOf(step, i, kCentralized) != 0 ? t.size / t.rows : 0;
-    plan.noise = Noise(static_cast<int64_t>(step.constants[kSeed]), *step.global_step, LayoutOf(step, i, kRow));
+    Task &task = work.tasks[i];
+    task.row = t.rows > 0 && LayoutOf(step, i, kCentralized) != 0 ? t.size / t.rows : 0;
+    task.noise = Noise(static_cast<int64_t>(step.constants[kSeed]), *step.global_step, LayoutOf(step, i, kRow));
   }
 }
 
@@ -122,7 +122,7 @@ template <class Rule>
 __global__ void __launch_bounds__(kThreads) DecideAll(const Step step, const Workspace work) {
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   if (i >= step.count || !work.survey->applied) return;
-  Decide(RuleOf<Rule>(work), step, i, step.sums + int64_t{i} * kSums, work.survey->clip, &work.plans[i]);
+  Decide(RuleOf<Rule>(work), step, i, step.sums + int64_t{i} * kSums, work.survey->clip, &work.tasks[i]);
 }
 
 // One block.
@@ -130,17 +130,17 @@ __global__ void __launch_bounds__(kThreads)
     Finish(const Step step, const Workspace work, bool reports, bool reports_skipped) {
   const bool applied = work.survey->applied, any = applied ? reports : reports_skipped;
   for (int i = static_cast<int>(threadIdx.x); any && i < step.count; i += kThreads) {
-    Report(step, i, work.plans[i], step.sums + int64_t{i} * kSums, applied);
+    Report(step, i, work.tasks[i], step.sums + int64_t{i} * kSums, applied);
   }
   if (threadIdx.x == 0 && (step.stages & kCommitStage) != 0) Commit(step, applied);
 }
 
 // ---- Passes over chunks -----------------------------------------------------------------------------------------
 
-__device__ inline void LoadGradient(const Tensor &t, const Plan &plan, const Workspace &work, int tensor,
+__device__ inline void LoadGradient(const Tensor &t, const Task &task, const Workspace &work, int tensor,
                                     const Tile &tile, float (&g)[kEach]) {
   LoadAs(t.gradient_type, t.gradient, tile, g);
-  if (plan.row != 0) Centralize(work.means + work.first_row[tensor], plan.row, tile, g);
+  if (task.row != 0) Centralize(work.means + work.first_row[tensor], task.row, tile, g);
 }
 
 // Calls body for each tile that a warp has of a chunk.
@@ -157,11 +157,11 @@ __device__ inline void AddSquare(double *sum, float x) { *sum += static_cast<dou
 __global__ void __launch_bounds__(kThreads) SumGradients(const Step step, const Workspace work) {
   const Chunk chunk(step, work);
   const Tensor &t = step.tensors[chunk.tensor];
-  const Plan plan = work.plans[chunk.tensor];
+  const Task task = work.tasks[chunk.tensor];
   double sum[kSums] = {};
   ForTiles(chunk, t, [&](const Tile &tile) {
     float g[kEach];
-    LoadGradient(t, plan, work, chunk.tensor, tile, g);
+    LoadGradient(t, task, work, chunk.tensor, tile, g);
     MS_OPTIM_UNROLL
     for (int e = 0; e < kEach; ++e) AddSquare(&sum[kGradientSum], g[e]);
   });
@@ -175,7 +175,7 @@ struct Elements {
   float w[kEach], g[kEach], s[Rule::kStates][kEach], d[kMaxDirections][kEach];
 
   template <bool kFloats>
-  __device__ void Take(const Tensor &t, const Plan &plan, const RowMean *means, const Tile &tile) {
+  __device__ void Take(const Tensor &t, const Task &task, const RowMean *means, const Tile &tile) {
     if (kFloats) {
       Load<float>(t.weight, tile, w);
       Load<float>(t.gradient, tile, g);
@@ -187,19 +187,25 @@ struct Elements {
       MS_OPTIM_UNROLL
       for (int k = 0; k < Rule::kStates; ++k) LoadState(t, k, tile, s[k]);
     }
-    if (plan.row != 0) Centralize(means, plan.row, tile, g);
+    if (task.row != 0) Centralize(means, task.row, tile, g);
+  }
+
+  // A tensor's first step: what starts as the weights.
+  __device__ void Start(const Tensor &t, const Task &task, const Tile &tile) {
+    if (!task.starts) return;
+    if (t.average != nullptr) StoreFloats(t.average, tile, w);
+    MS_OPTIM_UNROLL
+    for (int e = 0; Rule::kStartsAtWeights && e < kEach; ++e) s[0][e] = w[e];
   }
 
   template <bool kNewStates>
-  __device__ void Apply(const Rule &rule, const Plan &plan) {
+  __device__ void Apply(const Rule &rule, const Task &task) {
     MS_OPTIM_UNROLL
     for (int e = 0; e < kEach; ++e) {
-      const float gradient = rule.Gradient(w[e], plan.factor * g[e], plan.lambda);
       float state[Rule::kStates], direction[kMaxDirections] = {};
       MS_OPTIM_UNROLL
       for (int k = 0; k < Rule::kStates; ++k) state[k] = s[k][e];
-      if (kNewStates) rule.Moments(gradient, state);
-      rule.Directions(w[e], gradient, plan.lambda, state, direction);
+      Advance<Rule, kNewStates>(rule, task, w[e], g[e], state, direction);
       MS_OPTIM_UNROLL
       for (int k = 0; k < Rule::kStates; ++k) s[k][e] = state[k];
       MS_OPTIM_UNROLL
@@ -220,42 +226,73 @@ struct Elements {
     }
   }
 
-  __device__ void Move(const Plan &plan) {
+  __device__ void Move(const Task &task) {
     MS_OPTIM_UNROLL
     for (int e = 0; e < kEach; ++e) {
-      w[e] -= Rule::kDirections == 1 ? plan.coefficient[0] * d[0][e]
-                                     : plan.coefficient[0] * d[0][e] + plan.coefficient[1] * d[1][e];
+      w[e] -= Rule::kDirections == 1 ? task.coefficient[0] * d[0][e]
+                                     : task.coefficient[0] * d[0][e] + task.coefficient[1] * d[1][e];
     }
   }
 };
 
+// Moves the average towards the weights as they were stored; see ops/cpu/engine.h.
+__device__ inline void Average(const Tensor &t, const Task &task, const Tile &tile, float (&w)[kEach]) {
+  if (t.average == nullptr) return;
+  if (t.master == nullptr && t.weight_type != DType::kFloat32) LoadWeight(t, tile, w);
+  float a[kEach];
+  Load<float>(t.average, tile, a);
+  MS_OPTIM_UNROLL
+  for (int e = 0; e < kEach; ++e) a[e] += task.average_rate * (w[e] - a[e]);
+  StoreFloats(t.average, tile, a);
+}
+
+// For a rule whose pass does not reach all weights: the averages start, or move towards the weights.
+__global__ void __launch_bounds__(kThreads) Averages(const Step step, const Workspace work, bool start) {
+  if (!work.survey->applied) return;
+  const Chunk chunk(step, work);
+  const Tensor &t = step.tensors[chunk.tensor];
+  const Task task = work.tasks[chunk.tensor];
+  if (t.average == nullptr || (start && !task.starts)) return;
+  ForTiles(chunk, t, [&](const Tile &tile) {
+    float w[kEach];
+    LoadWeight(t, tile, w);
+    if (start) {
+      StoreFloats(t.average, tile, w);
+    } else {
+      Average(t, task, tile, w);
+    }
+  });
+}
+
 // Computes new states, and the sums of weights and directions. If nothing waits for these sums, the weights move too
 // (kMove).
 template <class Rule, bool kMove, bool kFloats>
-__device__ void UpdateTile(const Rule &rule, const Tensor &t, const Plan &plan, const RowMean *means, bool stochastic,
+__device__ void UpdateTile(const Rule &rule, const Tensor &t, const Task &task, const RowMean *means, bool stochastic,
                            const Tile &tile, double (&sum)[kSums]) {
   Elements<Rule> x;
-  x.template Take<kFloats>(t, plan, means, tile);
-  x.template Apply<true>(rule, plan);
+  x.template Take<kFloats>(t, task, means, tile);
+  x.Start(t, task, tile);
+  x.template Apply<true>(rule, task);
   MS_OPTIM_UNROLL
   for (int k = 0; k < Rule::kStates; ++k) {
     if (kFloats) {
       StoreFloats(t.state[k], tile, x.s[k]);
       continue;
     }
-    StoreState(t, k, tile, plan.noise, x.s[k]);
+    StoreState(t, k, tile, task.noise, x.s[k]);
     // A layer-wise rule must move along the directions whose norms it took.
     if (Rule::kLayerwise) LoadState(t, k, tile, x.s[k]);
   }
-  if (Rule::kLayerwise && !kFloats) x.template Apply<false>(rule, plan);
+  if (Rule::kLayerwise && !kFloats) x.template Apply<false>(rule, task);
   x.Sum(tile, sum);
   if (!kMove) return;
-  x.Move(plan);
+  x.Move(task);
   if (kFloats) {
     StoreFloats(t.weight, tile, x.w);
   } else {
-    StoreWeight(t, tile, x.w, stochastic ? &plan.noise : nullptr);
+    StoreWeight(t, tile, x.w, stochastic ? &task.noise : nullptr);
   }
+  Average(t, task, tile, x.w);
 }
 
 template <class Rule, bool kMove>
@@ -263,17 +300,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) Update(const Step ste
   if (!work.survey->applied) return;
   const Chunk chunk(step, work);
   const Tensor &t = step.tensors[chunk.tensor];
-  const Plan plan = work.plans[chunk.tensor];
+  const Task task = work.tasks[chunk.tensor];
   const Rule rule = RuleOf<Rule>(work);
   const RowMean *means = work.means + work.first_row[chunk.tensor];
   const bool stochastic = (step.flags & kStochasticRounding) != 0;
   double sum[kSums] = {};
   if (AllFloat32(t, Rule::kStates)) {
     ForTiles(chunk, t,
-             [&](const Tile &tile) { UpdateTile<Rule, kMove, true>(rule, t, plan, means, stochastic, tile, sum); });
+             [&](const Tile &tile) { UpdateTile<Rule, kMove, true>(rule, t, task, means, stochastic, tile, sum); });
   } else {
     ForTiles(chunk, t,
-             [&](const Tile &tile) { UpdateTile<Rule, kMove, false>(rule, t, plan, means, stochastic, tile, sum); });
+             [&](const Tile &tile) { UpdateTile<Rule, kMove, false>(rule, t, task, means, stochastic, tile, sum); });
   }
   StorePartial(work, sum);
 }
@@ -284,20 +321,22 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) MoveWeights(const Ste
   if (!work.survey->applied) return;
   const Chunk chunk(step, work);
   const Tensor &t = step.tensors[chunk.tensor];
-  const Plan plan = work.plans[chunk.tensor];
+  const Task task = work.tasks[chunk.tensor];
   const Rule rule = RuleOf<Rule>(work);
   const RowMean *means = work.means + work.first_row[chunk.tensor];
   const bool floats = AllFloat32(t, Rule::kStates), stochastic = (step.flags & kStochasticRounding) != 0;
   ForTiles(chunk, t, [&](const Tile &tile) {
     Elements<Rule> x;
     if (floats) {
-      x.template Take<true>(t, plan, means, tile);
+      x.template Take<true>(t, task, means, tile);
     } else {
-      x.template Take<false>(t, plan, means, tile);
+      x.template Take<false>(t, task, means, tile);
     }
-    x.template Apply<false>(rule, plan);
-    x.Move(plan);
-    StoreWeight(t, tile, x.w, stochastic ? &plan.noise : nullptr);
+    x.Start(t, task, tile);
+    x.template Apply<false>(rule, task);
+    x.Move(task);
+    StoreWeight(t, tile, x.w, stochastic ? &task.noise : nullptr);
+    Average(t, task, tile, x.w);
   });
 }
 

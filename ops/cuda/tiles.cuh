@@ -148,8 +148,8 @@ __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise
 __device__ inline void LoadState(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
   if (IsFloat(t.state_type[k])) {
     LoadAs(t.state_type[k], t.state[k], tile, s);
-  } else if (k == 0) {
-    LoadCodes<SignedCode>(t, k, tile, s);
+  } else if (t.state_type[k] == DType::kInt8) {
+    LoadCodes<SignedCode<kFirstState>>(t, k, tile, s);
   } else {
     LoadCodes<UnsignedCode<kSecondState>>(t, k, tile, s);
   }
@@ -158,7 +158,8 @@ __device__ inline void LoadState(const Tensor &t, int k, const Tile &tile, float
 __device__ inline void StoreState(const Tensor &t, int k, const Tile &tile, const Noise &noise,
                                   const float (&s)[kEach]) {
   if (t.state_type[k] == DType::kFloat32) StoreFloats(t.state[k], tile, s);
-  if (t.state_type[k] == DType::kInt8) StoreCodes<SignedCode>(t, k, tile, noise, s);
+  if (t.state_type[k] == DType::kInt8 && k == 0) StoreCodes<SignedCode<kFirstState>>(t, k, tile, noise, s);
+  if (t.state_type[k] == DType::kInt8 && k == 2) StoreCodes<SignedCode<kThirdState>>(t, k, tile, noise, s);
   if (t.state_type[k] == DType::kUInt8 && k == 1) StoreCodes<UnsignedCode<kSecondState>>(t, k, tile, noise, s);
   if (t.state_type[k] == DType::kUInt8 && k == 2) StoreCodes<UnsignedCode<kThirdState>>(t, k, tile, noise, s);
   if (t.state_type[k] != DType::kBFloat16) return;

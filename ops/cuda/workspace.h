@@ -9,8 +9,8 @@
 
 #include <vector>
 
+#include "decision.h"
 #include "dgc.h"
-#include "plan.h"
 
 namespace ms_optim {
 
@@ -19,7 +19,7 @@ constexpr int kTile = static_cast<int>(kCodeBlock);  // a warp's share of work
 constexpr int64_t kChunk = 32 * kTile;               // a block's
 
 // What is decided for a tensor.
-struct Plan : Decision {
+struct Task : Decision {
   int64_t row;  // elements that centralization averages over; 0: none
   Noise noise;
 };
@@ -54,7 +54,7 @@ struct Sending {
 struct Workspace {
   Tensor *tensors;
   int64_t *first_chunk, *first_row;  // [n + 1]
-  Plan *plans;
+  Task *tasks;
   Survey *survey;
   double *partial;  // [chunks, kSums]
   RowMean *means;
@@ -82,7 +82,7 @@ struct WorkspaceLayout {
     place(&work->first_chunk, n + 1);
     place(&work->first_row, n + 1);
     tables = bytes;
-    place(&work->plans, n);
+    place(&work->tasks, n);
     place(&work->survey, 1);
     place(&work->partial, chunks * kSums);
     place(&work->means, rows);

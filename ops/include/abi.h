@@ -12,7 +12,7 @@ namespace ms_optim {
 
 struct DescribedRule {
   const char *name;
-  int32_t states, constants, exchanges;
+  int32_t states, constants, exchanges, weighs_steps, has_matrices;
 };
 
 struct DescribedConstant {
@@ -23,12 +23,17 @@ struct DescribedConstant {
 template <class Rule>
 constexpr DescribedRule Described(const char *name) {
   constexpr Interface interface = InterfaceOf<Rule>();
-  return {name, interface.states, interface.constants, interface.exchanges};
+  return {
+      name, interface.states, interface.constants, interface.exchanges, interface.weighs_steps, interface.has_matrices};
 }
 
 // Each array ends with a null name.
 #define MS_OPTIM_ROW(name, Rule) Described<Rule>(#name),
-constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW){}};
+#if !defined(MS_OPTIM_HOST)
+#undef MS_OPTIM_HOST_RULES
+#define MS_OPTIM_HOST_RULES(RULE)
+#endif
+constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPTIM_HOST_RULES(MS_OPTIM_ROW){}};
 #undef MS_OPTIM_ROW
 
 #define MS_OPTIM_CONSTANTS(CONSTANT)                  \
@@ -59,6 +64,7 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW){}};
   CONSTANT(SharedFlag::kReturned)                     \
   CONSTANT(SharedFlag::kShares)                       \
   CONSTANT(SharedFlag::kClips)                        \
+  CONSTANT(SharedFlag::kAverages)                     \
   CONSTANT(Sum::kGradientSum)                         \
   CONSTANT(Sum::kWeightSum)                           \
   CONSTANT(Sum::kDirectionSum)                        \
@@ -74,10 +80,14 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW){}};
   CONSTANT(Constant::kUnscale)                        \
   CONSTANT(Constant::kClipNorm)                       \
   CONSTANT(Constant::kSeed)                           \
+  CONSTANT(Constant::kCautious)                       \
+  CONSTANT(Constant::kAverageDecay)                   \
+  CONSTANT(Constant::kAverageWarmup)                  \
   CONSTANT(Constant::kRuleConstants)                  \
   CONSTANT(AddressColumn::kWeightAddress)             \
   CONSTANT(AddressColumn::kGradientAddress)           \
   CONSTANT(AddressColumn::kMasterAddress)             \
+  CONSTANT(AddressColumn::kAverageAddress)            \
   CONSTANT(AddressColumn::kStateAddress)              \
   CONSTANT(AddressColumn::kScaleAddress)              \
   CONSTANT(AddressColumn::kElements)                  \
@@ -91,12 +101,20 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW){}};
   CONSTANT(SharedAddressColumn::kStatisticsAddress)   \
   CONSTANT(SharedAddressColumn::kStatisticsRows)      \
   CONSTANT(SharedAddressColumn::kBetaPowerAddress)    \
+  CONSTANT(SharedAddressColumn::kStepWeightsAddress)  \
   CONSTANT(Layout::kRateIndex)                        \
   CONSTANT(Layout::kDecayIndex)                       \
   CONSTANT(Layout::kCentralized)                      \
   CONSTANT(Layout::kRow)                              \
   CONSTANT(Layout::kLayoutColumns)                    \
   CONSTANT(Layout::kSent)                             \
+  CONSTANT(MatrixColumn::kMatrixTensor)               \
+  CONSTANT(MatrixColumn::kFirstRow)                   \
+  CONSTANT(MatrixColumn::kRun)                        \
+  CONSTANT(MatrixColumn::kRuns)                       \
+  CONSTANT(MatrixColumn::kStride)                     \
+  CONSTANT(MatrixColumn::kColumns)                    \
+  CONSTANT(MatrixColumn::kMatrixColumns)              \
   CONSTANT(Status::kOk)                               \
   CONSTANT(Status::kWrongCount)                       \
   CONSTANT(Status::kWrongDType)                       \

@@ -9,6 +9,7 @@ namespace ms_optim {
 struct AdamOffload : ElementwiseRule {
   static constexpr int kStates = 2;
   static constexpr int kConstants = 3;  // beta1, beta2, eps
+  static constexpr int kDecayed = 0;
   enum Flags : unsigned { kNesterov = 1 };
 
   AdamMoments moments;
@@ -28,7 +29,7 @@ struct AdamOffload : ElementwiseRule {
 
   MS_OPTIM_FN void Moments(float g, float *s) const { moments.Update(g, s); }
 
-  MS_OPTIM_FN void Directions(float, float g, float, const float *s, float *d) const {
+  MS_OPTIM_FN void Directions(float, float g, const float *s, float *d) const {
     d[0] = (of_moment * s[0] + of_gradient * g) / (Sqrt(s[1]) + eps);
   }
 

@@ -26,10 +26,10 @@ struct AdamW : ElementwiseRule {
     if (kKeepsLargest) s[kStates - 1] = s[kStates - 1] > s[1] ? s[kStates - 1] : s[1];
   }
 
-  // Line 12 as one difference, w - lr * (m_hat / (sqrt(v_hat) + eps) + lambda * w): the paper's
+  // Line 12 is one difference, w - lr * (m_hat / (sqrt(v_hat) + eps) + lambda * w): the paper's
   // w * (1 - lr * lambda) would round a small lr * lambda away.
-  MS_OPTIM_FN void Directions(float w, float, float lambda, const float *s, float *d) const {
-    d[0] = moments.Corrected(s[0]) / (moments.Denominator(s[kStates - 1]) + eps) + lambda * w;
+  MS_OPTIM_FN void Directions(float, float, const float *s, float *d) const {
+    d[0] = moments.Corrected(s[0]) / (moments.Denominator(s[kStates - 1]) + eps);
   }
 };
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "muon.h"
 #include "step.h"
 
 namespace ms_optim {
@@ -79,6 +80,29 @@ T *AsIfWhole(T *data, int64_t bytes_before) {
   return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(data) - static_cast<uintptr_t>(bytes_before));
 }
 
+// Takes the matrices, and checks of them what does not depend on the tensors' sizes.
+inline void TakeMatrices(ArgumentReader *in, Step *step, std::vector<Tensor> *tensors) {
+  const int matrices = in->next();
+  step->matrices = in->Take<int64_t>("int64", -1);
+  const int iterations = in->next();
+  step->iterations = in->Take<double>("float64", -1);
+  if (!in->ok()) return;
+  step->matrix_count = in->Dimension(matrices, 0);
+  step->iteration_count = in->Dimension(iterations, 0);
+  in->Require(in->Size(matrices) == step->matrix_count * kMatrixColumns, kWrongSize);
+  in->Require(in->Size(iterations) == step->iteration_count * 3, kWrongSize);
+  if (!in->ok()) return;
+  if (step->matrix_count > 0 && step->matrices[kMatrixTensor] < 0) step->matrix_count = 0;
+  for (int64_t k = 0, before = 0; k < step->matrix_count && in->ok(); ++k) {
+    const int64_t *entry = step->matrices + k * kMatrixColumns, i = entry[kMatrixTensor];
+    in->Require(before <= i && i < static_cast<int64_t>(tensors->size()) && entry[kFirstRow] >= 0 && entry[kRun] > 0 &&
+                    entry[kRuns] > 0 && entry[kStride] >= entry[kRun] && entry[kColumns] > 0,
+                kWrongSize);
+    if (in->ok()) (*tensors)[static_cast<size_t>(i)].matrix_rows += entry[kRun] * entry[kRuns];
+    before = i;
+  }
+}
+
 // Takes the ranges, and checks of them what does not depend on the tensors' sizes.
 inline bool TakeRanges(ArgumentReader *in, std::vector<Tensor> *tensors) {
   const auto *range = in->Take<int64_t>("int64", static_cast<int64_t>(tensors->size()) * 2);
@@ -91,7 +115,7 @@ inline bool TakeRanges(ArgumentReader *in, std::vector<Tensor> *tensors) {
   return in->ok();
 }
 
-// Takes the tensors; states, masters and scales are those of a tensor's range.
+// Takes the tensors; states, masters, averages and scales are those of a tensor's range.
 inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::vector<Tensor> *tensors) {
   const bool gradients_only = step.stages == kGradientStage, returned = (step.flags & kReturned) != 0;
   const bool shares = (step.flags & kShares) != 0;
@@ -124,6 +148,12 @@ inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::v
   for (int k = 0; k < states; ++k) {
     for (Tensor &t : *tensors) {
       if (absent(t)) continue;
+      if (k == 1 && t.matrix_rows > 0) {
+        t.state_type[k] = DType::kFloat32;
+        if ((step.rule_flags & Muon::kNormalizesRows) != 0) t.state[k] = in->Take<float>("float32", t.matrix_rows);
+        if (!in->ok()) return;
+        continue;
+      }
       void *state = in->TakeTensor(t.end - t.begin, true, &t.state_type[k]);
       in->Require(HoldsState(t.state_type[k], k), kWrongDType);
       if (!in->ok()) return;
@@ -133,6 +163,11 @@ inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::v
   for (Tensor &t : *tensors) {
     if (absent(t) || (step.flags & kMasters) == 0 || t.weight_type == DType::kFloat32) continue;
     t.master = AsIfWhole(in->Take<float>("float32", t.end - t.begin), t.begin * int64_t{sizeof(float)});
+    if (!in->ok()) return;
+  }
+  for (Tensor &t : *tensors) {
+    if (absent(t) || (step.flags & kAverages) == 0) continue;
+    t.average = AsIfWhole(in->Take<float>("float32", t.end - t.begin), t.begin * int64_t{sizeof(float)});
     if (!in->ok()) return;
   }
   for (int k = 0; k < states; ++k) {
@@ -150,6 +185,7 @@ inline void ReadAddresses(const int64_t *row, Step *step, std::vector<Tensor> *t
     t.weight = reinterpret_cast<void *>(row[kWeightAddress]);
     t.gradient = reinterpret_cast<void *>(row[kGradientAddress]);
     t.master = reinterpret_cast<float *>(row[kMasterAddress]);
+    t.average = reinterpret_cast<float *>(row[kAverageAddress]);
     t.size = t.end = row[kElements];
     t.rows = row[kFirstDimension];
     t.weight_type = static_cast<DType>(row[kWeightType]);
@@ -166,6 +202,7 @@ inline void ReadAddresses(const int64_t *row, Step *step, std::vector<Tensor> *t
   step->statistics = reinterpret_cast<float *>(row[kStatisticsAddress]);
   step->rows = row[kStatisticsRows];
   for (int k = 0; k < 2; ++k) step->beta_power[k] = reinterpret_cast<float *>(row[kBetaPowerAddress + k]);
+  step->step_weights = reinterpret_cast<double *>(row[kStepWeightsAddress]);
 }
 
 // Takes the outputs of a launch that returns weights. A weight without a master starts from 0, and becomes the update.
@@ -238,8 +275,10 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, bool on_host, 
   step->sums_rows = in.Size(sums) / kSums;
 
   tensors->assign(static_cast<size_t>(n), Tensor{});
+  if (rule.has_matrices) TakeMatrices(&in, step, tensors);
   const bool shares = (step->flags & kShares) != 0;
   in.Require(!shares || (step->flags & (kByAddress | kReturned)) == 0, kWrongFlags);
+  in.Require((step->flags & kReturned) == 0 || ((step->flags & kAverages) == 0 && !rule.weighs_steps), kWrongFlags);
   if (shares && !TakeRanges(&in, tensors)) return in.Finish();
   if ((step->flags & kByAddress) != 0) {
     const int64_t *table = in.Take<int64_t>("int64", (n + 1) * kAddressColumns);
@@ -253,6 +292,7 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, bool on_host, 
       step->statistics = in.Take<float>("float32", -1);
       if (in.ok()) step->rows = in.Dimension(statistics, 0);
     }
+    if (rule.weighs_steps) step->step_weights = in.Take<double>("float64", step->rows * 2);
     if ((step->flags & kBetaPowers) != 0) {
       for (float *&power : step->beta_power) power = in.Take<float>("float32", 1);
     }

@@ -68,17 +68,19 @@ struct SmallFloat {
   }
 };
 
-// Signed codes, for first moments. They reach down to 2^-15 of the block's largest number, and run from -120 to 120.
+// Signed codes, for moments of gradients. They reach down to 2^-15 of the block's largest number, and run from -120 to
+// 120.
+template <NoiseUse kState>
 struct SignedCode : SmallFloat<15> {
   typedef int8_t Type;
-  static constexpr NoiseUse kUse = kFirstState;
+  static constexpr NoiseUse kUse = kState;
   MS_OPTIM_FN static float Decode(int32_t code) {
-    const float x = SmallFloat::Decode(static_cast<uint32_t>(code < 0 ? -code : code));
+    const float x = SmallFloat<15>::Decode(static_cast<uint32_t>(code < 0 ? -code : code));
     return code < 0 ? -x : x;
   }
   MS_OPTIM_FN static int32_t Encode(float x, float factor, uint32_t noise) {
     x *= factor;
-    const uint32_t magnitude = SmallFloat::Encode(FromBits(BitsOf(x) & 0x7fffffffu), noise);
+    const uint32_t magnitude = SmallFloat<15>::Encode(FromBits(BitsOf(x) & 0x7fffffffu), noise);
     return static_cast<int32_t>(static_cast<int32_t>(BitsOf(x)) < 0 ? 0u - magnitude : magnitude);
   }
 };

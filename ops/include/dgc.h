@@ -12,6 +12,7 @@ struct DgcMomentum {
   // workers of the same settings.
   static constexpr int kConstants = 4;
   static constexpr bool kExchanges = true;
+  static constexpr bool kWeighsSteps = false, kHasMatrices = false;
   enum Flags : unsigned { kNesterov = 1, kL1 = 2, kHalfValues = 4 };
 
   float momentum;

@@ -28,9 +28,9 @@ struct Lamb : LayerwiseRule {
 
   MS_OPTIM_FN void Moments(float g, float *s) const { moments.Update(g, s); }
 
-  // u = r + lambda * w with r = m_hat / (sqrt(v_hat) + eps).
-  MS_OPTIM_FN void Directions(float w, float, float lambda, const float *s, float *d) const {
-    d[0] = moments.Corrected(s[0]) / (moments.Denominator(s[1]) + eps) + lambda * w;
+  // r = m_hat / (sqrt(v_hat) + eps), of which the decay makes u.
+  MS_OPTIM_FN void Directions(float, float, const float *s, float *d) const {
+    d[0] = moments.Corrected(s[0]) / (moments.Denominator(s[1]) + eps);
   }
 
   // Returns the trust ratio phi(||w||) / ||u||, 1 where either norm is 0.

@@ -9,6 +9,7 @@ struct Lans : LayerwiseRule {
   static constexpr int kStates = 2;
   static constexpr int kConstants = 6;  // beta1, beta2, eps, the bound of the gradient's elements, the bounds of phi
   static constexpr int kDirections = 2;
+  static constexpr int kDecayed = 2;
   static constexpr bool kNormalizesGradient = true;
 
   AdamMoments moments;
@@ -27,11 +28,11 @@ struct Lans : LayerwiseRule {
 
   MS_OPTIM_FN void Moments(float g, float *s) const { moments.Update(g, s); }
 
-  // c is the direction of the moment, s that of the gradient; the paper's r_t and c_t with lambda * w added.
-  MS_OPTIM_FN void Directions(float w, float g, float lambda, const float *s, float *d) const {
+  // The directions of the moment and of the gradient, the paper's r_t and c_t.
+  MS_OPTIM_FN void Directions(float, float g, const float *s, float *d) const {
     const float denominator = moments.Denominator(s[1]) + eps;
-    d[0] = moments.Corrected(s[0]) / denominator + lambda * w;
-    d[1] = g / denominator + lambda * w;
+    d[0] = moments.Corrected(s[0]) / denominator;
+    d[1] = g / denominator;
   }
 
   // Both directions are scaled by the weight from before the step, as in the paper.

@@ -3,13 +3,14 @@
 // A rule is a struct built once a step from its constants, the step count t (from 1) and its flags.
 // It states how many states and constants it has, kStates and kConstants, and for one element, in this order:
 //
-//   Gradient(w, g, lambda)              the gradient that enters the moments
-//   Moments(g, s)                       the new states s, in place
-//   Directions(w, g, lambda, s, d)      the directions d that the weight moves along
+//   Gradient(w, g, lambda)   the gradient that enters the moments
+//   Moments(g, s)            the new states s, in place
+//   Directions(w, g, s, d)   the directions d that the weight moves along, which see the new states
 //
-// and, for one tensor, Coefficients(lr, lambda, ||w||, ||d||, c): the weight becomes w - sum_k c[k] * d[k].
-// g arrives unscaled, centralized and clipped. Everything else (loading, storing, norms, threads,
-// launches) belongs to the device.
+// or, with kDirectsFirst, Directions before Moments: they see the states from before the step. The decay is then added
+// to the first kDecayed directions, and Follow(decision, w, d, s) moves states that follow the weight. And, for one
+// tensor, Coefficients(lr, lambda, ||w||, ||d||, c): the weight becomes w - sum_k c[k] * d[k]. g arrives unscaled,
+// centralized and clipped. Everything else (loading, storing, norms, threads, launches) belongs to the device.
 #pragma once
 
 #include "numbers.h"
@@ -19,14 +20,37 @@ namespace ms_optim {
 constexpr int kMaxStates = 3;
 constexpr int kMaxDirections = 2;
 
+// What is decided for a tensor before a pass over it.
+struct Decision {
+  float factor;        // what the gradient that came is multiplied by before it enters the rule
+  float lambda;        // the weight decay
+  uint32_t cautious;   // the sign bit if the decay is cautious, else 0
+  float average_rate;  // what an average of the weights takes of the new ones
+  bool starts;         // no step was applied yet
+  double learning_rate, trust_ratio;
+  // Of a rule that weighs steps: the largest rate so far, and the sum of the weights; how far the weight moves along
+  // its direction, and towards its first state.
+  double step_weights[2];
+  float along_direction, along_state;
+  float coefficient[kMaxDirections];
+};
+
 // A rule whose update of one element needs nothing of the others.
 struct ElementwiseRule {
   static constexpr int kDirections = 1;
   static constexpr bool kLayerwise = false;           // needs norms of the whole tensor before it moves
   static constexpr bool kNormalizesGradient = false;  // divides the gradient by its norm
   static constexpr bool kExchanges = false;           // sends and receives parts of gradients
+  static constexpr bool kDirectsFirst = false;        // its directions are of the states from before the step
+  static constexpr int kDecayed = 1;                  // how many of its directions are decayed; 0: it decays otherwise
+  static constexpr bool kMayBeCautious = true;        // its decay may be cautious
+  static constexpr bool kStartsAtWeights = false;     // its first state starts as the weights
+  static constexpr bool kWeighsSteps = false;         // has Weigh in place of Coefficients
+  static constexpr bool kHasMatrices = false;         // some tensors are matrices, which it sees as a whole
 
   MS_OPTIM_FN float Gradient(float, float g, float) const { return g; }
+
+  MS_OPTIM_FN void Follow(const Decision &, float, float *, float *) const {}
 
   // Returns the trust ratio that the statistics report.
   MS_OPTIM_FN double Coefficients(double lr, double, double, const double *, double *coefficient) const {
@@ -40,12 +64,41 @@ struct LayerwiseRule : ElementwiseRule {
   static constexpr bool kLayerwise = true;
 };
 
+// A rule whose decay is known not to be cautious: a loop that asks this of every element takes up to a tenth longer.
+template <class Rule>
+struct NeverCautious : Rule {
+  static constexpr bool kMayBeCautious = false;
+  using Rule::Rule;
+  MS_OPTIM_FN explicit NeverCautious(const Rule &rule) : Rule(rule) {}
+};
+
 MS_OPTIM_FN double Bounded(double x, double low, double high) { return x < low ? low : (x > high ? high : x); }
 
 // Numerator over norm; 1 where either is 0 or the quotient is not a number.
 MS_OPTIM_FN double TrustRatio(double numerator, double norm) {
   const double ratio = numerator / norm;
   return numerator > 0.0 && norm > 0.0 && ratio > 0.0 ? ratio : 1.0;
+}
+
+// Adds the decay to a direction u. Cautious decay (Chen et al., "Cautious Weight Decay", 2025) spares a weight that
+// moves away from zero: one whose sign is not u's. Where either is 0, it is decayed.
+template <bool kMayBeCautious>
+MS_OPTIM_FN float Decayed(float u, float w, const Decision &decision) {
+  const bool opposed = kMayBeCautious && ((BitsOf(u) ^ BitsOf(w)) & decision.cautious) != 0u && u != 0.0f;
+  return u + (opposed ? 0.0f : decision.lambda) * w;
+}
+
+// Takes one element through the rule: new states, unless they are made already, and directions. g is the gradient as it
+// came.
+template <class Rule, bool kNewStates>
+MS_OPTIM_FN void Advance(const Rule &rule, const Decision &decision, float w, float g, float *s, float *d) {
+  static_assert(!Rule::kDirectsFirst || !Rule::kLayerwise, "a layer-wise rule needs its directions once more");
+  const float gradient = rule.Gradient(w, decision.factor * g, decision.lambda);
+  if (kNewStates && !Rule::kDirectsFirst) rule.Moments(gradient, s);
+  rule.Directions(w, gradient, s, d);
+  for (int k = 0; k < Rule::kDecayed; ++k) d[k] = Decayed<Rule::kMayBeCautious>(d[k], w, decision);
+  if (kNewStates && Rule::kDirectsFirst) rule.Moments(gradient, s);
+  if (kNewStates) rule.Follow(decision, w, d, s);
 }
 
 // The exponential moving averages of Adam: Kingma and Ba, "Adam: A Method for Stochastic

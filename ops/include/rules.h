@@ -3,9 +3,13 @@
 
 #include "adam_offload.h"
 #include "adamw.h"
+#include "ademamix.h"
 #include "dgc.h"
 #include "lamb.h"
 #include "lans.h"
+#include "lion.h"
+#include "muon.h"
+#include "schedule_free_adamw.h"
 
 // RULE(name, struct): the operator's name is `ms_optim_` and the rule's. Numbers of states and constants are the
 // struct's own.
@@ -15,7 +19,13 @@
   RULE(lamb, Lamb)                 \
   RULE(lans, Lans)                 \
   RULE(adam_offload, AdamOffload)  \
-  RULE(dgc_momentum, DgcMomentum)
+  RULE(dgc_momentum, DgcMomentum)  \
+  RULE(lion, Lion)                 \
+  RULE(ademamix, AdEMAMix)         \
+  RULE(schedule_free_adamw, ScheduleFreeAdamW)
+
+// Rules that have a kernel on the host alone.
+#define MS_OPTIM_HOST_RULES(RULE) RULE(muon, Muon)
 
 // FLAG(struct, flag): the bits that choose between forms of a rule.
 #define MS_OPTIM_RULE_FLAGS(FLAG)     \
@@ -27,4 +37,8 @@
   FLAG(AdamOffload, kNesterov)        \
   FLAG(DgcMomentum, kNesterov)        \
   FLAG(DgcMomentum, kL1)              \
-  FLAG(DgcMomentum, kHalfValues)
+  FLAG(DgcMomentum, kHalfValues)      \
+  FLAG(Muon, kNesterov)               \
+  FLAG(Muon, kOriginalScale)          \
+  FLAG(Muon, kNormalizesRows)         \
+  FLAG(Muon, kBFloat16Products)

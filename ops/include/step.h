@@ -7,19 +7,31 @@
 //   layout        int32 [n, 4]: for each tensor its learning rate's and its weight decay's place in rates
 //                 (-1: no decay), whether its gradient is centralized, and its row in statistics; [n, 5] if the rule
 //                 exchanges, with how many of its elements a worker sends (0: all, uncompressed)
-//   constants     float64: 1 / loss_scale, grad_clip_norm (0: none), seed of the stochastic rounding, the rule's own
+//   constants     float64: 1 / loss_scale, grad_clip_norm (0: none), seed of the stochastic rounding, whether the decay
+//                 is cautious (0 or 1), the decay rate of the average of the weights and whether it rises to that at
+//                 first (0 or 1), the rule's own
 //   rates         float32: learning rates and weight decays of this step
 //   sums          float64 [N, kSums]: the sums of all N tensors, read only if stages run in launches of their own
 //   skipping      float32 [1], only if the rule exchanges: not 0 if some worker's gradient makes all skip the step
 //   wires         [wires, words], only if the rule exchanges: what workers sent, read by an apply stage alone
 //   worker        int32 [workers], only if the rule exchanges: 1 where it is the worker whose states these are
+//   matrices      int64 [matrices, kMatrixColumns], only if the rule has matrices: where they are, in the order of the
+//                 tensors; those of a tensor hold each of its rows once. A first tensor of -1: there are none
+//   iterations    float64 [iterations, 3], only if the rule has matrices: the coefficients a, b and c of each iteration
 //   ranges        int64 [n, 2], only if kShares: the elements, from and to, of each tensor that are this process's
 //   global_step   int32 [1], written
 //   skipped_steps int32 [1], written
 //   statistics    float32 [N, kStatistics], written
 //   n weights, written; n gradients; n of each state, written; a float32 master, written, for each weight of
-//   lower precision if kMasters; a float32 array of scales, written, for each state held in 8-bit codes. A launch of
+//   lower precision if kMasters; a float32 average of each weight, written, if kAverages; a float32 array of scales,
+//   written, for each state held in 8-bit codes. A launch of
 //   the gradient stage alone takes the gradients and nothing else of these, one of the commit stage alone nothing.
+//
+// If the rule weighs steps, step_weights, float64 [N, 2], written, follow statistics: for each tensor the largest
+// learning rate so far, and the sum of the steps' weights.
+//
+// If the rule has matrices, a tensor that is one has a first state; its second one is float32, one number a row, or
+// there is none, as the rule's flags say.
 //
 // If kBetaPowers, beta1_power and beta2_power, float32 [1], written, follow statistics.
 //
@@ -67,6 +79,7 @@ enum SharedFlag : unsigned {
   kReturned = 128,   // weights are outputs: they live where the kernel cannot reach
   kShares = 256,     // of each tensor only a range is updated, and held in states
   kClips = 512,      // there is a bound on the gradients' norm
+  kAverages = 1024,  // keep an average of the weights
 };
 
 // Flags that only a kernel on the host can serve: it reads addresses and ranges before it starts, locks mutexes, and
@@ -75,11 +88,12 @@ constexpr unsigned kHostOnly = kByAddress | kLocks | kReturned | kShares;
 
 enum Sum { kGradientSum, kWeightSum, kDirectionSum, kDirection2Sum, kDirectionsDot, kSums };
 enum Statistic { kGradientNorm, kWeightNorm, kUpdateNorm, kTrustRatio, kFinite, kStatistics };
-enum Constant { kUnscale, kClipNorm, kSeed, kRuleConstants };
+enum Constant { kUnscale, kClipNorm, kSeed, kCautious, kAverageDecay, kAverageWarmup, kRuleConstants };
 enum AddressColumn {
   kWeightAddress,
   kGradientAddress,
-  kMasterAddress,  // 0: none
+  kMasterAddress,   // 0: none
+  kAverageAddress,  // 0: none
   kStateAddress,
   kScaleAddress = kStateAddress + kMaxStates,
   kElements = kScaleAddress + kMaxStates,
@@ -95,8 +109,12 @@ enum SharedAddressColumn {
   kStatisticsAddress,
   kStatisticsRows,
   kBetaPowerAddress,
+  kStepWeightsAddress = kBetaPowerAddress + 2,
 };
 enum Layout { kRateIndex, kDecayIndex, kCentralized, kRow, kLayoutColumns, kSent = kLayoutColumns };
+
+// Of a matrix: its rows are `runs` runs of `run` rows of a tensor, whose first elements are `stride` rows apart.
+enum MatrixColumn { kMatrixTensor, kFirstRow, kRun, kRuns, kStride, kColumns, kMatrixColumns };
 
 // What a launch returns to the framework: 0, or the first thing found wrong.
 enum Status {
@@ -118,11 +136,13 @@ struct Tensor {
   void *state[kMaxStates];
   float *scale[kMaxStates];  // of an 8-bit state, else null
   float *master;             // null: the weight is its own master
+  float *average;            // null: none is kept
   bool returned;             // the weight holds nothing yet
   DType weight_type, gradient_type, state_type[kMaxStates];
   int64_t size;
-  int64_t begin, end;  // the elements that are updated; states of these alone are addressed as if they were whole
-  int64_t rows;        // extent of the first dimension; 0 where there are fewer than two
+  int64_t begin, end;   // the elements that are updated; states of these alone are addressed as if they were whole
+  int64_t rows;         // extent of the first dimension; 0 where there are fewer than two
+  int64_t matrix_rows;  // of all its matrices together; 0: it is none
 };
 
 struct Step {
@@ -137,6 +157,7 @@ struct Step {
   int32_t *global_step, *skipped_steps;
   float *statistics;
   float *beta_power[2];  // null: none
+  double *step_weights;  // [N, 2]; null: the rule weighs no steps
   double *sums;
   const Tensor *tensors;
   int count;  // of tensors: n
@@ -146,19 +167,23 @@ struct Step {
   int64_t wire_count, wire_words;  // of wires
   const int32_t *worker;
   int64_t worker_count;
-  void *wire;  // what this worker sends
+  void *wire;               // what this worker sends
+  const int64_t *matrices;  // [matrix_count, kMatrixColumns]
+  int64_t matrix_count;
+  const double *iterations;  // [iteration_count, 3]
+  int64_t iteration_count;
 };
 
 // What the operators of different rules take.
 struct Interface {
   int states, constants;
-  bool exchanges;
+  bool exchanges, weighs_steps, has_matrices;
 };
 
 template <class Rule>
 constexpr Interface InterfaceOf() {
   static_assert(1 <= Rule::kStates && Rule::kStates <= kMaxStates, "a step has room for as many states");
-  return {Rule::kStates, Rule::kConstants, Rule::kExchanges};
+  return {Rule::kStates, Rule::kConstants, Rule::kExchanges, Rule::kWeighsSteps, Rule::kHasMatrices};
 }
 
 inline DType ParseDType(const char *name) {
@@ -178,9 +203,11 @@ MS_OPTIM_FN bool IsFloat(DType type) {
   return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
 }
 
-// First moments have either sign; the other states are never negative.
+// Moments of gradients have either sign, moments of their squares are never negative: a first state is of the one kind,
+// a second one of the other, a third one may be either.
 inline bool HoldsState(DType type, int k) {
-  return type == DType::kFloat32 || type == DType::kBFloat16 || type == (k == 0 ? DType::kInt8 : DType::kUInt8);
+  return type == DType::kFloat32 || type == DType::kBFloat16 || (type == DType::kInt8 && k != 1) ||
+         (type == DType::kUInt8 && k != 0);
 }
 
 }  // namespace ms_optim

@@ -27,7 +27,7 @@ namespace AscendC {
 
 enum class TPosition { VECIN, VECOUT, VECCALC };
 enum class RoundMode { CAST_NONE, CAST_RINT };
-enum class CMPMODE { EQ };
+enum class CMPMODE { EQ, GE, LE };
 enum class SELMODE { VSEL_TENSOR_TENSOR_MODE };
 
 inline int64_t GetBlockIdx() { return stand_in::core; }

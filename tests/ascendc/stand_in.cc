@@ -311,12 +311,15 @@ void Cast(const LocalTensor<bfloat16_t> &to, const Floats &from, RoundMode mode,
   Narrow(to, from, mode, count);
 }
 
-void Compare(const LocalTensor<uint8_t> &to, const Floats &x, const Floats &y, CMPMODE, uint32_t count) {
+void Compare(const LocalTensor<uint8_t> &to, const Floats &x, const Floats &y, CMPMODE mode, uint32_t count) {
   Require(count * sizeof(float) % 256 == 0, "a comparison is not of a multiple of 256 bytes");
   const float *a = Read(x, count), *b = Read(y, count);
   uint8_t *out = Written(to, count / 8);
   memset(out, 0, count / 8);
-  for (uint32_t i = 0; i < count; ++i) out[i / 8] |= static_cast<uint8_t>((a[i] == b[i]) << (i % 8));
+  for (uint32_t i = 0; i < count; ++i) {
+    const bool holds = mode == CMPMODE::EQ ? a[i] == b[i] : mode == CMPMODE::GE ? a[i] >= b[i] : a[i] <= b[i];
+    out[i / 8] |= static_cast<uint8_t>(holds << (i % 8));
+  }
 }
 
 void Select(const Floats &to, const LocalTensor<uint8_t> &mask, const Floats &x, const Floats &y, SELMODE,

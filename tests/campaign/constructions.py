@@ -10,6 +10,7 @@ import math
 import os
 import re
 import tempfile
+import types
 
 import mindspore as ms
 import numpy as np
@@ -137,11 +138,32 @@ def grouped(groups):
     stepped(ms_optim.AdamW(groups, 0.1))
 
 
+def grouped_for_muon(groups):
+    stepped(ms_optim.Muon(groups, 0.1))
+
+
+def projection():
+    """Two heads of two rows each."""
+    return Parameter(tensor(np.ones((4, 3)), "float32"), name="projection")
+
+
+def largest():
+    return [[200.0, 3.0]]
+
+
 def monitored(monitor):
     optimizer = ms_optim.Lamb(parameters(), 0.1)
     stepped(optimizer)
     with monitor:
         monitor.step(optimizer)
+
+
+def evaluated(callback):
+    callback.optimizer = callback.optimizer or ms_optim.ScheduleFreeAdamW(parameters(), 0.1)
+    stepped(callback.optimizer)
+    context = types.SimpleNamespace(original_args=dict)
+    callback.on_eval_begin(context)
+    callback.on_eval_end(context)
 
 
 def simulated(workers):
@@ -194,6 +216,12 @@ PUBLIC = {
     "no_decay_groups": (NET, grouped),
     "pattern_groups": ({**NET, "patterns": lambda: {"*.bias": {"weight_decay": 0.0}}}, grouped),
     "layerwise_groups": ({**NET, "learning_rate": lambda: 0.1, "decay": lambda: 0.9}, grouped),
+    "muon_groups": (NET, grouped_for_muon),
+    "qk_clip": ({"query": projection, "key": projection, "max_logits": lambda: [200.0, 3.0]}, range),
+    "QKClip": ({"layers": lambda: [(projection(), projection())], "max_logits": lambda: largest}, ms_optim.QKClip.clip),
+    "create_optimizer": ({"name": lambda: "adamw", **NET}, stepped),
+    "list_optimizers": ({}, len),
+    "AveragedWeights": ({}, evaluated),
     "OptimizerMonitor": ({"verbose": lambda: False}, monitored),
     "SimulatedWorkers": ({"count": lambda: 2, "params": parameters, **MAKE}, simulated),
     "fold_residuals": ({"state_dicts": residuals, "workers": lambda: 1}, len),

@@ -55,7 +55,7 @@ def recorded(i, rule, states, weights, gradients, shapes, shared, centralizes, s
     shapes = [tuple(shape) for shape in shapes]
     shared |= _kernels.CENTRALIZES * centralizes
     made = recording.launch(rule, rng, recording.WEIGHTS[weights], states, gradients, shapes, shared, **options)
-    first, n = 8, len(shapes)
+    first, n = made.first, len(shapes)
     for g in made.arrays[first + n : first + 2 * n]:
         with np.errstate(over="ignore"):
             g[...] = (g.astype(np.float64) * size).astype(g.dtype)

@@ -6,11 +6,11 @@ from harness import tensor
 from hypothesis import strategies as st
 from mindspore import Parameter
 from native import Launch, call
-from recording import CODES, RULES
+from recording import RULES, kinds_of
 
 import ms_optim
 from ms_optim import _kernels
-from ms_optim._shares import Shares, Workers
+from ms_optim._shares import Peers, Shares
 
 sizes = st.lists(st.one_of(st.integers(1, 40), st.integers(41, 9000)), min_size=1, max_size=5)
 ramp = st.fixed_dictionaries(
@@ -87,8 +87,8 @@ def state(optimizer, i):
 def splits(count, sizes, rule, states, seed):
     """What workers make of their shares is, end to end, what one makes of everything, bit for bit."""
     rng = np.random.default_rng(seed)
-    states_each, constants, flags = RULES[rule]
-    kinds = CODES[:states_each] if states == "8bit" else (np.float32,) * states_each
+    _, constants, flags = RULES[rule]
+    kinds = kinds_of(rule, states)
     weights, gradients = ([rng.standard_normal(size).astype(np.float32) for size in sizes] for _ in range(2))
     names = [f"w{i}" for i in range(len(sizes))]
 
@@ -109,7 +109,7 @@ def splits(count, sizes, rule, states, seed):
     whole, whole_states = launched(sizes)
     moved = [w.copy() for w in weights]
     for rank in range(count):
-        these, shapes = Workers(rank, count, None), [(size,) for size in sizes]
+        these, shapes = Peers(rank, count, None), [(size,) for size in sizes]
         shares = Shares(these, names, shapes, [8] * len(sizes), [False] * len(sizes), ("m",))
         own, held = launched([shape[0] for _, shape in shares.kept], shares.own)
         place = {i: k for k, (i, _) in enumerate(shares.kept)}

@@ -32,7 +32,8 @@ def settings(shapes=shapes):
         return st.fixed_dictionaries(
             {
                 "optimizer": st.just(name),
-                "variant": st.sampled_from(list(BY_NAME[name].variants)),
+                # Splits are of tensors with certain names.
+                "variant": st.sampled_from([v for v, given in BY_NAME[name].variants.items() if "splits" not in given]),
                 "dtype": st.sampled_from(DTYPES),
                 "gradient_dtype": st.sampled_from(DTYPES),
                 "shapes": st.lists(shapes, min_size=1, max_size=5),
@@ -118,7 +119,7 @@ class World(Pair):
         Of an element whose gradient and decay nearly cancel, Adam's first step is the sign of what is left.
         """
         r = self.reference
-        state = self.state_tolerance(self.scenario.dtype == "float32" or r.keeps_masters)
+        state = self.state_tolerance(0, self.scenario.dtype == "float32" or r.keeps_masters)
         for shaken in self.shaken:
             for i, w in enumerate(shaken.masters):
                 for name in r.states:
@@ -133,7 +134,8 @@ class World(Pair):
         gradients, dtype = self.gradients(size)
         largest = 60000.0 if dtype == "float16" else np.inf
         kept = [self.rng.integers(10, size=g.shape) < filled for g in gradients]
-        clipped = (np.clip(g * k, -largest, largest) for g, k in zip(gradients, kept))
+        # Not a product: float16 may have made infinity of a large one.
+        clipped = (np.clip(np.where(k, g, 0.0), -largest, largest) for g, k in zip(gradients, kept))
         # Of arrays without dimensions NumPy makes numbers, which nobody can write to.
         return [np.array(g.astype(NUMPY[dtype]).astype(np.float64)) for g in clipped], dtype
 

@@ -8,11 +8,16 @@ import os
 import subprocess
 
 import numpy as np
+import reference
 from native import invoke
 from sources import ROOT, TESTS
+from tolerances import TOLERANCE
 
-from ms_optim import _kernels
+from ms_optim import _kernels, _libraries
 
+SIZES = [(), (1,), (7,), (127,), (129,), (255,), (257,), (4097,), (13, 11), (6, 4, 3, 3), (3, 8193)]
+# Operators that keep numbers to weigh steps by, which stand before the weights.
+WEIGH_STEPS = tuple(name for name, (formula, *_) in reference.KERNELS.items() if formula.weighs_steps)
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror"]
 INCLUDE = [f"-I{TESTS / 'gpu' / 'standin'}", f"-I{ROOT / 'ops' / 'include'}", f"-I{ROOT / 'ops' / 'cuda'}"]
 
@@ -21,10 +26,10 @@ def workspace_bytes(library, function, arrays):
     """Ask how large the workspace of a launch is."""
     stages, shared, _ = (extent - 1 for extent in arrays[0].shape)
     exchanges = function.endswith("dgc_momentum")
-    first = (11 if exchanges else 8) + 2 * bool(shared & _kernels.BETA_POWERS)
+    first = (11 if exchanges else 8) + 2 * bool(shared & _kernels.BETA_POWERS) + function.endswith(WEIGH_STEPS)
     n = arrays[1].shape[0]
     shapes = [t.shape for t in arrays[first : first + n]] if stages != _kernels.COMMIT_STAGE else [(0,)] * n
-    return _kernels.workspace_bytes(library, shapes, bool(shared & _kernels.CENTRALIZES), exchanges)
+    return _libraries.workspace_bytes(library, shapes, bool(shared & _kernels.CENTRALIZES), exchanges)
 
 
 def workspace_of(library, function, arrays):
@@ -58,7 +63,7 @@ class Cuda:
         import torch
 
         self.torch = torch
-        self.library = ctypes.CDLL(str(_kernels.FOLDER / "libms_optim_cuda.so"))
+        self.library = ctypes.CDLL(str(_libraries.FOLDER / "libms_optim_cuda.so"))
 
     def call(self, function, arrays):
         """Run an operator on copies of the arrays on the GPU, and copy them back."""
@@ -75,7 +80,7 @@ class Cuda:
 
 def why_no_gpu():
     """Say why the operators cannot run on a GPU here; None where they can."""
-    if not (_kernels.FOLDER / "libms_optim_cuda.so").exists():
+    if not (_libraries.FOLDER / "libms_optim_cuda.so").exists():
         return "libms_optim_cuda.so was not built: that needs nvcc"
     try:
         import torch
@@ -91,3 +96,20 @@ def backwards(run):
         return run()
     finally:
         del os.environ["MS_OPTIM_STANDIN_BACKWARDS"]
+
+
+def compare(case, actual, expected, exactly):
+    """Compare what two devices make of a launch: sums to rounding, all else to the bit or to rounding."""
+    assert actual[0] == expected[0] == 0, case.name
+    for i, (a, b) in enumerate(zip(actual[1], expected[1])):
+        sums = b.dtype == np.float64 or (b.ndim == 2 and b.shape[1] == len(_kernels.STATISTICS))
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        same = (a == b) | ((a != a) & (b != b))
+        if exactly and not sums:
+            assert same.all(), f"{case.name}: array {i}: {np.flatnonzero(~same)[:5]}"
+            continue
+        # Of one NaN or infinity too many, or too few, nothing is close.
+        largest = np.max(np.abs(b[np.isfinite(b)]), initial=1e-30)
+        with np.errstate(invalid="ignore"):
+            close = same | (np.abs(a - b) <= TOLERANCE["statistics"] * largest)
+        assert close.all(), f"{case.name}: array {i}: {np.flatnonzero(~close)[:5]}"

@@ -11,13 +11,13 @@ import parity
 import pytest
 import recording
 from builds import linked, needs, once, shared_folder
+from machines import SIZES, compare
 from native import invoke
 from recording import Recorded
 from reference.base import Reference, norm
 from sources import ROOT, TESTS
-from test_cuda import SIZES, compare
 
-from ms_optim import _abi, _kernels
+from ms_optim import _abi, _described, _kernels
 
 SETS = ("avx512", "avx2", "baseline")
 
@@ -75,7 +75,7 @@ def call_on(library):
 def _recorded(monkeypatch):
     """Let launches of the two rules be made as those of the package's."""
     for rule in ("sgd", "lars"):
-        monkeypatch.setitem(recording.RULES, rule, (1, (0.9,), 0))
+        monkeypatch.setitem(recording.RULES, rule, ("s", (0.9,), 0))
 
 
 def cases(rule):
@@ -90,8 +90,8 @@ def cases(rule):
 
 def test_the_libraries_say_what_they_have(cpu, stand_in):
     for library in (cpu, stand_in.library):
-        assert _abi.rules(library) == {"sgd": (1, 1, False), "lars": (1, 1, False)}
-        numbers = _abi.exported(library)
+        assert _described.rules(library) == dict.fromkeys(("sgd", "lars"), (1, 1, False, False, False))
+        numbers = _described.exported(library)
         assert numbers["Sgd.MAXIMIZE"] == 1
         assert numbers["SharedFlag.CLIPS"] == _abi.SharedFlag.CLIPS
 

@@ -1,10 +1,16 @@
-"""The update rules in float64 NumPy, written from the papers; nothing here imports the package or MindSpore."""
+"""The update rules in float64 NumPy, written from the papers; nothing here imports the package or MindSpore.
 
-from .adam_offload import AdamOffload
-from .adamw import AdamW
-from .dgc_momentum import DGCMomentum
-from .lamb import Lamb
-from .lans import LANS
-from .lion import Lion
+Each file has one class, whose name is the optimizer's and a name of this package.
+"""
 
-__all__ = ["LANS", "AdamOffload", "AdamW", "DGCMomentum", "Lamb", "Lion"]
+import importlib
+import pathlib
+
+from .base import Reference
+
+for _path in sorted(pathlib.Path(__file__).parent.glob("[a-z]*.py")):
+    _module = importlib.import_module(f".{_path.stem}", __package__)
+    globals().update({name: x for name, x in vars(_module).items() if isinstance(x, type) and issubclass(x, Reference)})
+
+# By the name of a kernel: its reference, and what that states of it.
+KERNELS = {name: (formula, *row) for formula in Reference.__subclasses__() for name, *row in formula.kernels}

@@ -7,6 +7,7 @@ from .base import Reference
 
 class AdamOffload(Reference):
     states = ("moment1", "moment2")
+    kernels = (("adam_offload", "su", (0.9, 0.999, 1e-8), 1, {"use_nesterov": True}),)
     decay_in_states = True
     beta1, beta2, eps = 0.9, 0.999, 1e-8
     use_nesterov = use_locking = False

@@ -7,6 +7,10 @@ from .base import Reference
 
 class AdamW(Reference):
     states = ("adam_m", "adam_v")
+    kernels = (
+        ("adamw", "su", (0.9, 0.999, 1e-8), 4, {}),
+        ("adamw_amsgrad", "suu", (0.9, 0.999, 1e-8), 1 + 2 + 4, {"amsgrad": True, "maximize": True}),
+    )
     betas, eps = (0.9, 0.999), 1e-8
     amsgrad = maximize = False
     bias_correction = True
@@ -31,4 +35,4 @@ class AdamW(Reference):
         if self.bias_correction:
             bc1, bc2 = 1 - beta1**self.step_count, 1 - beta2**self.step_count
         adaptive = (m[i] / bc1) / (np.sqrt(second / bc2) + self.eps)
-        return learning_rate * weight_decay * w + learning_rate * adaptive, 1.0
+        return learning_rate * self.decayed(adaptive, w, weight_decay) + learning_rate * adaptive, 1.0

@@ -26,12 +26,21 @@ class Reference:
         dtypes: For each tensor its storage dtype.
         masters: Whether tensors of lower precision are rounded copies of exact ones.
         loss_scale, grad_clip_norm, skip_nonfinite: As in the package.
+        names: The tensors' names, of which a rule may make a difference.
         hyper: The rule's own numbers.
     """
 
     states = ()
+    # Of each kernel: its states' kinds (s: signed, u: unsigned, e: exact), the rule's own constants and flags, and what
+    # the reference is told of them.
+    kernels = ()
     # Whether the weight enters the states, by an L2 decay.
     decay_in_states = False
+    decay, average_decay, average_warmup = "decoupled", None, False
+    # Of a rule of matrices: the coefficients of the iterations of its kernel's launches.
+    iterations = ()
+    # How many of the states, the first ones, start as the weights; whether the rule weighs its steps.
+    start_at_weights, weighs_steps = 0, False
 
     def __init__(
         self,
@@ -44,6 +53,7 @@ class Reference:
         loss_scale=1.0,
         grad_clip_norm=None,
         skip_nonfinite=False,
+        names=None,
         **hyper,
     ):
         self.masters = [np.array(w, np.float64) for w in weights]
@@ -51,14 +61,25 @@ class Reference:
         self.centralized, self.dtypes, self.keeps_masters = centralized, dtypes, masters
         self.loss_scale, self.clip, self.skip = loss_scale, grad_clip_norm, skip_nonfinite
         self.step_count = self.skipped = 0
-        self.state = {name: [np.zeros_like(w) for w in self.masters] for name in self.states}
+        self.names = names or [""] * len(weights)
+        self.state = {
+            name: [w.copy() if k < self.start_at_weights else np.zeros_like(w) for w in self.masters]
+            for k, name in enumerate(self.states)
+        }
+        self.averages = [w.copy() for w in self.masters]
         self.statistics = np.zeros((len(weights), 5))
         self.largest = {}
+        # The largest element that a move along an orthogonalized matrix had.
+        self.orthogonal_move = [0.0] * len(weights)
         # The largest magnitude that each element has held: what roundings so far were relative to.
         self.peak = {"weight": [np.abs(w) for w in self.masters], "statistics": np.zeros_like(self.statistics)}
-        self.peak |= {name: [np.zeros_like(w) for w in self.masters] for name in self.states}
+        self.peak |= {name: [np.abs(x) for x in arrays] for name, arrays in self.state.items()}
         for name, value in hyper.items():
             setattr(self, name, value)
+
+    def states_of(self, i):
+        """Return the names of the states of a tensor, in the optimizer's order."""
+        return self.states
 
     @property
     def weights(self):
@@ -83,21 +104,34 @@ class Reference:
         self.step_count += 1
         for i, g in enumerate(prepared):
             w = self.masters[i] if self.keeps_masters else self.weights[i]
-            self.magnified = 1.0
+            self.magnified = self.magnified_update = 1.0
             update, ratio = self.update(i, w, g * factor, self.learning_rates[i](k), self.weight_decays[i](k))
             self.statistics[i] = norm(g), norm(w), norm(update), ratio, 1.0
-            peak = np.abs(self.statistics[i]) * [1, 1, 1, self.magnified, 1]
+            peak = np.abs(self.statistics[i]) * [1, 1, self.magnified_update, self.magnified, 1]
             self.peak["statistics"][i] = np.maximum(self.peak["statistics"][i], peak)
             self.masters[i] = w - update
             if not self.keeps_masters:
                 self.masters[i] = round_to(self.masters[i], self.dtypes[i])
             self.peak["weight"][i] = np.maximum(self.peak["weight"][i], np.abs(self.masters[i]))
+            self.average(i)
             for name in self.states:
                 self.peak[name][i] = np.maximum(self.peak[name][i], np.abs(self.state[name][i]))
 
     def update(self, i, w, g, learning_rate, weight_decay):
         """Return what is subtracted from w, and the trust ratio; advance the states."""
         raise NotImplementedError
+
+    def average(self, i):
+        """Advance the average of the weights, after a step."""
+        if self.average_decay is not None:
+            t, d = self.step_count, self.average_decay
+            d = min(d, (1 + t) / (10 + t)) if self.average_warmup else d
+            self.averages[i] = d * self.averages[i] + (1 - d) * self.masters[i]
+
+    def decayed(self, u, w, weight_decay):
+        """Return the decay that belongs to a direction u."""
+        spared = np.sign(u) * np.sign(w) < 0 if self.decay == "cautious" else False
+        return np.where(spared, 0.0, weight_decay * w)
 
     def direction(self, i, adaptive, decay):
         """Return adaptive + decay.

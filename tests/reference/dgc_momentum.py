@@ -60,6 +60,8 @@ class DGCMomentum(Reference):
             # A weight carries the errors of all that was added to it.
             self.peak["weight"][i] = np.maximum(self.peak["weight"][i], np.abs(w) + np.abs(lr * direction))
         self.step_count += 1
+        for i in range(len(self.masters)):
+            self.average(i)
 
     def prepared(self, g, centralize):
         g = np.array(g, np.float64) / self.loss_scale

@@ -7,6 +7,7 @@ from .base import Reference, norm
 
 class Lamb(Reference):
     states = ("lamb_m", "lamb_v")
+    kernels = (("lamb", "su", (0.9, 0.999, 1e-6, 0.0, np.inf, 0.0, np.inf), 1 + 2, {}),)
     beta1, beta2, eps = 0.9, 0.999, 1e-6
     bias_correction = always_adapt = True
     weight_norm_bounds = trust_ratio_bounds = None
@@ -19,7 +20,8 @@ class Lamb(Reference):
         if self.bias_correction:
             m_hat = m_hat / (1 - self.beta1**self.step_count)
             v_hat = v_hat / (1 - self.beta2**self.step_count)
-        u = self.direction(i, m_hat / (np.sqrt(v_hat) + self.eps), weight_decay * w)
+        r = m_hat / (np.sqrt(v_hat) + self.eps)
+        u = self.direction(i, r, self.decayed(r, w, weight_decay))
         phi = norm(w)
         if self.weight_norm_bounds is not None:
             phi = np.clip(phi, *self.weight_norm_bounds)

@@ -7,6 +7,7 @@ from .base import Reference, norm
 
 class LANS(Reference):
     states = ("lans_m", "lans_v")
+    kernels = (("lans", "su", (0.9, 0.999, 1e-6, 0.1, 0.0, np.inf), 0, {"clip_gradient": 0.1}),)
     beta1, beta2, eps = 0.9, 0.999, 1e-6
     lower_bound = upper_bound = clip_gradient = aggregate_num = None
     use_fused_step = True
@@ -20,8 +21,9 @@ class LANS(Reference):
         m[i] = self.beta1 * m[i] + (1 - self.beta1) * g
         v[i] = self.beta2 * v[i] + (1 - self.beta2) * g**2
         d = np.sqrt(v[i] / (1 - self.beta2**self.step_count)) + self.eps
-        c = self.direction(i, m[i] / (1 - self.beta1**self.step_count) / d, weight_decay * w)
-        s = self.direction(i, g / d, weight_decay * w)
+        of_moment, of_gradient = m[i] / (1 - self.beta1**self.step_count) / d, g / d
+        c = self.direction(i, of_moment, self.decayed(of_moment, w, weight_decay))
+        s = self.direction(i, of_gradient, self.decayed(of_gradient, w, weight_decay))
         phi = norm(w)
         if self.lower_bound is not None:
             phi = max(phi, self.lower_bound)

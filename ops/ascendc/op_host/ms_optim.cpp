@@ -90,7 +90,7 @@ class MsOptimDef : public OpDef {
   }
 };
 
-// A launch of AdamW, LAMB or LANS.
+// A launch of a rule.
 template <int64_t kinds>
 class MsOptimRuleDef : public MsOptimDef {
  protected:
@@ -150,6 +150,18 @@ class MsOptimLansApply : public MsOptimRuleDef<1> {
   explicit MsOptimLansApply(const char *name) : MsOptimRuleDef(name, {"m", "v"}, true) {}
 };
 OP_ADD(MsOptimLansApply);
+
+class MsOptimLion : public MsOptimRuleDef<2> {
+ public:
+  explicit MsOptimLion(const char *name) : MsOptimRuleDef(name, {"m"}, true) {}
+};
+OP_ADD(MsOptimLion);
+
+class MsOptimAdemamix : public MsOptimRuleDef<2> {
+ public:
+  explicit MsOptimAdemamix(const char *name) : MsOptimRuleDef(name, {"m1", "nu", "m2"}, true) {}
+};
+OP_ADD(MsOptimAdemamix);
 
 class MsOptimDelta : public MsOptimDef {
  public:

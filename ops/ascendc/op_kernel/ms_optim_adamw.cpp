@@ -6,8 +6,8 @@ extern "C" __global__ __aicore__ void ms_optim_adamw(GM_ADDR weight, GM_ADDR mas
                                                      GM_ADDR workspace, GM_ADDR tiling) {
   REGISTER_TILING_DEFAULT(ms_optim::Tiling);
   GET_TILING_DATA(launch, tiling);
-  ms_optim::AdamKernel<ms_optim::AdamW, ms_optim::kMomentsStage | ms_optim::kApplyStage, DTYPE_WEIGHT, DTYPE_MASTER,
+  ms_optim::RuleKernel<ms_optim::AdamW, ms_optim::kMomentsStage | ms_optim::kApplyStage, DTYPE_WEIGHT, DTYPE_MASTER,
                        DTYPE_GRADIENT>
       kernel;
-  kernel.Run({weight, master, m, v, nullptr, gradient, constants, scalars, sums}, launch.size);
+  kernel.Run({weight, master, {m, v}, gradient, constants, scalars, sums}, launch.size);
 }

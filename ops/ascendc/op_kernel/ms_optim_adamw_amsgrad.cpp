@@ -7,8 +7,8 @@ extern "C" __global__ __aicore__ void ms_optim_adamw_amsgrad(GM_ADDR weight, GM_
                                                              GM_ADDR tiling) {
   REGISTER_TILING_DEFAULT(ms_optim::Tiling);
   GET_TILING_DATA(launch, tiling);
-  ms_optim::AdamKernel<ms_optim::AdamWAmsgrad, ms_optim::kMomentsStage | ms_optim::kApplyStage, DTYPE_WEIGHT,
+  ms_optim::RuleKernel<ms_optim::AdamWAmsgrad, ms_optim::kMomentsStage | ms_optim::kApplyStage, DTYPE_WEIGHT,
                        DTYPE_MASTER, DTYPE_GRADIENT>
       kernel;
-  kernel.Run({weight, master, m, v, vhat, gradient, constants, scalars, sums}, launch.size);
+  kernel.Run({weight, master, {m, v, vhat}, gradient, constants, scalars, sums}, launch.size);
 }

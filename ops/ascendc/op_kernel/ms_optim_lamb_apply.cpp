@@ -6,6 +6,6 @@ extern "C" __global__ __aicore__ void ms_optim_lamb_apply(GM_ADDR weight, GM_ADD
                                                           GM_ADDR workspace, GM_ADDR tiling) {
   REGISTER_TILING_DEFAULT(ms_optim::Tiling);
   GET_TILING_DATA(launch, tiling);
-  ms_optim::AdamKernel<ms_optim::Lamb, ms_optim::kApplyStage, DTYPE_WEIGHT, DTYPE_MASTER, float> kernel;
-  kernel.Run({weight, master, m, v, nullptr, nullptr, constants, scalars, sums}, launch.size);
+  ms_optim::RuleKernel<ms_optim::Lamb, ms_optim::kApplyStage, DTYPE_WEIGHT, DTYPE_MASTER, float> kernel;
+  kernel.Run({weight, master, {m, v}, nullptr, constants, scalars, sums}, launch.size);
 }

@@ -6,6 +6,6 @@ extern "C" __global__ __aicore__ void ms_optim_lans_moments(GM_ADDR weight, GM_A
                                                             GM_ADDR sums, GM_ADDR workspace, GM_ADDR tiling) {
   REGISTER_TILING_DEFAULT(ms_optim::Tiling);
   GET_TILING_DATA(launch, tiling);
-  ms_optim::AdamKernel<ms_optim::Lans, ms_optim::kMomentsStage, DTYPE_WEIGHT, DTYPE_MASTER, DTYPE_GRADIENT> kernel;
-  kernel.Run({weight, master, m, v, nullptr, gradient, constants, scalars, sums}, launch.size);
+  ms_optim::RuleKernel<ms_optim::Lans, ms_optim::kMomentsStage, DTYPE_WEIGHT, DTYPE_MASTER, DTYPE_GRADIENT> kernel;
+  kernel.Run({weight, master, {m, v}, gradient, constants, scalars, sums}, launch.size);
 }

@@ -21,9 +21,7 @@ struct HeavyBall : Base {
 
   MS_OPTIM_FN void Moments(float g, float *s) const { s[0] = momentum * s[0] + g; }
 
-  MS_OPTIM_FN void Directions(float w, float, float lambda, const float *s, float *d) const {
-    d[0] = s[0] + lambda * w;
-  }
+  MS_OPTIM_FN void Directions(float, float, const float *s, float *d) const { d[0] = s[0]; }
 };
 
 struct Sgd : HeavyBall<ElementwiseRule> {
@@ -46,5 +44,7 @@ struct Lars : HeavyBall<LayerwiseRule> {
 #define MS_OPTIM_RULES(RULE) \
   RULE(sgd, Sgd)             \
   RULE(lars, Lars)
+
+#define MS_OPTIM_HOST_RULES(RULE)
 
 #define MS_OPTIM_RULE_FLAGS(FLAG) FLAG(Sgd, kMaximize)

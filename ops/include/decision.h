@@ -9,13 +9,6 @@
 
 namespace ms_optim {
 
-struct Decision {
-  float factor;  // what the gradient that came is multiplied by before it enters the rule
-  float lambda;
-  double learning_rate, trust_ratio;
-  float coefficient[kMaxDirections];
-};
-
 MS_OPTIM_FN int64_t LayoutOf(const Step &step, int i, Layout column) {
   return step.layout[int64_t{i} * step.layout_columns + column];
 }
@@ -30,15 +23,24 @@ MS_OPTIM_FN double ClipFactor(const Step &step, double total) {
   return bound > 0.0 && norm > bound ? bound / norm : 1.0;
 }
 
+// Returns what an average of the weights takes of the new weights: 1 minus its decay rate, which may rise at first.
+MS_OPTIM_FN double AverageRate(const Step &step) {
+  const double t = static_cast<double>(*step.global_step) + 1.0, kept = step.constants[kAverageDecay];
+  return 1.0 - (step.constants[kAverageWarmup] != 0.0 ? Min(kept, (1.0 + t) / (10.0 + t)) : kept);
+}
+
 // Decides what depends on no sum, and lets the weight move along one direction by the learning rate.
 MS_OPTIM_FN void DecideRates(const Step &step, int i, Decision *decision) {
   const int64_t decay = LayoutOf(step, i, kDecayIndex);
   decision->factor = static_cast<float>(step.constants[kUnscale]);
   decision->lambda = decay < 0 ? 0.0f : step.rates[decay];
+  decision->cautious = step.constants[kCautious] != 0.0 ? 0x80000000u : 0u;
   decision->learning_rate = step.rates[LayoutOf(step, i, kRateIndex)];
   decision->trust_ratio = 1.0;
   decision->coefficient[0] = static_cast<float>(decision->learning_rate);
   for (int k = 1; k < kMaxDirections; ++k) decision->coefficient[k] = 0.0f;
+  decision->starts = *step.global_step == 0;
+  decision->average_rate = static_cast<float>(AverageRate(step));
 }
 
 template <class Rule>
@@ -52,6 +54,10 @@ MS_OPTIM_FN void Decide(const Rule &rule, const Step &step, int i, const double 
     factor = sums[kGradientSum] == 0.0 ? 0.0 : Min(1.0 / sqrt(sums[kGradientSum]), 3e38);
   }
   decision->factor = static_cast<float>(factor);
+  if constexpr (Rule::kWeighsSteps) {
+    rule.Weigh(step.step_weights + LayoutOf(step, i, kRow) * 2, decision);
+    return;
+  }
   const double norms[kMaxDirections] = {sqrt(sums[kDirectionSum]), sqrt(sums[kDirection2Sum])};
   double coefficient[kMaxDirections] = {};
   decision->trust_ratio =
@@ -68,6 +74,9 @@ MS_OPTIM_FN void Report(const Step &step, int i, const Decision &decision, const
   statistics[kWeightNorm] = static_cast<float>(sqrt(sums[kWeightSum]));
   statistics[kUpdateNorm] = applied ? static_cast<float>(sqrt(Max(0.0, update))) : 0.0f;
   statistics[kTrustRatio] = applied ? static_cast<float>(decision.trust_ratio) : 0.0f;
+  if (applied && step.step_weights != nullptr && (step.stages & kApplyStage) != 0) {
+    for (int k = 0; k < 2; ++k) step.step_weights[LayoutOf(step, i, kRow) * 2 + k] = decision.step_weights[k];
+  }
   statistics[kFinite] = AreFinite(step, sums[kGradientSum]) ? 1.0f : 0.0f;
 }
 

@@ -1,0 +1,167 @@
+"""The projections of attention's queries and keys, head by head, and the scaling of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from mindspore import Parameter, Tensor, ops
+from mindspore import dtype as mstype
+
+from ._arguments import WEIGHT_DTYPES, check_count, fail, is_number
+from ._params import ordered
+from ._writing import write
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Form(NamedTuple):
+    """Which rows of the projections belong to which head, as the user states it.
+
+    Attributes:
+        key_heads: Number of heads of the keys, None for as many as there are of the queries.
+        query_rope: Rows at the end of each head's queries that meet a key which all heads share.
+        key_values: Rows after each head's keys that are no keys.
+        query_rows: The queries' rows, None for all.
+        key_rows: The keys' rows, None for all.
+    """
+
+    key_heads: int | None
+    query_rope: int
+    key_values: int
+    query_rows: Sequence[int] | None
+    key_rows: Sequence[int] | None
+
+
+class Layer:
+    """The projections of a layer, checked.
+
+    Args:
+        function: Name of the public function or class, for the errors.
+        prefix: What precedes the arguments' names there.
+        query: What makes the queries.
+        key: What makes the keys.
+        form: Which of their rows belong to which head.
+    """
+
+    def __init__(self, function: str, prefix: str, query: Any, key: Any, form: Form):
+        self.function, self.form = function, form
+        self.name = f"{prefix}max_logits" if prefix else "max_logits"
+        if form.key_heads is not None:
+            check_count(function, "key_heads", form.key_heads, 1)
+        check_count(function, "query_rope", form.query_rope)
+        check_count(function, "key_values", form.key_values)
+        self.query, self.key = self._parameters(f"{prefix}query", query), self._parameters(f"{prefix}key", key)
+        self.query_rows = self._rows("query_rows", form.query_rows, self.query)
+        self.key_rows = self._rows("key_rows", form.key_rows, self.key)
+        both = {id(p) for p in self.query} & {id(p) for p in self.key}
+        if both and np.intersect1d(self.query_rows, self.key_rows).size:
+            raise ValueError(
+                f"For '{function}', 'query_rows' and 'key_rows' must have no row in common where '{prefix}query' and "
+                f"'{prefix}key' are one Parameter."
+            )
+
+    def clip(self, max_logits: Any, threshold: float) -> int:
+        """Scale the heads whose largest logit is above the threshold, and return how many these are."""
+        logits = self._logits(max_logits)
+        heads, form = len(logits), self.form
+        key_heads = heads if form.key_heads is None else form.key_heads
+        if heads % key_heads:
+            fail(ValueError, self.function, "key_heads", f"a divisor of the number of heads, {heads}", key_heads)
+        query_rows = self._by_head("query", self.query_rows, heads, "query_rope", form.query_rope)
+        key_rows = self._by_head("key", self.key_rows, key_heads, "key_values", form.key_values)
+        if query_rows[0].shape[1] != key_rows[0].shape[1]:
+            raise ValueError(
+                f"For '{self.function}', a head's queries and keys must have as many rows, but 'query' has "
+                f"{query_rows[0].shape[1]} rows for each of {heads} heads, and 'key' {key_rows[0].shape[1]} for each "
+                f"of {key_heads} ('key_heads'), without 'query_rope' and 'key_values'."
+            )
+        above = logits > threshold
+        if not above.any():
+            return 0
+        gamma = np.where(above, threshold / np.where(above, logits, 1.0), 1.0)
+        of_key = np.sqrt(gamma.reshape(key_heads, -1).min(1))
+        of_query = gamma / np.repeat(of_key, heads // key_heads)
+        _scale(self.query, ((query_rows[0], of_query), (query_rows[1], gamma)))
+        _scale(self.key, ((key_rows[0], of_key),))
+        return int(above.sum())
+
+    def _parameters(self, name: str, given: Any) -> list[Parameter]:
+        found = [given] if isinstance(given, Parameter) else ordered(given)
+        if not found or not all(isinstance(p, Parameter) for p in found):
+            fail(TypeError, self.function, name, "a Parameter, or a list of Parameters", given)
+        for p in found:
+            if p.dtype not in WEIGHT_DTYPES:
+                raise TypeError(
+                    f"For '{self.function}', the parameter '{p.name}' of '{name}' must be float32, float16 or "
+                    f"bfloat16, but is {p.dtype}."
+                )
+            if p.ndim == 0 or p.shape[0] != found[0].shape[0]:
+                raise ValueError(
+                    f"For '{self.function}', the parameters of '{name}' must have as many rows, but have the shapes "
+                    f"{[tuple(p.shape) for p in found]}."
+                )
+        return found
+
+    def _rows(self, name: str, given: Any, parameters: list[Parameter]) -> NDArray[np.int64]:
+        count = parameters[0].shape[0]
+        if given is None:
+            return np.arange(count)
+        rows = ordered(given)
+        if not rows or not all(isinstance(row, (int, np.integer)) and not isinstance(row, bool) for row in rows):
+            fail(TypeError, self.function, name, "a range or a list of int, or None", given)
+        if min(rows) < 0 or max(rows) >= count or len(set(rows)) != len(rows):
+            raise ValueError(
+                f"For '{self.function}', the argument '{name}' must be of different rows from 0 to {count - 1}, but "
+                f"has {len(rows)} from {min(rows)} to {max(rows)}, {len(set(rows))} of them different."
+            )
+        return np.asarray(rows, np.int64)
+
+    def _logits(self, given: Any) -> NDArray[np.float64]:
+        values = ops.cast(given, mstype.float32).asnumpy() if isinstance(given, Tensor) else given
+        if not isinstance(values, np.ndarray):
+            numbers = ordered(values)
+            if not numbers or not all(map(is_number, numbers)):
+                fail(TypeError, self.function, self.name, "a Tensor or a list of one number for each head", given)
+            values = np.asarray(numbers)
+        values = values.astype(np.float64)
+        if values.ndim != 1 or values.size == 0:
+            raise ValueError(
+                f"For '{self.function}', the argument '{self.name}' must have one number for each head, but has the "
+                f"shape {values.shape}."
+            )
+        wrong = np.flatnonzero(~np.isfinite(values))
+        if wrong.size:
+            raise ValueError(
+                f"For '{self.function}', the argument '{self.name}' must be finite, but is {values[wrong[0]]} for head "
+                f"{wrong[0]}."
+            )
+        return values
+
+    def _by_head(
+        self, name: str, rows: NDArray[np.int64], heads: int, rest: str, count: int
+    ) -> list[NDArray[np.int64]]:
+        """Return a projection's rows of each head, parted into those that meet, and the rest at their end."""
+        if len(rows) % heads:
+            raise ValueError(
+                f"For '{self.function}', the rows of '{name}' must be as many for each of {heads} heads, but are "
+                f"{len(rows)}."
+            )
+        each = len(rows) // heads
+        if count >= each:
+            fail(ValueError, self.function, rest, f"less than the rows of a head in '{name}', {each}", count)
+        return np.split(rows.reshape(heads, each), [each - count], 1)
+
+
+def _scale(parameters: list[Parameter], parts: Iterable[tuple[NDArray[np.int64], NDArray[np.float64]]]) -> None:
+    """Multiply the rows of each head by its factor, where this is not 1."""
+    rows = np.concatenate([rows[factors != 1.0].reshape(-1) for rows, factors in parts])
+    factors = np.concatenate([np.repeat(f[f != 1.0], rows.shape[1]) for rows, f in parts])
+    for p in parameters:
+        values = p.asnumpy().copy()
+        wide = ops.cast(p, mstype.float32).asnumpy()[rows].astype(np.float64)
+        scaled = (wide * factors.reshape(-1, *[1] * (wide.ndim - 1))).astype(np.float32)
+        values[rows] = ops.cast(Tensor(scaled), p.dtype).asnumpy()
+        write(p, values)

@@ -1,0 +1,140 @@
+"""What a checkpoint holds: weights, states and the user's own values, gathered and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from mindspore import Parameter, Tensor, nn
+
+from ._arguments import fail
+from ._checkpoint_file import DTYPES, NAMES, File
+from ._checkpoint_parts import Place, place_of
+from ._merge_states import ENTRY, merge_states
+from ._writing import write
+from .residuals import fold_residuals
+
+if TYPE_CHECKING:
+    from ._base import FusedOptimizer
+
+# The kinds of tensors in a checkpoint.
+WEIGHT, STATE, MORE = "weight", "state", "more"
+
+
+def gathered(
+    net: nn.Cell | None, optimizer: FusedOptimizer | None, more: dict[str, Any]
+) -> tuple[Any, dict[str, tuple[str, Tensor]]]:
+    """Return the user's values as JSON, and all tensors of a checkpoint by name, with their kinds."""
+    found: list[tuple[str, Tensor]] = []
+    packed = _packed(more, MORE, found)
+    everything = [(WEIGHT, name, p) for name, p in _weights("save", net, optimizer).items()]
+    if optimizer is not None:
+        optimizer._entries.swap.check_outside("save(..., optimizer)")
+        everything += [(STATE, name, p) for name, p in optimizer._entries.own().items()]
+    everything += [(MORE, name, tensor) for name, tensor in found]
+    entries: dict[str, tuple[str, Tensor]] = {}
+    for kind, name, tensor in everything:
+        if name in entries or name == "__metadata__":
+            raise ValueError(f"For 'save', each tensor must have a name of its own, but two have the name {name!r}.")
+        if tensor.dtype not in NAMES:
+            raise TypeError(f"For 'save', {name!r} must have one of the dtypes {list(NAMES)}, but has {tensor.dtype}.")
+        if isinstance(tensor, Parameter) and tensor.has_init:
+            tensor.init_data()
+        entries[name] = kind, tensor
+    return packed, entries
+
+
+def take(
+    parts: list[File], net: nn.Cell | None, optimizer: FusedOptimizer | None, strict: bool
+) -> tuple[int | None, dict[str, Any]]:
+    """Load a checkpoint whose checksums are right, and return its step and the user's values."""
+    place = place_of(optimizer)
+    if len(parts) != place.count and optimizer is not None and optimizer.is_sliced:
+        raise ValueError(
+            f"For 'load', the optimizer's tensors are sliced over {place.count} processes, but the checkpoint "
+            f"{parts[0].path} is of {len(parts)}."
+        )
+    own = parts[place.rank if len(parts) == place.count else 0]
+    weights = _weights("load", net, optimizer)
+    given = {name for name, entry in own.entries.items() if entry.kind == WEIGHT}
+    missing, unknown = sorted(weights.keys() - given), sorted(given - weights.keys()) if net is not None else []
+    if strict and (missing or unknown):
+        what = f"lacks the weight {missing[0]!r}" if missing else f"has the weight {unknown[0]!r}, which is not known"
+        raise KeyError(f"For 'load', the checkpoint {own.path} {what}; it is one of {len(missing or unknown)}.")
+    written = []
+    for name in weights.keys() & given:
+        p, entry = weights[name], own.entries[name]
+        if tuple(p.shape) != entry.shape:
+            raise ValueError(
+                f"For 'load', the weight {name!r} must have the shape {p.shape}, but has {entry.shape} in {own.path}."
+            )
+        if p.dtype != DTYPES[entry.dtype]:
+            raise TypeError(
+                f"For 'load', the weight {name!r} must be of dtype {p.dtype}, but is {DTYPES[entry.dtype]} in "
+                f"{own.path}."
+            )
+        written.append((p, own.array(name)))
+    if optimizer is not None:
+        written += optimizer._entries.fitting(_states(parts, own, optimizer, place), strict)
+    more = _unpacked(own.more, own)
+    for p, value in written:
+        write(p, value)
+    return own.step, more
+
+
+def _states(parts: list[File], own: File, optimizer: FusedOptimizer, place: Place) -> dict[str, Tensor]:
+    """Return the states that this worker takes."""
+    given = own.tensors(STATE)
+    if ENTRY in given:
+        same = optimizer.shares and given[ENTRY].asnumpy().tobytes() == optimizer.state_shares.asnumpy().tobytes()
+        return given if same else merge_states([part.tensors(STATE) for part in parts])
+    if "dgc_worker" in given and len(parts) != place.count:
+        return fold_residuals([part.tensors(STATE) for part in parts], place.count)[place.rank]
+    return given
+
+
+def _weights(function: str, net: nn.Cell | None, optimizer: FusedOptimizer | None) -> dict[str, Parameter]:
+    """Return the weights, each once: the parameters of the network, then further ones that the optimizer updates."""
+    found: dict[str, Parameter] = {}
+    seen: set[int] = set()
+    named: Iterable[tuple[str, Parameter]] = ()
+    if optimizer is not None:
+        own = optimizer._entries.own()
+        seen = {id(p) for p in (*own.values(), optimizer.statistics)}
+        named = [(name, p) for name, p in optimizer._entries.named().items() if name not in own]
+    placed = [] if net is None else [(p.name, p) for p in net.get_parameters()]
+    for name, p in (*placed, *named):
+        if id(p) in seen:
+            continue
+        if name in found:
+            raise ValueError(f"For '{function}', two parameters have the name {name!r}: give each a name of its own.")
+        seen.add(id(p))
+        found[name] = p
+    return found
+
+
+def _packed(value: Any, place: str, tensors: list[tuple[str, Tensor]]) -> Any:
+    """Return a value as JSON, and append the Tensors in it to a list."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Tensor):
+        tensors.append((place, value))
+        return {"tensor": place}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_packed(v, f"{place}.{k}", tensors) for k, v in enumerate(value)]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _packed(v, f"{place}.{key}", tensors) for key, v in value.items()}}
+    what = "a number, string, bool, None, Tensor, or a list, tuple or dict of these with strings as keys"
+    return fail(TypeError, "save", place.removeprefix(f"{MORE}."), what, value)
+
+
+def _unpacked(value: Any, file: File) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, held),) = value.items()
+    if kind == "tensor":
+        return Tensor(file.array(held), DTYPES[file.entries[held].dtype])
+    if kind == "dict":
+        return {key: _unpacked(v, file) for key, v in held.items()}
+    values = [_unpacked(v, file) for v in held]
+    return tuple(values) if kind == "tuple" else values

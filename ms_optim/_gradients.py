@@ -1,0 +1,83 @@
+"""Checks of gradients against the parameters that they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import Tensor
+
+from ._arguments import WEIGHT_DTYPES, fail
+
+
+def check_shapes(
+    optimizer: str, names: tuple, shapes: tuple, given_shapes: tuple, given_dtypes: tuple, takes_sparse: bool = True
+) -> None:
+    """Check the shapes and dtypes of gradients against their parameters.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        names: The parameters' names.
+        shapes: The parameters' shapes.
+        given_shapes: The gradients' shapes. A shape is None while a graph does not know it yet, which happens with
+            sparse gradients.
+        given_dtypes: The gradients' dtypes.
+        takes_sparse: Whether sparse gradients are accepted.
+
+    Raises:
+        ValueError: If there are too few or too many gradients, or one has another shape than its parameter.
+        TypeError: If a gradient is not of floating-point dtype, or sparse where it must not be.
+    """
+    if len(given_shapes) != len(names):
+        raise ValueError(
+            f"For '{optimizer}', the argument 'gradients' must hold {len(names)} tensors, one for each parameter, "
+            f"but got {len(given_shapes)}."
+        )
+    for name, shape, given, dtype in zip(names, shapes, given_shapes, given_dtypes):
+        if given is None:
+            if not takes_sparse:
+                raise TypeError(
+                    f"For '{optimizer}', the gradient of '{name}' must be a Tensor, but is sparse (a RowTensor): only "
+                    "fused kernels accept those. Build the embedding with sparse=False (and target='DEVICE')."
+                )
+            continue
+        if tuple(given) != tuple(shape):
+            rows = len(given) == len(shape) > 1 and tuple(given[1:]) == tuple(shape[1:])
+            hint = (
+                " If it is the sparse gradient of an embedding: PyNative mode loses its indices, Graph mode does not."
+            )
+            raise ValueError(
+                f"For '{optimizer}', the gradient of '{name}' must have the parameter's shape {tuple(shape)}, "
+                f"but got {tuple(given)}.{hint if rows else ''}"
+            )
+        if dtype not in WEIGHT_DTYPES:
+            raise TypeError(
+                f"For '{optimizer}', the gradient of '{name}' must be float32, float16 or bfloat16, but got {dtype}."
+            )
+
+
+def check_tensors(optimizer: str, gradients: Any, kinds: Any) -> None:
+    """Check that gradients that come from Python are a tuple or list of Tensors, or of other kinds of tensors."""
+    if not isinstance(gradients, (tuple, list)):
+        fail(TypeError, optimizer, "gradients", "a tuple of Tensors", gradients)
+    for i, g in enumerate(gradients):
+        if not isinstance(g, kinds):
+            fail(TypeError, optimizer, f"gradients[{i}]", "a Tensor", g)
+
+
+def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any) -> Sequence[Tensor]:
+    """Check gradients that are passed from Python and return them, contiguous in memory.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        names: The parameters' names.
+        shapes: The parameters' shapes.
+        gradients: What the optimizer was called with.
+
+    Raises:
+        TypeError: If it is not a tuple or list of Tensors.
+        ValueError: If :func:`check_shapes` raises one.
+    """
+    check_tensors(optimizer, gradients, Tensor)
+    check_shapes(optimizer, names, shapes, tuple(g.shape for g in gradients), tuple(g.dtype for g in gradients))
+    return [g if g.is_contiguous() else g.contiguous() for g in gradients]

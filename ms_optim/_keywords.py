@@ -1,0 +1,59 @@
+"""Types of the keyword arguments that optimizers share."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Common(TypedDict, total=False):
+    """Shared keyword arguments that every optimizer takes, and none has among its own."""
+
+    state_dtype: str
+    master_weights: bool
+    stochastic_rounding: bool
+    skip_nonfinite: bool
+    backend: str
+
+
+class CommonAndAverage(Common, total=False):
+    """Likewise, with those of the average of the weights."""
+
+    average_decay: float | None
+    average_warmup: bool
+
+
+class SharedButLossScale(CommonAndAverage, total=False):
+    """Shared keyword arguments of an optimizer that has `loss_scale` among its own, and no decoupled decay."""
+
+    grad_clip_norm: float | None
+    shard_states: bool
+
+
+class Shared(SharedButLossScale, total=False):
+    """Keyword arguments that the optimizers share; each takes them after its own."""
+
+    loss_scale: float
+    decay: str
+
+
+class SharedButSkipping(TypedDict, total=False):
+    """Shared keyword arguments of an optimizer that has `skip_nonfinite` among its own, with another default."""
+
+    state_dtype: str
+    master_weights: bool
+    stochastic_rounding: bool
+    backend: str
+    average_decay: float | None
+    average_warmup: bool
+    grad_clip_norm: float | None
+    shard_states: bool
+    loss_scale: float
+    decay: str
+
+
+class SharedButAverage(Common, total=False):
+    """Shared keyword arguments of an optimizer that averages its iterates itself."""
+
+    grad_clip_norm: float | None
+    shard_states: bool
+    loss_scale: float

@@ -1,0 +1,79 @@
+"""The shared libraries that hold the kernels: where they are, and what is asked of them besides running a step."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from . import _described
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+
+
+class Library(NamedTuple):
+    """The shared library of a device.
+
+    Attributes:
+        file: Its name, in the package's folder.
+        remedy: What to do where it is missing.
+    """
+
+    file: str
+    remedy: str
+
+
+LIBRARIES = {
+    "CPU": Library(
+        "libms_optim_cpu.so",
+        "it is built at installation, which needs a C++17 compiler with OpenMP (Debian: apt install g++): install one, "
+        "then install ms_optim again",
+    ),
+    "GPU": Library(
+        "libms_optim_cuda.so",
+        "it is built at installation where nvcc of CUDA 11.8 or later is on the PATH: put it there, then install "
+        "ms_optim again",
+    ),
+    "Ascend": Library(
+        "ascend/vendors/ms_optim/op_api/lib/libcust_opapi.so",
+        "build it, where CANN is, with python -m ms_optim build-ascend --soc-version NAME",
+    ),
+}
+
+
+def path_of(device: str) -> pathlib.Path:
+    """Return where the library of a device is, or would be."""
+    return FOLDER / LIBRARIES[device].file
+
+
+@functools.cache
+def library(name: str) -> ctypes.CDLL:
+    """Load one of the package's shared libraries, for what is asked of it besides running a step."""
+    loaded = ctypes.CDLL(str(FOLDER / name))
+    if name == LIBRARIES["CPU"].file:
+        loaded.ms_optim_instruction_set.restype = ctypes.c_char_p
+    return loaded
+
+
+def described(device: str) -> dict[str, _described.DescribedRule]:
+    """Return what the library for "CPU" or "GPU" says of its rules."""
+    return _described.rules(library(LIBRARIES[device].file))
+
+
+def workspace_bytes(library: ctypes.CDLL, shapes: Sequence[tuple[int, ...]], centralizes: bool, exchanges: bool) -> int:
+    """Return how many bytes a launch on a GPU needs besides its tensors.
+
+    Args:
+        library: The library of the operator.
+        shapes: Shape of each tensor.
+        centralizes: Whether any gradient is centralized.
+        exchanges: Whether the rule exchanges.
+    """
+    numbers = ctypes.c_int64 * len(shapes)
+    sizes = numbers(*(math.prod(shape) for shape in shapes))
+    rows = numbers(*(shape[0] if len(shape) > 1 else 0 for shape in shapes))
+    library.ms_optim_workspace.restype = ctypes.c_int64
+    return library.ms_optim_workspace(len(shapes), sizes, rows, int(centralizes), int(exchanges))

@@ -1,0 +1,176 @@
+"""Which tensors Muon takes for matrices, and where in a tensor its matrices are."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from mindspore import Parameter
+
+from ._arguments import check_type, fail
+from ._params import ordered
+
+KEY = "muon"
+ADAMW_NAMES = ("*embed*", "*lm_head*", "*output_layer*")
+# Numbers of rows, a number of equal parts, or rows that repeat.
+Split: TypeAlias = "int | Sequence[int] | tuple[Sequence[int], int]"
+
+
+class Matrix(NamedTuple):
+    """The rows of a tensor that make a matrix: runs of rows, at equal distances.
+
+    Attributes:
+        first_row: The first of them.
+        run: How many follow each other.
+        runs: How many such runs there are.
+        stride: From the first row of a run to that of the next.
+        columns: Elements of a row.
+    """
+
+    first_row: int
+    run: int
+    runs: int
+    stride: int
+    columns: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows the matrix has."""
+        return self.run * self.runs
+
+
+def take_choices(optimizer: str, params: Any) -> tuple[Any, dict[str, bool]]:
+    """Take the key `muon`, which nn.Optimizer does not know, out of param groups.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        params: What the user passed as ``params``, not checked yet.
+
+    Returns:
+        The same without the key, and by name of the parameters what the key of their group says.
+    """
+    groups = ordered(params)
+    if not groups or not all(isinstance(group, dict) for group in groups):
+        return params, {}
+    taken, found = [], {}
+    for i, group in enumerate(groups):
+        if KEY in group:
+            check_type(optimizer, f"params[{i}]['{KEY}']", group[KEY], bool)
+            members = ordered(group.get("params"))
+            found |= {p.name: group[KEY] for p in members or () if isinstance(p, Parameter)}
+            # An iterator is read only once.
+            again = {} if members is None else {"params": members}
+            taken.append({**{k: v for k, v in group.items() if k != KEY}, **again})
+        else:
+            taken.append(group)
+    return taken, found
+
+
+def check_names(function: str, argument: str, names: Any) -> tuple[str, ...]:
+    """Check a list or tuple of patterns of names, and return it as a tuple."""
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        fail(TypeError, function, argument, "a list or tuple of str", names)
+    return tuple(names)
+
+
+def is_matrix(name: str, shape: Sequence[int], adamw_names: Sequence[str]) -> bool:
+    """Tell whether Muon takes a tensor unless its group says otherwise."""
+    return len(shape) > 1 and not any(fnmatch.fnmatchcase(name, pattern) for pattern in adamw_names)
+
+
+def check_splits(optimizer: str, splits: Any) -> dict[str, Split]:
+    """Check the argument `splits` as far as that is possible without the tensors."""
+    if splits is None:
+        return {}
+    check_type(optimizer, "splits", splits, dict)
+    for pattern, split in splits.items():
+        check_type(optimizer, "splits", pattern, str)
+        rows, times = split_rows(split)
+        if not rows or not all(map(_is_count, (*rows, times))):
+            expected = "a number of equal parts, numbers of rows, or ((numbers of rows), times)"
+            fail(TypeError, optimizer, f"splits[{pattern!r}]", expected, split)
+    return splits
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) > 0
+
+
+def split_rows(split: Any) -> tuple[Sequence[Any], Any]:
+    """Return of a split the rows that follow each other and how often these repeat; of equal parts (count,) and 1."""
+    if not isinstance(split, (list, tuple)):
+        return (split,), 1
+    if len(split) == 2 and isinstance(split[0], (list, tuple)):
+        return split[0], split[1]
+    return split, 1
+
+
+def forms(
+    optimizer: str,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    chosen: Mapping[str, bool],
+    adamw_names: Sequence[str],
+    splits: Mapping[str, Split],
+) -> list[tuple[Matrix, ...]]:
+    """Return for each tensor the matrices that it holds, () where AdamW has it.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        names: The tensors' names.
+        shapes: Their shapes.
+        chosen: What groups say, by name.
+        adamw_names: Patterns of the names that AdamW has unless a group says otherwise.
+        splits: How tensors are split into matrices, by patterns of names, of which the first that matches counts.
+
+    Raises:
+        ValueError: If a tensor that a group gives to Muon has fewer than two dimensions, a split does not fit a tensor,
+            or a pattern of `splits` matches no tensor that Muon has.
+    """
+    found, used = [], set()
+    for name, shape in zip(names, shapes):
+        if not chosen.get(name, is_matrix(name, shape, adamw_names)):
+            found.append(())
+            continue
+        if len(shape) < 2:
+            raise ValueError(
+                f"For '{optimizer}', a parameter of a group with '{KEY}': True must have two or more dimensions, but "
+                f"'{name}' has the shape {shape}."
+            )
+        pattern = next((pattern for pattern in splits if fnmatch.fnmatchcase(name, pattern)), None)
+        used.add(pattern)
+        found.append(_matrices(optimizer, name, shape, pattern, splits.get(pattern) if pattern else None))
+    unused = [pattern for pattern in splits if pattern not in used]
+    if unused:
+        raise ValueError(
+            f"For '{optimizer}', the pattern {unused[0]!r} of 'splits' must match a matrix that Muon updates and that "
+            "no earlier pattern matches, but matches none."
+        )
+    return found
+
+
+def size_of(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return how many matrices a tensor is, and their rows and columns: three dimensions are a batch of matrices."""
+    if len(shape) == 3:
+        return shape
+    return 1, shape[0], math.prod(shape[1:])
+
+
+def _matrices(optimizer, name, shape, pattern, split):
+    batch, rows, columns = size_of(shape)
+    cuts = [(0, rows, 1, rows)]
+    if split is not None:
+        numbers, times = split_rows(split)
+        if not isinstance(split, (list, tuple)):
+            numbers = (rows // split,) * split
+        unit = sum(numbers)
+        if unit * times != rows:
+            raise ValueError(
+                f"For '{optimizer}', 'splits[{pattern!r}]' must be of as many rows as a matrix has, but is {split!r}, "
+                f"and '{name}' of shape {shape} has matrices of {rows} rows."
+            )
+        cuts = [(sum(numbers[:k]), n, times, unit) for k, n in enumerate(numbers)]
+    return tuple(Matrix(i * rows + cut[0], *cut[1:], columns) for i in range(batch) for cut in cuts)

@@ -1,0 +1,122 @@
+"""One state dict made of the shares of all workers; each share says what its states are parts of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor
+
+# The entry of a state dict that says which part of each state the others are.
+ENTRY = "state_shares"
+
+
+def _description(caller: str, state_dict: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what the entry of a share says that its states are parts of."""
+    try:
+        told = json.loads(state_dict[ENTRY].asnumpy().tobytes())
+    except ValueError:
+        told = None
+    match told:
+        case {"worker": int(rank), "workers": int(count), "parts": dict(parts)} if 0 <= rank < count:
+            if all(_is_part(part) for part in parts.values()):
+                return told
+    raise ValueError(
+        f"For '{caller}', the entry '{ENTRY}' must say in JSON which worker's share it is of, but is spoiled."
+    )
+
+
+def _is_part(part: Any) -> bool:
+    """Tell whether this is a range of elements and the shape of the whole."""
+    match part:
+        case [[int(begin), int(end)], [*shape]]:
+            return 0 <= begin < end and all(isinstance(n, int) and n >= 0 for n in shape)
+    return False
+
+
+def refuse_share(optimizer: str, state_dict: dict[str, Tensor], this: str) -> None:
+    """Raise the error for a share of states that is not this worker's."""
+    told = _description(optimizer, state_dict)
+    raise ValueError(
+        f"For '{optimizer}', 'state_dict' is the share of worker {told['worker']} of {told['workers']}, but this is "
+        f"{this}: make one of all {told['workers']} with ms_optim.merge_states, and load that."
+    )
+
+
+def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Make one full state dict from the shares of all workers.
+
+    Any optimizer of the same rule loads it: one that keeps all states, or one that shards them over any number of
+    workers, which takes its share.
+
+    Args:
+        states (list[dict[str, Tensor]]): What ``state_dict()`` returned on each worker of an optimizer with
+            ``shard_states=True``, or what ``load_checkpoint`` read of it, in any order.
+
+    Returns:
+        dict[str, Tensor], the states by name in the shapes of the parameters; what is not sharded, from the first.
+
+    Raises:
+        TypeError: If `states` is not a list of dicts.
+        ValueError: If it is empty, or one is not a share, or shares are missing, stand twice, are of different steps,
+            or do not fit together.
+
+    Examples:
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_optim import AdamW, merge_states
+        >>> net = nn.Dense(4, 3)
+        >>> optimizer = AdamW(net.trainable_params(), shard_states=True)
+        >>> full = optimizer.state_dict()  # of one process; of several, merge_states([...])
+        >>> optimizer.load_state_dict(full)
+    """
+    if not isinstance(states, (list, tuple)) or not all(isinstance(state, dict) for state in states):
+        raise TypeError(f"For 'merge_states', 'states' must be a list of dicts, but got {type(states).__name__}.")
+    for key, value in (entry for state in states for entry in state.items()):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"For 'merge_states', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
+    if not states or not all(ENTRY in state for state in states):
+        which = [k for k, state in enumerate(states) if ENTRY not in state]
+        what = f"states[{which[0]}] has none" if which else "it is empty"
+        raise ValueError(
+            f"For 'merge_states', each of 'states' must have the entry '{ENTRY}', which optimizers with "
+            f"shard_states=True on several workers write, but {what}."
+        )
+    told = [_description("merge_states", state) for state in states]
+    count, found = told[0]["workers"], sorted(one["worker"] for one in told)
+    if any(one["workers"] != count for one in told) or found != list(range(count)):
+        raise ValueError(
+            f"For 'merge_states', 'states' must be the shares of workers 0 to {count - 1} of {count}, but got those of "
+            f"{[(one['worker'], one['workers']) for one in told]}."
+        )
+    steps = [int(state["global_step"].asnumpy().reshape(-1)[0]) for state in states if "global_step" in state]
+    if len(set(steps)) > 1:
+        raise ValueError(f"For 'merge_states', all shares must be of the same step, but got those of steps {steps}.")
+    sharded = {key for one in told for key in one["parts"]} | {ENTRY}
+    full = {key: Tensor(value.asnumpy(), value.dtype) for key, value in states[0].items() if key not in sharded}
+    parts: dict[str, list] = {}
+    for state, one in zip(states, told):
+        for key, (ends, shape) in one["parts"].items():
+            if key not in state or state[key].shape != (ends[1] - ends[0],):
+                came = f"has the shape {state[key].shape}" if key in state else "is missing"
+                raise ValueError(
+                    f"For 'merge_states', the entry {key!r} of worker {one['worker']} must have the shape "
+                    f"{(ends[1] - ends[0],)}, but {came}."
+                )
+            parts.setdefault(key, []).append((ends, shape, state[key]))
+    for key, found in parts.items():
+        found.sort(key=lambda part: part[0])
+        ranges, shapes, tensors = zip(*found)
+        begins, ends = zip(*ranges)
+        agree = all(shape == shapes[0] for shape in shapes) and len({part.dtype for part in tensors}) == 1
+        if not agree or begins != (0, *ends[:-1]) or ends[-1] != math.prod(shapes[0]):
+            raise ValueError(
+                f"For 'merge_states', the parts of the entry {key!r} must make a whole of shape {tuple(shapes[0])} and "
+                f"of one dtype, but are the elements {list(ranges)}."
+            )
+        full[key] = Tensor(np.concatenate([part.asnumpy() for part in tensors]).reshape(shapes[0]), tensors[0].dtype)
+    return full

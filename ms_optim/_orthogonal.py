@@ -1,0 +1,149 @@
+"""Muon's orthogonalization in MindSpore's operators: for devices without a kernel, and to hold the kernel against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from ._arguments import FINITE, MOST, check_count, fail, is_number
+from ._arithmetic import rounded
+
+if TYPE_CHECKING:
+    from ._matrices import Matrix
+
+ROW_EPS = 1e-8
+
+
+class Rows(nn.Cell):
+    """Takes the matrices of a form out of stacked tensors, those of one size together, and puts them back.
+
+    Args:
+        form: The matrices that each tensor holds.
+    """
+
+    def __init__(self, form: Sequence[Matrix]):
+        super().__init__(auto_prefix=False)
+        sizes = list(dict.fromkeys(matrix.rows for matrix in form))
+        rows = [[_rows(matrix) for matrix in form if matrix.rows == size] for size in sizes]
+        order = np.concatenate([row for same in rows for row in same])
+        self.columns, self.total, self.sizes = form[0].columns, len(order), tuple(sizes)
+        self.counts = tuple(len(same) for same in rows)
+        self.ends = tuple(np.cumsum([size * count for size, count in zip(self.sizes, self.counts)]).tolist())
+        self.in_order = bool((order == np.arange(len(order))).all())
+        self.order = Tensor(order.astype(np.int32))
+        self.back = Tensor(np.argsort(order).astype(np.int32))
+
+    def construct(self, tensors):
+        """Return for each size the matrices of all tensors, of shape (tensors, matrices, rows, columns)."""
+        n = F.shape(tensors)[0]
+        rows = tensors.reshape((n, self.total, -1))
+        if not self.in_order:
+            rows = ops.gather(rows, self.order, 1)
+        taken, begin = (), 0
+        for k in range(len(self.sizes)):
+            part = rows[:, begin : self.ends[k]]
+            taken += (part.reshape((n, self.counts[k], self.sizes[k], -1)),)
+            begin = self.ends[k]
+        return taken
+
+    def joined(self, matrices, shape):
+        """Return tensors of a shape from what :meth:`construct` took out of them."""
+        parts = ()
+        for part in matrices:
+            parts += (part.reshape((shape[0], -1, F.shape(part)[-1])),)
+        rows = parts[0] if len(parts) == 1 else ops.concat(parts, 1)
+        if not self.in_order:
+            rows = ops.gather(rows, self.back, 1)
+        return rows.reshape(shape)
+
+
+def _rows(matrix: Matrix) -> np.ndarray:
+    runs = matrix.first_row + matrix.stride * np.arange(matrix.runs)
+    return (runs[:, None] + np.arange(matrix.run)).reshape(-1)
+
+
+class Orthogonalize(nn.Cell):
+    """Replaces matrices by orthogonal ones near them: Newton and Schulz's iteration, of odd polynomials.
+
+    Args:
+        iterations: The coefficients (a, b, c) of each iteration.
+        bfloat16: Whether products are of bfloat16 numbers.
+        device: The device; on "CPU", numbers are rounded to bfloat16, and products are of float32 numbers.
+        dtype: The dtype in which squares are added up.
+    """
+
+    def __init__(self, iterations: Sequence[tuple[float, float, float]], bfloat16: bool, device: str, dtype):
+        super().__init__(auto_prefix=False)
+        self.iterations, self.bfloat16, self.dtype = tuple(iterations), bfloat16, dtype
+        self.on_host = device == "CPU"
+
+    def construct(self, matrices):
+        """Return the orthogonal matrices of a stack, of shape (..., rows, columns)."""
+        shape = F.shape(matrices)
+        squares = ops.square(F.cast(matrices, self.dtype))
+        norms = ops.sqrt(ops.sum(squares.reshape((*shape[:-2], -1)), -1)).reshape((*shape[:-2], 1, 1))
+        inverse = ops.where(norms > 0, 1.0 / ops.where(norms > 0, norms, ops.ones_like(norms)), norms)
+        x = F.cast(F.cast(matrices, self.dtype) * inverse, mstype.float32)
+        x = x.reshape((-1, shape[-2], shape[-1]))
+        is_tall = shape[-2] > shape[-1]
+        x = self.stored(x.swapaxes(1, 2) if is_tall else x)
+        for a, b, c in self.iterations:
+            gram = self.stored(self.product(x, x.swapaxes(1, 2)))
+            polynomial = self.stored(b * gram + c * self.product(gram, gram))
+            x = self.stored(a * x + self.product(polynomial, x))
+        x = F.cast(x.swapaxes(1, 2) if is_tall else x, mstype.float32)
+        return x.reshape(shape)
+
+    def stored(self, x):
+        """Return numbers as the products take them."""
+        if not self.bfloat16:
+            return x
+        return rounded(x, mstype.bfloat16) if self.on_host else F.cast(x, mstype.bfloat16)
+
+    def product(self, left, right):
+        """Return products of matrices."""
+        return ops.bmm(left, right)
+
+
+def normalized_rows(matrices, average, beta: float, dtype):
+    """Return NorMuon's matrices of norm 1, and the moving averages of their rows' mean squares.
+
+    Args:
+        matrices: Orthogonal matrices, of shape (..., rows, columns).
+        average: The averages so far, of shape (..., rows).
+        beta: What a step keeps of these.
+        dtype: The dtype in which squares are added up.
+    """
+    wide = F.cast(matrices, dtype)
+    sums = ops.sum(ops.square(wide), -1)
+    kept = F.cast(average, dtype) * beta + sums * ((1.0 - beta) / F.shape(matrices)[-1])
+    average = F.cast(kept, mstype.float32)
+    factors = 1.0 / (ops.sqrt(F.cast(average, dtype)) + ROW_EPS)
+    norms = ops.sqrt(ops.sum(ops.square(factors) * sums, -1, True))
+    factors = ops.where(norms > 0, factors / ops.where(norms > 0, norms, ops.ones_like(norms)), norms)
+    return F.cast(wide * ops.expand_dims(factors, -1), mstype.float32), average
+
+
+def iterations_of(name: str, ns_steps: Any, coefficients: Any) -> tuple[tuple[float, float, float], ...]:
+    """Check the coefficients of the iterations, and return a triple for each."""
+    check_count(name, "ns_steps", ns_steps, 1)
+    expected = "three numbers, or a list of three numbers for each iteration"
+    if not isinstance(coefficients, (list, tuple)) or len(coefficients) == 0:
+        fail(TypeError, name, "ns_coefficients", expected, coefficients)
+    if all(map(is_number, coefficients)):
+        triples = [coefficients] * ns_steps
+    else:
+        triples = list(coefficients)
+        if len(triples) != ns_steps:
+            fail(ValueError, name, "ns_steps", f"the number of triples in 'ns_coefficients', {len(triples)}", ns_steps)
+    for triple in triples:
+        if not isinstance(triple, (list, tuple)) or len(triple) != 3 or not all(map(is_number, triple)):
+            fail(TypeError, name, "ns_coefficients", expected, coefficients)
+        if not all(abs(number) <= MOST for number in triple):
+            fail(ValueError, name, "ns_coefficients", f"of numbers {FINITE}", coefficients)
+    return tuple((float(a), float(b), float(c)) for a, b, c in triples)

@@ -1,0 +1,272 @@
+"""Muon: momentum, orthogonalized, for matrices; AdamW for all else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindspore import nn, ops
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from . import _kernels, _matrices
+from ._abi import MuonFlag
+from ._adam import AdamFamily
+from ._arguments import check_choice, check_momentum, check_positive, check_type, fail
+from ._arithmetic import normal, step_dtype, summed
+from ._base import Rule
+from ._docs import documented
+from ._matrices import ADAMW_NAMES, KEY, Matrix, Split
+from ._orthogonal import Orthogonalize, Rows, iterations_of, normalized_rows
+from .adamw import AdamW
+
+if TYPE_CHECKING:
+    from mindspore import Tensor
+    from typing_extensions import Unpack
+
+    from ._arguments import LearningRate, Params, Scalars, Shared, SharedButSkipping, Tensors, WeightDecay
+    from ._layout import Layout
+
+Coefficients = Sequence[float] | Sequence[Sequence[float]]
+
+ADJUSTMENTS = ("match_rms_adamw", "original")
+PRODUCT_DTYPES = ("float32", "bfloat16")
+ROW_BETA = 0.95
+
+
+@documented
+class Muon(AdamFamily):
+    r"""Muon, which moves matrices along their orthogonalized momentum, and all other parameters by AdamW, in one step.
+
+    Jordan, `Muon: An optimizer for hidden layers in neural networks <https://kellerjordan.github.io/posts/muon/>`_
+    (2024), with the weight decay and the scale of Liu et al., `Muon is Scalable for LLM Training
+    <https://arxiv.org/abs/2502.16982>`_ (2025). For a matrix of :math:`A` rows and :math:`B` columns:
+
+    .. math::
+        \begin{aligned}
+        M_t &= \mu M_{t-1} + G_t, \qquad U_t = G_t + \mu M_t \\
+        X_0 &= U_t / \lVert U_t \rVert_F \\
+        S_k &= X_k X_k^\top, \qquad X_{k+1} = a_k X_k + (b_k S_k + c_k S_k^2) X_k, \qquad 0 \le k < n \\
+        W_t &= W_{t-1} - \gamma_t (s X_n + \lambda W_{t-1})
+        \end{aligned}
+
+    :math:`G_t` is the gradient after unscaling, centralization and clipping, :math:`\gamma_t` the learning rate,
+    :math:`\lambda` the weight decay and :math:`s` a scale that depends on the matrix' size, see `adjust_lr`. Without
+    `nesterov`, :math:`U_t` is :math:`M_t`. A matrix of more rows than columns is transposed for the iterations. They
+    bring all singular values of :math:`X` near 1; where :math:`U_t` is 0, :math:`X_n` is 0. With `normalize_rows` the
+    rows are then brought to one size by an average of their squares, and the matrix back to its norm, as in NorMuon
+    (Li et al., `2025 <https://arxiv.org/abs/2510.05491>`_), with :math:`O = X_n` and `matched_adamw_rms` :math:`\rho`:
+
+    .. math::
+        v_i \leftarrow 0.95\, v_i + 0.05 \lVert O_i \rVert^2 / B, \qquad
+        O'_i = O_i / (\sqrt{v_i} + 10^{-8}), \qquad s X_n = \rho \sqrt{A B}\, O' / \lVert O' \rVert_F
+
+    Matrices are the parameters of two dimensions and more whose name does not match `adamw_names`, unless a group's key
+    `muon` says otherwise. One of three dimensions is a batch of matrices, such as experts. Of more, the first counts as
+    rows and the rest as columns, as in a convolution. `splits` says where a parameter holds several matrices above
+    each other. All other parameters are :class:`ms_optim.AdamW`'s, with `adamw_betas` and `adamw_eps`. Learning rate,
+    weight decay and all shared arguments hold for both.
+
+    A matrix has one state, `muon_m`, and with `normalize_rows` also `muon_v`, a float32 number for each row, whatever
+    `state_dtype` says. Other parameters have `adam_m` and `adam_v`. Parameters that are not in groups are decayed
+    whatever their names. The trust ratio in `statistics` is, for a matrix, the root mean square of its singular values
+    after the iterations, 0.9 to 1.0 where all is well; for others it is 1.
+
+    Steps whose gradients are not finite are skipped unless `skip_nonfinite` is False. Otherwise one infinity would stay
+    in the momentum, and so in the norm that divides the whole matrix, for good. With `shard_states` each matrix belongs
+    to one worker, which orthogonalizes it; shares are balanced by the work of the iterations.
+
+    Args:
+        {params}
+            - muon: Optional. Whether the group's parameters are matrices that Muon updates, which need two or more
+              dimensions, or AdamW updates them. Default: as the parameter's dimensions and name say.
+        {learning_rate|2e-2}
+        {weight_decay|0.1}
+        matched_adamw_rms (Union[float, int]): The root mean square of an update's elements over the learning rate, as
+            AdamW's is about 0.2, greater than 0. It is not read with `adjust_lr` "original". Default: ``0.2`` .
+        momentum (Union[float, int]): The momentum :math:`\mu`, in the range [0.0, 1.0). Default: ``0.95`` .
+        nesterov (bool): Whether the momentum is Nesterov's. Default: ``True`` .
+        ns_steps (int): The number of iterations :math:`n`, 1 or greater. Default: ``5`` .
+        adamw_betas (Union[list[float], tuple[float]]): AdamW's decay rates of the first and second moment, each in the
+            range (0.0, 1.0). Default: ``(0.95, 0.95)`` .
+        adamw_eps (Union[float, int]): Added to AdamW's denominator, greater than 0 and not denormal in float32.
+            Default: ``1e-8`` .
+        adjust_lr (str): The scale :math:`s` of a matrix: "match_rms_adamw" is `matched_adamw_rms`
+            :math:`\cdot \sqrt{\max(A, B)}`, with which AdamW's learning rates and decays fit; "original" is
+            :math:`\sqrt{\max(1, A / B)}`. Default: ``"match_rms_adamw"`` .
+        ns_coefficients (Union[list, tuple]): The coefficients :math:`(a, b, c)` of all iterations, or a list of such
+            triples, one for each of the `ns_steps` iterations. Default: ``(3.4445, -4.7750, 2.0315)`` .
+        ns_dtype (str): The dtype of the numbers that the iterations multiply, "float32" or "bfloat16"; sums are
+            float32. Default: ``"float32"`` .
+        normalize_rows (bool): Whether rows are normalized, as in NorMuon. It needs `adjust_lr` "match_rms_adamw".
+            Default: ``False`` .
+        adamw_names (Union[list[str], tuple[str]]): Patterns of names of parameters that AdamW updates whatever their
+            dimensions, as in :func:`ms_optim.pattern_groups`: embeddings and the output layer.
+            Default: ``("*embed*", "*lm_head*", "*output_layer*")`` .
+        splits (Union[dict, None]): How the rows of a parameter are split into matrices, by pattern of the parameter's
+            name; of several patterns that match, the first counts. Each matrix is orthogonalized by itself and has its
+            own scale. In a batch of matrices each is split. A split takes one of three forms:
+
+            - (4096, 1024, 1024): Matrices of so many rows each, one after the other.
+            - 2: So many matrices of equal size.
+            - ((64, 64, 64), 12): Rows that repeat so many times. The first 64 rows of each of the 12 parts make one
+              matrix, of 768 rows, the second 64 another, and so on, as where query, key and value lie head by head.
+
+            Default: ``None`` .
+        {skip_nonfinite|True}
+        {loss_scale}
+        {grad_clip_norm}
+        {precision}
+        {backend}
+        {shard_states}
+        {decay}
+        {average}
+
+    Inputs:
+        {inputs}
+
+    Outputs:
+        tuple[bool], all elements are ``True`` .
+
+    Raises:
+        TypeError: If `adamw_betas` is not a list or tuple of two floats, `ns_coefficients` not three numbers or a list
+            of these, `adamw_names` not a list or tuple of str, `splits` not a dict of the forms above, or a group's
+            `muon` not a bool.
+        ValueError: If `ns_steps` is less than 1, or not the number of triples in `ns_coefficients`, or `normalize_rows`
+            is True with `adjust_lr` "original".
+        ValueError: If a group with `muon` True has a parameter of fewer than two dimensions, a split is not of as many
+            rows as a matrix has, or its pattern matches no matrix.
+        ValueError: If a group has the key `shard_group`, as the iterations need whole matrices.
+        {raises}
+
+    Supported Platforms:
+        {platforms}
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_optim import Muon
+        >>> net = nn.SequentialCell(nn.Dense(16, 48), nn.ReLU(), nn.Dense(48, 3))
+        >>> groups = [{"params": net[0].trainable_params()}, {"params": net[2].trainable_params(), "muon": False}]
+        >>> optimizer = Muon(groups, learning_rate=2e-2, weight_decay=0.1, splits={"0.weight": 3})
+        >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
+    """
+
+    rules: tuple[Rule, ...] = (
+        Rule("muon", ("muon_m",), is_elementwise=True, others=AdamW.rules[0]),
+        Rule("muon", ("muon_m", "muon_v"), is_elementwise=True, state_kinds=("signed", "rows"), others=AdamW.rules[0]),
+    )
+    trials: tuple[dict[str, Any], ...] = ({}, {"normalize_rows": True})
+    decays_every_name = True
+    group_keys: ClassVar[tuple[str, ...]] = (KEY,)
+    # MindSpore would give each process some of the parameters whatever the work that they make.
+    _support_parallel_optimizer = False
+    refuses: ClassVar[dict[str, str]] = {"shard_group": "needs whole matrices"}
+
+    matched_adamw_rms: float
+    momentum: float
+    nesterov: bool
+    adjust_lr: str
+    normalize_rows: bool
+    adamw_names: tuple[str, ...]
+
+    def __init__(
+        self,
+        params: Params,
+        learning_rate: LearningRate = 2e-2,
+        weight_decay: WeightDecay = 0.1,
+        matched_adamw_rms: float = 0.2,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        adamw_betas: Sequence[float] = (0.95, 0.95),
+        adamw_eps: float = 1e-8,
+        *,
+        adjust_lr: str = "match_rms_adamw",
+        ns_coefficients: Coefficients = (3.4445, -4.7750, 2.0315),
+        ns_dtype: str = "float32",
+        normalize_rows: bool = False,
+        adamw_names: Sequence[str] = ADAMW_NAMES,
+        splits: Mapping[str, Split] | None = None,
+        skip_nonfinite: bool = True,
+        **shared: Unpack[SharedButSkipping],
+    ):
+        name = type(self).__name__
+        check_positive(name, "matched_adamw_rms", matched_adamw_rms)
+        check_momentum(name, "momentum", momentum)
+        for argument, flag in (("nesterov", nesterov), ("normalize_rows", normalize_rows)):
+            check_type(name, argument, flag, bool)
+        check_choice(name, "adjust_lr", adjust_lr, ADJUSTMENTS)
+        check_choice(name, "ns_dtype", ns_dtype, PRODUCT_DTYPES)
+        if normalize_rows and adjust_lr == "original":
+            fail(ValueError, name, "adjust_lr", "'match_rms_adamw' with normalize_rows=True", adjust_lr)
+        if not isinstance(adamw_betas, (list, tuple)) or len(adamw_betas) != 2:
+            fail(TypeError, name, "adamw_betas", "a list or tuple of two floats", adamw_betas)
+        check_positive(name, "adamw_eps", adamw_eps)
+        iterations = iterations_of(name, ns_steps, ns_coefficients)
+        self.adamw_names = _matrices.check_names(name, "adamw_names", adamw_names)
+        self._splits = _matrices.check_splits(name, splits)
+        params, self._chosen = _matrices.take_choices(name, params)
+        self.momentum, self.nesterov, self.normalize_rows = float(momentum), nesterov, normalize_rows
+        self.matched_adamw_rms, self.adjust_lr = float(matched_adamw_rms), adjust_lr
+        flags = MuonFlag.NESTEROV * nesterov + MuonFlag.ORIGINAL_SCALE * (adjust_lr == "original")
+        flags += MuonFlag.NORMALIZES_ROWS * normalize_rows + MuonFlag.BFLOAT16_PRODUCTS * (ns_dtype == "bfloat16")
+        constants = (self.momentum, self.matched_adamw_rms, ROW_BETA)
+        rule = self.rules[normalize_rows]._replace(constants=constants, flags=flags, iterations=iterations)
+        self._dtype, self._multiplies = step_dtype(_kernels.device_target()), (iterations, ns_dtype == "bfloat16")
+        betas = {f"adamw_betas[{k}]": beta for k, beta in enumerate(adamw_betas)}
+        options: Shared = {**shared, "skip_nonfinite": skip_nonfinite}
+        super().__init__(params, learning_rate, weight_decay, rule, betas, float(adamw_eps), options)
+
+    @classmethod
+    def are_matrices(cls, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[bool]:
+        """Tell of each parameter whether it holds matrices, unless its group says otherwise."""
+        return [_matrices.is_matrix(name, shape, ADAMW_NAMES) for name, shape in zip(names, shapes)]
+
+    def matrices_of(self, layout: Layout) -> list[tuple[Matrix, ...]]:
+        """Return for each parameter the matrices that it holds."""
+        arguments = (self._chosen, self.adamw_names, self._splits)
+        forms = _matrices.forms(layout.optimizer, layout.names, layout.shapes, *arguments)
+        distinct = tuple(dict.fromkeys(form for form in forms if form))
+        self._rows = nn.CellList([Rows(form) for form in distinct])
+        self._orthogonalize = Orthogonalize(*self._multiplies, _kernels.device_target(), self._dtype)
+        self._scales = tuple(tuple(self._scale(rows, cell.columns) for rows in cell.sizes) for cell in self._rows)
+        return forms
+
+    def _scale(self, rows: int, columns: int) -> float:
+        """Return what an orthogonal matrix of that size is multiplied by."""
+        if self.adjust_lr == "original":
+            return math.sqrt(max(1.0, rows / columns))
+        return self.matched_adamw_rms * math.sqrt(rows * columns if self.normalize_rows else max(rows, columns))
+
+    def directions(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """State AdamW's update, of what is no matrix."""
+        m, v = self.moments(gradient, states)
+        return (self.with_decay(self.adam_direction(scalars, m, v), weight, weight_decay),), (m, v)
+
+    def matrix_directions(
+        self, scalars: Scalars, form: int, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> tuple[Tensors, Tensors, Tensor]:
+        """State Muon's update, and the root mean square of the singular values of what moves the weights."""
+        m = summed(self.momentum * states[0], gradient)
+        u = summed(gradient, self.momentum * m) if self.nesterov else m
+        shape, rows = F.shape(u), self._rows[form]
+        matrices = rows(u)
+        averages = rows(ops.expand_dims(states[1], -1)) if self.normalize_rows else ()
+        moved, new_averages, squares, values = (), (), ops.zeros((shape[0],), self._dtype), 0.0
+        for k in range(len(matrices)):
+            x = self._orthogonalize(matrices[k])
+            size = F.shape(x)
+            squares = squares + ops.sum(ops.square(F.cast(x, self._dtype)).reshape((shape[0], -1)), 1)
+            values += float(size[1] * min(size[2], size[3]))
+            if self.normalize_rows:
+                x, average = normalized_rows(x, averages[k][..., 0], ROW_BETA, self._dtype)
+                new_averages += (ops.expand_dims(average, -1),)
+            moved += (self._scales[form][k] * x,)
+        direction = self.with_decay(rows.joined(moved, shape), weight, weight_decay)
+        new_states = (m,)
+        if self.normalize_rows:
+            new_states += (normal(rows.joined(new_averages, F.shape(states[1]))),)
+        return (direction,), new_states, F.cast(ops.sqrt(squares / values), states[0].dtype)

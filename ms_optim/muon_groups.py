@@ -1,0 +1,70 @@
+"""Param groups for Muon: which parameters it orthogonalizes, and which AdamW updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ._arguments import check_type
+from ._docs import documented
+from ._group_members import find_not_decayed, parameters_of
+from ._matrices import ADAMW_NAMES, KEY, check_names, is_matrix
+from .groups import NOT_DECAYED, ParamGroups, collect, settings_of_decayed
+
+if TYPE_CHECKING:
+    from ._arguments import Network, WeightDecay
+
+
+@documented
+def muon_groups(
+    network: Network,
+    *,
+    adamw_names: Sequence[str] = ADAMW_NAMES,
+    weight_decay: WeightDecay | None = None,
+    no_decay: Sequence[str] = (),
+    filter_bias_and_norm: bool = False,
+) -> ParamGroups:
+    """Group parameters into the matrices that Muon orthogonalizes and those that AdamW updates.
+
+    They are told apart as :class:`ms_optim.Muon` tells them where no group says otherwise. Printed, the groups show who
+    goes where; changed, they say so.
+
+    Args:
+        {network}
+        adamw_names (Union[list[str], tuple[str]]): Patterns of names of parameters that AdamW updates whatever their
+            dimensions, as in :func:`pattern_groups`. A pattern may match nothing.
+            Default: ``("*embed*", "*lm_head*", "*output_layer*")`` .
+        {no_decay}
+        filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
+            decayed. They make a group of their own then. Default: ``False`` .
+
+    Returns:
+        {groups}
+
+    Raises:
+        {network_raises}
+        TypeError: If `adamw_names` or `no_decay` is not a list or tuple of str, `weight_decay` not a number, a Cell or
+            None, or `filter_bias_and_norm` not a bool.
+        ValueError: If `weight_decay` is less than 0, or a pattern of `no_decay` matches no parameter.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_optim import Muon, muon_groups
+        >>> net = nn.SequentialCell(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Dense(8, 10))
+        >>> groups = muon_groups(net, adamw_names=["3.*"], filter_bias_and_norm=True)
+        >>> print(groups)
+          Tensors   Elements        lr   weight_decay    muon   Parameters
+         ────────────────────────────────────────────────────────────────────────
+                1         72   default        default    True   0.weight
+                3         26   default              0   False   1.gamma … 3.bias
+                1         80   default        default   False   3.weight
+        >>> optimizer = Muon(groups, learning_rate=2e-2)
+    """
+    name = "muon_groups"
+    params = parameters_of(name, network)
+    check_names(name, "adamw_names", adamw_names)
+    check_type(name, "filter_bias_and_norm", filter_bias_and_norm, bool)
+    decayed = settings_of_decayed(name, weight_decay)
+    not_decayed = find_not_decayed(name, network, params, no_decay, filter_bias_and_norm)
+    keys = [(is_matrix(p.name, p.shape, adamw_names), p.name in not_decayed) for p in params]
+    return collect(params, keys, lambda key: {**(NOT_DECAYED if key[1] else decayed), KEY: key[0]})

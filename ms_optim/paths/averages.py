@@ -1,0 +1,43 @@
+"""Averages of weights, in MindSpore's operators."""
+
+from __future__ import annotations
+
+from mindspore import dtype as mstype
+from mindspore import nn, ops
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .._arithmetic import normal
+
+
+def averages_of(average: tuple[float | None, bool]) -> Averages | None:
+    """Return what averages weights with an optimizer's settings; None where nothing does."""
+    kept, rises = average
+    return None if kept is None else Averages(kept, rises)
+
+
+class Averages(nn.Cell):
+    """Averages of weights.
+
+    Args:
+        kept: The part of an average that a step keeps, its decay rate.
+        rises: Whether that rises at first.
+    """
+
+    def __init__(self, kept: float, rises: bool):
+        super().__init__(auto_prefix=False)
+        self.kept, self.taken, self.rises = kept, 1.0 - kept, rises
+
+    def construct(self, t, before, average, stored):
+        """Return the new average of a stack.
+
+        Args:
+            t: The number of the step, from 1.
+            before: The weights from before the step, which the average starts as.
+            average: The average so far.
+            stored: The weights as they are stored.
+        """
+        taken = self.taken * ops.ones_like(t)
+        if self.rises:
+            taken = ops.maximum(taken, 9.0 / (10.0 + t))
+        average = ops.where(t == 1, before, average)
+        return normal(average + normal(F.cast(taken, mstype.float32) * normal(stored - average)))

@@ -1,0 +1,136 @@
+"""Which path runs: fused kernels, AKG's kernels or MindSpore's operators, and why not the first of these."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import _capabilities, _kernels
+from . import akg, ascend, native
+from .composite import CompositePath
+from .fused import FusedPath
+from .offload import CrossingPath
+from .sharded_states import ShardedStatesPath
+from .tensor_by_tensor import TensorByTensorPath
+
+if TYPE_CHECKING:
+    from mindspore import nn
+
+    from .parts import Parts
+
+_warned: set[str] = set()
+
+
+class Choice(NamedTuple):
+    """Which path runs.
+
+    Attributes:
+        is_fused: Whether a fused kernel runs.
+        akg: AKG's kernels, where these run.
+        reason: Why no fused kernel runs.
+    """
+
+    is_fused: bool
+    akg: akg.AkgKernels | None
+    reason: str
+
+
+def choose(parts: Parts) -> Choice:
+    """Choose between kernels and MindSpore's operators, and warn once of what runs in place of the first.
+
+    Raises:
+        RuntimeError: If the backend that is asked for has no kernel, or what is asked for needs another path.
+    """
+    name, wanted, features = parts.layout.optimizer, parts.options.backend, asked(parts)
+    reason = f"backend='{wanted}' was asked for"
+    if wanted not in ("composite", "akg"):
+        reason = _why_not_fused(parts, features)
+        if reason is None:
+            return Choice(True, None, "")
+        if wanted in ("aot", "native"):
+            raise RuntimeError(f"For '{name}', backend='{wanted}' has no fused kernel: {reason}.")
+    check("composite", parts, reason)
+    if wanted == "composite":
+        return Choice(False, None, reason)
+    kernels, fault = _akg_kernels(parts)
+    if wanted == "akg":
+        if fault is not None:
+            raise RuntimeError(f"For '{name}', backend='akg' has no kernel: {fault}.")
+        return Choice(False, kernels, reason)
+    path = "in AKG's kernels" if fault is None else "on the slower composite path"
+    reason += "" if fault is None else f"; {fault}"
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"ms_optim runs {path}: {reason}.", stacklevel=5)
+    return Choice(False, kernels, reason)
+
+
+def asked(parts: Parts) -> tuple[str, ...]:
+    """Return the features that an optimizer asks its path for."""
+    return _capabilities.asked(parts.options, parts.shares is not None, parts.slices is not None)
+
+
+def check(path: str, parts: Parts, reason: str = "") -> None:
+    """Check that a path does what is asked for.
+
+    Args:
+        path: A path of the table of capabilities.
+        parts: What it is to be made from.
+        reason: Why no other path runs, or what the device is.
+
+    Raises:
+        RuntimeError: If it does not.
+    """
+    lacking = _capabilities.why_not(path, asked(parts))
+    if lacking is not None:
+        raise RuntimeError(f"For '{parts.layout.optimizer}', {lacking}{f': {reason}' if reason else ''}.")
+
+
+def fused_path(parts: Parts) -> nn.Cell:
+    """Return the path in fused kernels."""
+    settings, rule = parts.settings, parts.rule
+    check(settings.device, parts, f"the device target is '{settings.device}'")
+    if parts.shares is not None:
+        return ShardedStatesPath(parts, parts.shares)
+    if settings.device != "Ascend":
+        return FusedPath(parts, parts.slices)
+    if parts.options.backend == "native":
+        return TensorByTensorPath(parts, ascend.sign(rule), native.NativeAdamW(parts))
+    return TensorByTensorPath(parts, ascend.sign(rule), ascend.AscendOperators(parts))
+
+
+def composite_path(parts: Parts, kernels: akg.AkgKernels | None) -> nn.Cell:
+    """Return the path in MindSpore's operators, with AKG's kernels in it where there are some."""
+    check("composite", parts)
+    return CompositePath(parts, kernels)
+
+
+def offload_path(parts: Parts, device: str) -> nn.Cell:
+    """Return the path in the host's kernels, for weights on a device."""
+    if device == "CPU":
+        return fused_path(parts)
+    check("offload", parts, f"the device target is '{device}'")
+    return CrossingPath(parts, device)
+
+
+def _why_not_fused(parts, features):
+    """Say why no fused kernel runs, or return None."""
+    device = parts.settings.device
+    if parts.options.backend == "native":
+        reason, path = native.why_not(parts), "native"
+    else:
+        reason, path = _kernels.why_not(parts.rule.name, device), device
+    if reason is None and device == "Ascend":
+        reason = _capabilities.why_not(path, features)
+    return reason
+
+
+def _akg_kernels(parts):
+    """Return AKG's kernels of a rule, or None and what is wrong with them."""
+    rule, settings, statement = parts.rule, parts.settings, parts.statement
+    reason = akg.why_not(rule, settings)
+    if reason is not None:
+        return None, reason
+    kernels = akg.AkgKernels(rule.name, len(rule.states), statement.akg_constants())
+    reason = akg.tried(kernels, statement, rule, settings.device, settings.step_dtype, parts.layout.sizes)
+    return (kernels, None) if reason is None else (None, reason)

@@ -1,0 +1,208 @@
+// Runs a rule that sees matrices as a whole, Muon, and AdamW over the tensors that are none.
+//
+// Matrices are taken a batch of tensors at a time: their directions are formed in one pass, orthogonalized, and moved
+// along in another.
+#pragma once
+
+#include "engine.h"
+#include "orthogonalize.h"
+
+namespace ms_optim {
+namespace {
+
+// Tensors of one batch have as many elements, or it is one tensor.
+constexpr int64_t kBatchElements = int64_t{1} << 22;
+
+// Forms a matrix's new momentum and its direction.
+inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, float *directions, Chunk &chunk,
+                           Buffers &b) {
+  double sum = 0.0;
+  ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
+    TileSums sums;
+    float *w = LoadWeight(t, begin, n, b.weight);
+    if (task.low_states) FillNoise(task.noise, begin, n, b.noise);
+    StatesAndDirections(rule.matrices, t, task, begin, n, w, g, b.noise, b.direction, b, sums);
+    sum += ExactWhereLost(sums.Total(kGradientSum), g, n);
+    memcpy(directions + begin, b.direction[0], static_cast<size_t>(n) * sizeof(float));
+  });
+  chunk.sum[kGradientSum] = sum;
+}
+
+// Moves a matrix along its direction, the decay included.
+inline void MoveMatrix(const Tensor &t, const Task &task, float *directions, Chunk &chunk, Buffers &b) {
+  Task known = task;
+  known.factor = 1.0f;
+  for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
+    const int n = static_cast<int>(Min(kTile, chunk.end - begin));
+    TileSums sums;
+    float *w = LoadWeight(t, begin, n, b.weight), *direction = directions + begin;
+    StartTile<ElementwiseRule>(t, task, begin, n, w);
+    RuleTile<KnownDirection, kSumUp>(KnownDirection{}, known, n, w, direction, &direction, b.direction, sums);
+    chunk.sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
+    chunk.sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), b.direction[0], n);
+    MoveTile<1>(task, n, b.direction, w);
+    if (task.noisy_weight) FillNoise(task.noise, begin, n, b.noise);
+    StoreWeight(t, begin, n, w, task.noisy_weight ? b.noise : nullptr);
+    AverageTile(t, task, begin, n, b.weight);
+  }
+}
+
+class MatrixEngine : StepEngine {
+ public:
+  explicit MatrixEngine(const Step &step)
+      : StepEngine(step),
+        rule_(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags),
+        mean_squares_(static_cast<size_t>(step.count), 0.0) {}
+
+  Status Run() {
+    const bool gradients = Has(kGradientStage), moves = Has(kMomentsStage);
+    if (moves != Has(kApplyStage) || (step_.flags & kReturned) != 0) return kWrongFlags;
+    if (const Status status = Begin(!gradients); status != kOk) return status;
+    if (moves && !Fits()) return kWrongSize;
+    const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
+    if (gradients && (global || !moves)) SumGradients(0, step_.count);
+    if (!gradients) CopySums();
+    if (step_.stages == kGradientStage) return kOk;
+    const double total = gradients && !global ? 0.0 : TotalGradientSum();
+    if ((step_.flags & kSkipNonfinite) != 0 && !AreFinite(step_, total)) return Skip();
+    const double clip = ClipFactor(step_, total);
+    for (int i = 0; i < step_.count; ++i) Decide(rule_.others, step_, i, SumsOf(i), clip, &tasks_[i]);
+    if (moves) {
+      const std::vector<Batch> batches = Batches();  // with all memory, before anything moves
+      MoveOthers();
+      for (const Batch &batch : batches) MoveMatrices(batch);
+      AddSums(0, step_.count);
+      for (int i = 0; i < step_.count; ++i) SumsOf(i)[kDirection2Sum] = mean_squares_[static_cast<size_t>(i)];
+    }
+    for (int i = 0; i < step_.count; ++i) {
+      if (step_.tensors[i].matrix_rows > 0) tasks_[i].trust_ratio = std::sqrt(SumsOf(i)[kDirection2Sum]);
+      Report(i, true);
+    }
+    return Commit(true);
+  }
+
+ private:
+  // Tells whether matrices and what is held for them fit, and whether this process has each of them whole or not at
+  // all.
+  bool Fits() const {
+    for (int i = 0; i < step_.count; ++i) {
+      const Tensor &t = step_.tensors[i];
+      const bool normalizes = (step_.rule_flags & Muon::kNormalizesRows) != 0;
+      if (t.matrix_rows == 0 || t.begin == t.end) continue;
+      if (t.begin != 0 || t.end != t.size || (t.state[1] != nullptr) != normalizes) return false;
+    }
+    for (int64_t k = 0; k < step_.matrix_count; ++k) {
+      const int64_t *entry = step_.matrices + k * kMatrixColumns;
+      const Tensor &t = step_.tensors[entry[kMatrixTensor]];
+      const int64_t end = entry[kFirstRow] + (entry[kRuns] - 1) * entry[kStride] + entry[kRun];
+      if (end > t.matrix_rows || t.matrix_rows * entry[kColumns] != t.size) return false;
+    }
+    return true;
+  }
+
+  void MoveOthers() {
+    const bool cautious = step_.constants[kCautious] != 0.0;
+    const NeverCautious<AdamW<false>> never(rule_.others);
+    ForChunks(0, step_.count, false, [&](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+      if (t.matrix_rows > 0) return;
+      if (cautious) {
+        UpdateChunk<AdamW<false>, true>(rule_.others, t, task, chunk, b);
+      } else {
+        UpdateChunk<NeverCautious<AdamW<false>>, true>(never, t, task, chunk, b);
+      }
+    });
+  }
+
+  // Some tensors that are taken together, and the matrices among them.
+  struct Batch {
+    int first, last;
+    std::vector<Matrix> matrices;
+    std::vector<int> tensors;  // of each matrix
+  };
+
+  // Cuts the tensors into batches, and allocates what the largest needs.
+  std::vector<Batch> Batches() {
+    std::vector<Batch> batches;
+    place_.assign(static_cast<size_t>(step_.count), -1);
+    int64_t most = 0, most_numbers = 0, next = 0;
+    for (int first = 0, last = 0; first < step_.count; first = last) {
+      last = LastOfRun(first, kBatchElements);
+      int64_t elements = 0;
+      for (int i = first; i < last; ++i) {
+        if (step_.tensors[i].matrix_rows == 0 || ElementsOf(i) == 0) continue;
+        place_[static_cast<size_t>(i)] = elements;
+        elements += ElementsOf(i);
+      }
+      if (elements == 0) continue;
+      most = Max(most, elements);
+      batches.push_back({first, last, {}, {}});
+    }
+    directions_.reset(new float[static_cast<size_t>(most)]);
+    for (Batch &batch : batches) {
+      int64_t numbers = 0;
+      for (; next < step_.matrix_count; ++next) {
+        const int64_t *entry = step_.matrices + next * kMatrixColumns;
+        const auto i = static_cast<int>(entry[kMatrixTensor]);
+        if (i >= batch.last) break;
+        if (DirectionsOf(i) == nullptr) continue;
+        auto *average = static_cast<float *>(step_.tensors[i].state[1]);
+        const double scale = rule_.ScaleOf(entry[kRun] * entry[kRuns], entry[kColumns]);
+        batch.matrices.push_back({entry, DirectionsOf(i), average, scale});
+        batch.tensors.push_back(i);
+        numbers += Orthogonalization<bfloat16>::Numbers(batch.matrices.back());  // no fewer than of float32 ones
+      }
+      most_numbers = Max(most_numbers, numbers);
+    }
+    memory_.Reserve(most_numbers);
+    return batches;
+  }
+
+  float *DirectionsOf(int i) const {
+    const int64_t begin = place_[static_cast<size_t>(i)];
+    return begin < 0 ? nullptr : directions_.get() + begin;
+  }
+
+  void MoveMatrices(const Batch &batch) {
+    ForChunks(batch.first, batch.last, false, [&](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+      if (float *own = DirectionsOf(chunk.tensor)) FormDirections(rule_, t, task, own, chunk, b);
+    });
+    std::vector<double> sums(batch.matrices.size(), 0.0);
+    if ((step_.rule_flags & Muon::kBFloat16Products) != 0) {
+      Orthogonalize<bfloat16>(step_, rule_, batch.matrices, memory_, sums.data());
+    } else {
+      Orthogonalize<float>(step_, rule_, batch.matrices, memory_, sums.data());
+    }
+    NoteOrthogonality(batch.matrices, batch.tensors, sums);
+    ForChunks(batch.first, batch.last, true, [&](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+      if (float *own = DirectionsOf(chunk.tensor)) MoveMatrix(t, task, own, chunk, b);
+    });
+  }
+
+  // Notes the mean square of each tensor's singular values, which are all 1 in an orthogonal matrix. It travels as the
+  // sum of a second direction, which there is none of, so that all workers report it.
+  void NoteOrthogonality(const std::vector<Matrix> &matrices, const std::vector<int> &tensors,
+                         const std::vector<double> &sums) {
+    for (size_t k = 0, next = 0; k < matrices.size(); k = next) {
+      double squares = 0.0, values = 0.0;
+      for (next = k; next < matrices.size() && tensors[next] == tensors[k]; ++next) {
+        squares += sums[next];
+        values += static_cast<double>(Min(matrices[next].Rows(), matrices[next].Columns()));
+      }
+      mean_squares_[static_cast<size_t>(tensors[k])] = squares / values;
+    }
+  }
+
+  const Muon rule_;
+  std::vector<double> mean_squares_;
+  std::vector<int64_t> place_;  // of each tensor in directions_; -1: it is no matrix of this process
+  std::unique_ptr<float[]> directions_;
+  OrthogonalizationMemory memory_;
+};
+
+template <>
+inline Status Run<Muon>(const Step &step) {
+  return MatrixEngine(step).Run();
+}
+
+}  // namespace
+}  // namespace ms_optim

@@ -1,0 +1,161 @@
+// Compiled once per instruction set, with MS_OPTIM_ISA naming it.
+#include "products.h"
+
+#include <cstring>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace ms_optim::MS_OPTIM_ISA {
+namespace {
+
+// As many sums as registers hold besides what is multiplied.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kPanelRows = 8;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32, kPanelRows = 4;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kPanelRows = 8;
+#else
+constexpr int kVectorBytes = 16, kPanelRows = 4;
+#endif
+constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(float)), kVectors = 3, kPanel = kWidth * kVectors;
+typedef float Vector __attribute__((vector_size(kVectorBytes)));
+static_assert(kTileColumns % kPanel == 0 && kTileDepth % 2 == 0, "a tile holds whole panels, of whole pairs");
+
+int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// How a type is multiplied: the numbers of a row of left are taken one Unit at a time, each with a panel's columns of
+// as many rows of right, which Pack has put side by side.
+template <class T>
+struct Kind;
+
+template <>
+struct Kind<float> {
+  typedef float Unit;
+  static constexpr int kDepth = 1;
+  static Vector MultiplyAdd(Vector sum, float left, Vector right) { return sum + left * right; }
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Kind<bfloat16> {
+  typedef uint32_t Unit;
+  static constexpr int kDepth = 2;
+  static Vector MultiplyAdd(Vector sum, uint32_t left, Vector right) {
+    const __m512i pairs = _mm512_set1_epi32(static_cast<int>(left));
+    return reinterpret_cast<Vector>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(pairs),
+                                                     reinterpret_cast<__m512bh>(right)));
+  }
+};
+#else
+// Without an instruction for these, float32 numbers are multiplied.
+template <>
+struct Kind<bfloat16> {
+  typedef bfloat16 Unit;
+  static constexpr int kDepth = 1;
+  static Vector MultiplyAdd(Vector sum, bfloat16 left, Vector right) { return sum + ToFloat(left) * right; }
+};
+#endif
+
+// Adds to the sums of some rows and a panel of columns what some of the depth contributes.
+template <class T, int kRows>
+void AddPanel(int64_t depth, const T *left, int64_t stride, const float *__restrict panel, float *__restrict sums) {
+  typedef typename Kind<T>::Unit Unit;
+  Vector sum[kRows][kVectors];
+  const T *row[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) memcpy(&sum[r][v], sums + r * kTileColumns + v * kWidth, sizeof(Vector));
+    row[r] = left + r * stride;
+  }
+  for (int64_t k = 0; k < depth; k += Kind<T>::kDepth, panel += kPanel) {
+    Vector right[kVectors];
+    memcpy(right, panel, sizeof(right));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      Unit unit;
+      memcpy(&unit, row[r] + k, sizeof(unit));
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = Kind<T>::MultiplyAdd(sum[r][v], unit, right[v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) memcpy(sums + r * kTileColumns + v * kWidth, &sum[r][v], sizeof(Vector));
+  }
+}
+
+template <class T, int kRows = kPanelRows>
+void AddRows(int64_t rows, int64_t depth, const T *left, int64_t stride, const float *panel, float *sums) {
+  if (rows >= kRows) return AddPanel<T, kRows>(depth, left, stride, panel, sums);
+  if constexpr (kRows > 1) AddRows<T, kRows - 1>(rows, depth, left, stride, panel, sums);
+}
+
+// Puts a number of right where the panel has it: `row` counts the rows of this depth, `column` the panel's columns.
+void Put(float x, int64_t row, int64_t column, float *panel) { panel[row * kPanel + column] = x; }
+
+void Put(bfloat16 x, int64_t row, int64_t column, float *panel) {
+  if (Kind<bfloat16>::kDepth == 2) {
+    memcpy(reinterpret_cast<char *>(panel + row / 2 * kPanel + column) + row % 2 * 2, &x, sizeof(x));
+  } else {
+    panel[row * kPanel + column] = ToFloat(x);
+  }
+}
+
+// Panels of the columns of a tile, one after the other, zeros where there are no columns any more.
+template <class T>
+void Pack(const Product<T> &p, int64_t first_row, int64_t rows, int64_t first_column, int64_t columns, float *panel) {
+  const int64_t units = rows / Kind<T>::kDepth;
+  for (int64_t first = 0; first < columns; first += kPanel, panel += units * kPanel) {
+    const int64_t count = Least(kPanel, columns - first);
+    if (count < kPanel) memset(panel, 0, static_cast<size_t>(units * kPanel) * 4);
+    if (p.transposed) {
+      for (int64_t j = 0; j < count; ++j) {
+        const T *from = p.right + (first_column + first + j) * p.depth + first_row;
+        for (int64_t i = 0; i < rows; ++i) Put(from[i], i, j, panel);
+      }
+    } else {
+      for (int64_t i = 0; i < rows; ++i) {
+        const T *from = p.right + (first_row + i) * p.columns + first_column + first;
+        for (int64_t j = 0; j < count; ++j) Put(from[j], i, j, panel);
+      }
+    }
+  }
+}
+
+template <class T>
+void Finish(const Product<T> &p, int64_t row, int64_t column, int64_t columns, const float *sums) {
+  T *result = p.result + row * p.columns + column;
+  if (p.added == nullptr) {
+    for (int64_t c = 0; c < columns; ++c) Store(p.scale * sums[c], &result[c]);
+  } else {
+    const T *added = p.added + row * p.columns + column;
+    for (int64_t c = 0; c < columns; ++c) Store(p.scale * sums[c] + p.added_scale * ToFloat(added[c]), &result[c]);
+  }
+  if (!p.symmetric) return;
+  const int64_t below = Least(columns, row - column);
+  for (int64_t c = 0; c < below; ++c) p.result[(column + c) * p.columns + row] = result[c];
+}
+
+template <class T>
+void Compute(const Product<T> &p, int64_t row, int64_t column, ProductBuffers &buffers) {
+  const int64_t rows = Least(kTileRows, p.rows - row), columns = Least(kTileColumns, p.columns - column);
+  memset(buffers.sums, 0, static_cast<size_t>(rows * kTileColumns) * sizeof(float));
+  for (int64_t k = 0; k < p.depth; k += kTileDepth) {
+    const int64_t depth = Least(kTileDepth, p.depth - k), units = depth / Kind<T>::kDepth;
+    Pack(p, k, depth, column, columns, buffers.panel);
+    for (int64_t r = 0; r < rows; r += kPanelRows) {
+      const T *left = p.left + (row + r) * p.depth + k;
+      for (int64_t c = 0; c < columns; c += kPanel) {
+        AddRows(Least(kPanelRows, rows - r), depth, left, p.depth, buffers.panel + c * units,
+                buffers.sums + r * kTileColumns + c);
+      }
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) Finish(p, row + r, column, columns, buffers.sums + r * kTileColumns);
+}
+
+}  // namespace
+
+const Products products = {Compute<float>, Compute<bfloat16>};
+
+}  // namespace ms_optim::MS_OPTIM_ISA

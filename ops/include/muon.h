@@ -1,0 +1,63 @@
+// Muon: Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024), with the scale of Liu et al., "Muon
+// is Scalable for LLM Training" (2025). Tensors that are no matrices are AdamW's.
+#pragma once
+
+#include "adamw.h"
+
+namespace ms_optim {
+
+// The momentum M of a matrix, and the direction U that is then orthogonalized.
+struct MuonMomentum : ElementwiseRule {
+  static constexpr int kStates = 1;
+  static constexpr int kDecayed = 0;  // the decay is added to the orthogonalized matrix
+
+  float momentum;
+  bool nesterov;
+
+  MS_OPTIM_FN void Moments(float g, float *s) const { s[0] = momentum * s[0] + g; }
+
+  MS_OPTIM_FN void Directions(float, float g, const float *s, float *d) const {
+    d[0] = nesterov ? g + momentum * s[0] : s[0];
+  }
+};
+
+// A direction that is known already comes in the place of the gradient.
+struct KnownDirection : ElementwiseRule {
+  static constexpr int kStates = 1;
+
+  MS_OPTIM_FN void Moments(float, float *) const {}
+
+  MS_OPTIM_FN void Directions(float, float g, const float *, float *d) const { d[0] = g; }
+};
+
+// Of a matrix, the second state is NorMuon's V, one number a row; there is none otherwise.
+struct Muon : ElementwiseRule {
+  static constexpr int kStates = 2;
+  static constexpr int kConstants = 6;  // beta1, beta2, eps of AdamW; momentum, the scale of an update, beta of V
+  static constexpr bool kHasMatrices = true;
+  enum Flags : unsigned { kNesterov = 1, kOriginalScale = 2, kNormalizesRows = 4, kBFloat16Products = 8 };
+  static constexpr double kRowEps = 1e-8;
+
+  AdamW<false> others;
+  MuonMomentum matrices;
+  unsigned flags;
+  double scale, row_beta;
+
+  Muon(const double *constants, int64_t t, unsigned rule_flags)
+      : others(constants, t, AdamW<false>::kBiasCorrection),
+        flags(rule_flags),
+        scale(constants[4]),
+        row_beta(constants[5]) {
+    matrices.momentum = static_cast<float>(constants[3]);
+    matrices.nesterov = (flags & kNesterov) != 0;
+  }
+
+  // What an orthogonalized matrix of that size is multiplied by.
+  double ScaleOf(int64_t rows, int64_t columns) const {
+    const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
+    if ((flags & kOriginalScale) != 0) return sqrt(Max(1.0, m / n));
+    return scale * sqrt((flags & kNormalizesRows) != 0 ? m * n : Max(m, n));
+  }
+};
+
+}  // namespace ms_optim

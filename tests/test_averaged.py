@@ -1,0 +1,262 @@
+"""Averaged weights: in the parameters for evaluation and use, and out of them again to the bit."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from cases import CASES, MIXED, SCENARIOS
+from harness import Pair, Step, check_close, digest, numbers, tensor
+from mindspore import Parameter, nn, ops
+from refusals import refused
+from tolerances import TOLERANCE
+
+import ms_optim
+from ms_optim import AdamW, AveragedWeights, ScheduleFreeAdamW
+
+AVERAGING = [pytest.param(case, {"average_decay": 0.9}, id=case.name) for case in CASES if case.is_averaged]
+FREE = next(case for case in CASES if case.cls is ScheduleFreeAdamW)
+EVERY = [*AVERAGING, pytest.param(FREE, {}, id=FREE.name)]
+# One of each kind of path: a rule like all others, one that compresses, and one that averages its iterates.
+KINDS = [row for row in EVERY if row.id in ("AdamW", "DGCMomentum", "ScheduleFreeAdamW")]
+BACKENDS = pytest.mark.parametrize("backend", ["aot", "composite"])
+
+
+def bits(parameters):
+    return [numbers(p).tobytes() for p in parameters]
+
+
+def for_use(pair):
+    """Return what the reference says of the averaged weights."""
+    free = pair.case is FREE
+    return pair.reference.evaluated() if free else pair.reference.averages
+
+
+@BACKENDS
+@pytest.mark.parametrize("dtype", list(MIXED))
+@pytest.mark.parametrize("case, shared", EVERY)
+def test_they_are_in_the_block_and_what_training_holds_is_back_to_the_bit(case, shared, dtype, backend):
+    pair = Pair(case, MIXED[dtype], backend=backend, **shared)
+    pair.run("pynative", 4)
+    before, kept = bits(pair.params), digest(pair)
+    with pair.optimizer.averaged():
+        inside = [numbers(p) for p in pair.params]
+        with pair.optimizer.averaged():  # changes nothing
+            pass
+        assert bits(pair.params) == [x.tobytes() for x in inside]
+    assert bits(pair.params) == before
+    assert digest(pair) == kept
+    assert before != [w.tobytes() for w in inside]
+    for p, x, w in zip(pair.params, for_use(pair), inside):
+        if dtype == "float32":
+            check_close(w, x, TOLERANCE["weight"], np.abs(x) + 1, p.name)
+        else:
+            np.testing.assert_allclose(w, x, rtol=2.0**-8, atol=1e-6)
+    pair.run("pynative", 3)
+    pair.check()
+
+
+@pytest.mark.parametrize("case, shared", EVERY)
+def test_a_state_dict_is_the_same_inside_and_outside(case, shared):
+    pair = Pair(case, MIXED["bfloat16"], **shared)
+    pair.run("pynative", 3)
+    outside = pair.optimizer.state_dict()
+    pair.optimizer.eval()
+    inside = pair.optimizer.state_dict()
+    pair.optimizer.train()
+    assert outside.keys() == inside.keys()
+    for name, value in outside.items():
+        assert numbers(inside[name]).tobytes() == numbers(value).tobytes(), name
+
+
+@BACKENDS
+@pytest.mark.parametrize("case, shared", KINDS)
+def test_a_step_inside_is_an_error(case, shared, backend, mode):
+    pair = Pair(case, MIXED["float32"], backend=backend, **shared)
+    pair.run(mode, 3)
+    gradients, dtype = pair.gradients()
+    tensors = tuple(tensor(g, dtype) for g in gradients)
+    states = [p.asnumpy().copy() for p in (*pair.optimizer.states, *pair.optimizer.averages)]
+    with pair.optimizer.averaged():
+        inside = bits(pair.params)
+        # Of a kernel in a graph, MindSpore reports the status alone; the kernel itself says the rest on stderr.
+        match = "averaged weights" if mode == "pynative" or backend == "composite" else "is 8"
+        refused(RuntimeError, match, lambda: (pair.call(mode, tensors), ms.runtime.synchronize()))
+        assert bits(pair.params) == inside
+    for p, state in zip((*pair.optimizer.states, *pair.optimizer.averages), states):
+        np.testing.assert_array_equal(p.asnumpy(), state)
+    # MindSpore runs a graph no more in which an error was raised.
+    vars(pair).pop("cell", None)
+    pair.call(mode, tensors)
+    pair.follow(gradients)
+    pair.check()
+
+
+@pytest.mark.parametrize("case, shared", EVERY)
+def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(case, shared, tmp_path):
+    def made():
+        return Pair(case, MIXED["bfloat16"], **shared)
+
+    whole, first, second = made(), made(), made()
+    whole.run("pynative", 6)
+    first.run("pynative", 3)
+    ms_optim.save(tmp_path / "half.safetensors", None, first.optimizer)
+    ms_optim.load(tmp_path / "half.safetensors", None, second.optimizer)
+    second.rng = first.rng
+    second.run("pynative", 3)
+    assert digest(second) == digest(whole)
+    assert bits(second.optimizer.averages) == bits(whole.optimizer.averages)
+
+
+@BACKENDS
+@pytest.mark.parametrize("case, shared", EVERY)
+def test_they_start_as_the_weights_of_the_first_step(case, shared, backend):
+    """Weights may be loaded after construction, and steps skipped before the first that is applied."""
+    pair = Pair(case, MIXED["float32"], backend=backend, skip_nonfinite=True, **shared)
+    with pair.optimizer.averaged():
+        assert [numbers(p).tobytes() for p in pair.params] == bits(pair.params)
+    rng = np.random.default_rng(8)
+    for i, p in enumerate(pair.params):
+        value = np.asarray(rng.standard_normal(p.shape), np.float32)
+        ops.assign(p, tensor(value, "float32"))
+        pair.reference.masters[i] = value.astype(np.float64)
+        pair.reference.averages[i] = value.astype(np.float64)
+        pair.reference.peak["weight"][i] = np.abs(value.astype(np.float64))
+        for name in pair.reference.states[: pair.reference.start_at_weights]:
+            pair.reference.state[name][i] = value.astype(np.float64)
+            pair.reference.peak[name][i] = np.abs(value.astype(np.float64))
+    bad = [np.full(pair.scenario.shape(name), np.nan) for name in pair.scenario.shapes]
+    pair.call("pynative", tuple(tensor(g, "float32") for g in bad))
+    pair.follow(bad)
+    pair.run("pynative", 3)
+    pair.check()
+
+
+def test_a_skipped_step_leaves_the_average_alone(backend):
+    pair = Pair(CASES[0], MIXED["float32"], backend=backend, average_decay=0.9, skip_nonfinite=True)
+    pair.run("pynative", 3)
+    before = bits(pair.optimizer.averages)
+    pair.call("pynative", tuple(tensor(np.full(p.shape, np.inf), "float32") for p in pair.params))
+    assert bits(pair.optimizer.averages) == before
+
+
+def test_an_average_of_a_million_elements():
+    pair = Pair(CASES[0], SCENARIOS["plain"], average_decay=0.99, average_warmup=True)
+    pair.run("pynative", 20)
+    pair.check()
+
+
+def test_states_in_fewer_bits_leave_z_exact():
+    pair = Pair(FREE, MIXED["float32"], state_dtype="bfloat16")
+    n = len(pair.params)
+    assert {str(p.dtype) for p in pair.optimizer.states[:n]} == {"Float32"}
+    assert {str(p.dtype) for p in pair.optimizer.states[n:]} == {"BFloat16"}
+
+
+def test_groups_with_rates_of_their_own_have_sums_of_their_own():
+    params = [Parameter(tensor(np.ones(3), "float32"), name=f"w{i}") for i in range(2)]
+    groups = [{"params": params[:1], "lr": 0.1}, {"params": params[1:], "lr": 0.01}]
+    optimizer = ScheduleFreeAdamW(groups, 0.5)
+    for _ in range(3):
+        optimizer(tuple(tensor(np.ones(3), "float32") for _ in params))
+    np.testing.assert_allclose(optimizer.step_weights.asnumpy(), [[0.1, 0.03], [0.01, 0.0003]], rtol=1e-6)
+
+
+def test_a_state_dict_without_averages_starts_them_as_the_weights():
+    weights = [Parameter(tensor(np.ones(5), "float32"), name="w") for _ in range(2)]
+    plain, averaging = AdamW(weights[:1], 0.1), AdamW(weights[1:], 0.1, average_decay=0.9)
+    for _ in range(2):
+        plain((tensor(np.ones(5), "float32"),))
+    refused(KeyError, "'average.w'", lambda: averaging.load_state_dict(plain.state_dict()))
+    averaging.load_state_dict(plain.state_dict(), strict=False)
+    np.testing.assert_array_equal(averaging.averages[0].asnumpy(), weights[1].asnumpy())
+    free = ScheduleFreeAdamW(weights[1:], 0.1)
+    free.load_state_dict({"global_step": plain.global_step}, strict=False)
+    np.testing.assert_array_equal(free.states[0].asnumpy(), weights[1].asnumpy())
+
+
+def test_what_needs_what_training_holds_is_refused_inside(tmp_path):
+    weight = Parameter(tensor(np.ones(5), "float32"), name="w")
+    optimizer = AdamW([weight], 0.1, average_decay=0.9)
+    optimizer((tensor(np.ones(5), "float32"),))
+    given = optimizer.state_dict()
+    with optimizer.averaged():
+        refused(RuntimeError, "train", lambda: optimizer.load_state_dict(given))
+        refused(RuntimeError, "train", lambda: ms_optim.save(tmp_path / "x.safetensors", None, optimizer))
+        ms.save_checkpoint(optimizer, str(tmp_path / "wrong.ckpt"))
+    wrong = ms.load_checkpoint(str(tmp_path / "wrong.ckpt"))
+    match = "'global_step' must hold finite numbers, 0 or greater"
+    refused(ValueError, match, lambda: optimizer.load_state_dict(wrong))
+
+
+def test_weights_written_inside_are_lost_with_a_warning():
+    pair = Pair(FREE, MIXED["bfloat16"])
+    pair.run("pynative", 2)
+    before = bits(pair.params)
+    pair.optimizer.eval()
+    for p in pair.params[1:3]:
+        p.set_data(p + 1)
+    with pytest.warns(UserWarning, match=f"2 parameters, the first of which is '{pair.params[1].name}', were changed"):
+        pair.optimizer.train()
+    assert bits(pair.params) == before
+
+
+def test_without_an_average_there_is_nothing_to_put_in():
+    optimizer = AdamW([Parameter(tensor(np.ones(5), "float32"), name="w")], 0.1)
+    optimizer.train()
+    refused(RuntimeError, "pass 'average_decay'", optimizer.eval)
+
+
+# ---- With Model ---------------------------------------------------------------------------------------------------
+
+
+class Watch(ms.train.Callback):
+    """Keeps the weights as evaluation sees them."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.seen = net, []
+
+    def on_eval_step_begin(self, run_context):
+        self.seen.append(self.net.weight.asnumpy().copy())
+
+
+@pytest.mark.parametrize("make", [lambda p: ScheduleFreeAdamW(p, 0.1), lambda p: AdamW(p, 0.1, average_decay=0.5)])
+def test_the_callback_evaluates_and_saves_averaged_weights(make, mode, tmp_path):
+    rng = np.random.default_rng(0)
+    data = (rng.standard_normal((32, 4)).astype(np.float32), rng.integers(0, 3, 32).astype(np.int32))
+    data = ms.dataset.NumpySlicesDataset(data, shuffle=False).batch(8)
+    net = nn.Dense(4, 3)
+    optimizer = make(net.trainable_params())
+    model = ms.Model(net, nn.CrossEntropyLoss(), optimizer, metrics={"loss"})
+    watch, path = Watch(net), tmp_path / "use.safetensors"
+    model.fit(2, data, data, callbacks=[AveragedWeights(network=net, path=path), watch])
+    training = net.weight.asnumpy().copy()
+    with optimizer.averaged():
+        averaged = net.weight.asnumpy().copy()
+    assert not np.array_equal(averaged, training)
+    np.testing.assert_array_equal(watch.seen[-1], averaged)
+    np.testing.assert_array_equal(net.weight.asnumpy(), training)
+    watch.seen.clear()
+    model.eval(data, callbacks=[AveragedWeights(optimizer), watch])
+    np.testing.assert_array_equal(watch.seen[0], averaged)
+    np.testing.assert_array_equal(net.weight.asnumpy(), training)
+    other = nn.Dense(4, 3)
+    for p, q in zip(other.get_parameters(), net.get_parameters()):
+        p.name = q.name
+    ms_optim.load(path, other)
+    np.testing.assert_array_equal(other.weight.asnumpy(), averaged)
+    model.fit(1, data, data, callbacks=[AveragedWeights()])
+
+
+def test_a_step_of_a_compiled_network_sees_the_switch():
+    """Nothing that a graph was compiled with is taken for what the parameters hold later."""
+    weight = Parameter(tensor(np.ones(5), "float32"), name="w")
+    optimizer = AdamW([weight], 0.1, average_decay=0.5)
+    cell, gradient = Step(optimizer), tensor(np.ones(5), "float32")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    cell(gradient)
+    one = weight.asnumpy().copy()
+    optimizer.eval()
+    optimizer.train()
+    cell(gradient)
+    assert (weight.asnumpy() < one).all()
+    assert int(optimizer.global_step.asnumpy()[0]) == 2

@@ -1,0 +1,79 @@
+"""The table of capabilities says what construction does, and the page says what the table does."""
+
+import importlib.util
+import warnings
+
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+from sources import ROOT
+
+from ms_optim import OPTIMIZERS, _base, _kernels, _shares, compression
+from ms_optim._capabilities import DEVICES, FEATURES, LACKS, answer
+from ms_optim.paths import choice
+
+ASKED = {
+    "stochastic_rounding": {"stochastic_rounding": True, "master_weights": False},
+    "state_dtype": {"state_dtype": "bfloat16"},
+    "shard_states": {"shard_states": True},
+    "skip_nonfinite": {"skip_nonfinite": True},
+    "decay": {"decay": "cautious"},
+    "average_decay": {"average_decay": 0.9},
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("feature", ASKED)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.__name__)
+def test_construction_does_what_the_table_says(optimizer, feature, device, monkeypatch):
+    """With paths that are made of nothing: which one is chosen is all that matters, and no device is needed."""
+    made = []
+    names = ("FusedPath", "ShardedStatesPath", "TensorByTensorPath", "CompositePath", "CrossingPath")
+    for module, name in [(choice, name) for name in names] + [
+        (compression, "CompressedPath"),
+        (compression, "CompressedCompositePath"),
+    ]:
+        monkeypatch.setattr(module, name, lambda *_, name=name: made.append(name) or nn.Cell())
+    for module in ("ascend.AscendOperators", "akg.why_not"):
+        monkeypatch.setattr(f"ms_optim.paths.{module}", lambda *_: "no reason")
+    monkeypatch.setattr(_kernels, "device_target", lambda: device)
+    known = {"CPU": lambda rule: True, "GPU": lambda rule: rule not in _kernels.HOST_RULES}
+    known["Ascend"] = _kernels.ON_ASCEND.__contains__
+    has_kernel = lambda rule, where: None if known[where](rule) else "no kernel"  # noqa: E731
+    monkeypatch.setattr(_kernels, "why_not", has_kernel)
+    monkeypatch.setattr(_shares, "peers", lambda: _shares.Peers(0, 2, None))
+    params = [Parameter(Tensor(np.ones((2, 3), np.float32)), name="w")]
+
+    def make():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return optimizer(params, 0.1, **optimizer.required, **ASKED[feature])
+
+    path, reason = answer(optimizer, device, [feature])
+    if path is None:
+        with pytest.raises((TypeError, ValueError, RuntimeError)) as refused:
+            make()
+        assert feature in str(refused.value)
+        assert reason
+        return
+    assert make().fused == (path != "composite")
+    kinds = {"CPU": ("FusedPath", "ShardedStatesPath", "CompressedPath"), "GPU": ("FusedPath", "CompressedPath")}
+    kinds |= {"Ascend": ("TensorByTensorPath",), "offload": ("CrossingPath",)}
+    kinds |= {"composite": ("CompositePath", "CompressedCompositePath")}
+    assert len(made) == 1
+    assert made[0] in kinds[path]
+
+
+def test_every_reason_is_of_a_known_feature():
+    assert set(LACKS) == {*DEVICES, "native", "offload", "composite"}
+    reasons = [*LACKS.values(), *(optimizer.refuses for optimizer in OPTIMIZERS)]
+    assert {feature for one in reasons for feature in one} <= set(FEATURES)
+    assert _base.FusedOptimizer.refuses == {}
+
+
+def test_the_page_is_what_the_table_says():
+    specification = importlib.util.spec_from_file_location("capabilities", ROOT / "tools" / "capabilities.py")
+    tool = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(tool)
+    page = (ROOT / "docs" / "capabilities.md").read_text()
+    assert page == tool.page(), "python tools/capabilities.py > docs/capabilities.md"

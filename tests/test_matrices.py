@@ -1,0 +1,364 @@
+"""Muon's matrices: which tensors they are, where in a tensor they are, and what orthogonalizing them gives."""
+
+import os
+import subprocess
+import sys
+import zlib
+
+import mindspore as ms
+import numpy as np
+import pytest
+import reference
+from cases import MUON_COEFFICIENTS
+from harness import Step, check_close, numbers, peak_of_weight
+from mindspore import Parameter, Tensor, ops
+from reference.muon import orthogonalized
+from sources import TESTS
+from tolerances import TOLERANCE
+
+from ms_optim import Muon, _kernels
+from ms_optim._orthogonal import Orthogonalize
+
+needs_kernel = pytest.mark.skipif(_kernels.why_not("muon", "CPU") is not None, reason="it is the kernel's")
+TRIPLE = (3.4445, -4.7750, 2.0315)
+
+
+def drawn(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return {name: np.asarray(rng.standard_normal(shape), np.float32) for name, shape in shapes.items()}
+
+
+def parameters(shapes):
+    return [Parameter(Tensor(w), name=name) for name, w in drawn(shapes).items()]
+
+
+def prefixes(optimizer):
+    """Return for each parameter which states it has."""
+    return {p.name: [s.name.split(".")[0] for s in optimizer.states if s.name.partition(".")[2] == p.name]
+            for p in optimizer.parameters}  # fmt: skip
+
+
+def trained(shapes, backend="aot", steps=3, gradients=None, **arguments):
+    """Take steps with drawn gradients; return the optimizer and a reference that took the same."""
+    params = parameters(shapes)
+    optimizer = Muon(params, 0.02, backend=backend, **arguments)
+    starts = [numbers(p) for p in params]
+    n = len(params)
+    known = {k: v for k, v in arguments.items() if k != "ns_dtype"}
+    expected = reference.Muon(
+        starts, [lambda k: 0.02] * n, [lambda k: 0.1] * n, [False] * n, ["float32"] * n, names=list(shapes), **known
+    )
+    for step in range(steps):
+        given = gradients(step) if gradients else drawn(shapes, 1 + step)
+        optimizer(tuple(Tensor(g) for g in given.values()))
+        expected.step([g.astype(np.float64) for g in given.values()])
+    return optimizer, expected
+
+
+def check(optimizer, expected):
+    held = {state.name: state for state in optimizer.states}
+    for i, p in enumerate(optimizer.parameters):
+        check_close(numbers(p), expected.masters[i], TOLERANCE["weight"], peak_of_weight(expected, i), p.name)
+        for name in expected.states_of(i):
+            state, peak = held[f"{name}.{p.name}"], expected.peak[name][i]
+            check_close(numbers(state), expected.state[name][i], TOLERANCE["state"], peak, state.name)
+    peak = expected.peak["statistics"]
+    check_close(numbers(optimizer.statistics), expected.statistics, TOLERANCE["statistics"], peak, "statistics")
+
+
+# ---- Which tensors ------------------------------------------------------------------------------------------------
+
+NET = {
+    "dense.weight": (6, 5),
+    "dense.bias": (6,),
+    "token_embedding.table": (9, 4),
+    "lm_head.weight": (9, 4),
+    "output_layer.weight": (9, 4),
+    "conv.weight": (4, 3, 2, 2),
+    "experts.weight": (2, 3, 4),
+}
+
+
+def test_embeddings_output_layers_and_vectors_are_adamws():
+    states = prefixes(Muon(parameters(NET)))
+    matrices = {"dense.weight", "conv.weight", "experts.weight"}
+    assert states == {name: ["muon_m"] if name in matrices else ["adam_m", "adam_v"] for name in NET}
+    assert Muon.are_matrices(list(NET), list(NET.values())) == [name in matrices for name in NET]
+
+
+def test_names_of_ones_own_take_the_place_of_the_usual_ones():
+    states = prefixes(Muon(parameters(NET), adamw_names=["conv.*"]))
+    adamws = {"conv.weight", "dense.bias"}
+    assert states == {name: ["adam_m", "adam_v"] if name in adamws else ["muon_m"] for name in NET}
+
+
+def test_a_group_says_for_its_parameters_whatever_their_names():
+    params = parameters(NET)
+    groups = [
+        {"params": params[:1], "muon": False},
+        {"params": params[2:3], "muon": True, "lr": 0.3},
+        {"params": [params[1], *params[3:]]},
+        {"order_params": params},
+    ]
+    states = prefixes(Muon(groups))
+    matrices = {"token_embedding.table", "conv.weight", "experts.weight"}
+    assert states == {name: ["muon_m"] if name in matrices else ["adam_m", "adam_v"] for name in NET}
+    assert "muon" in groups[0], "what the user passed is the user's"
+
+
+def test_a_vector_that_a_group_gives_to_muon_is_refused_by_name_and_shape():
+    params = parameters(NET)
+    with pytest.raises(ValueError, match=r"'muon': True .*'dense\.bias' has the shape \(6,\)"):
+        Muon([{"params": params[:2], "muon": True}, {"params": params[2:]}])
+
+
+def test_a_groups_key_must_be_a_bool():
+    with pytest.raises(TypeError, match=r"params\[0\]\['muon'\].*bool"):
+        Muon([{"params": parameters(NET), "muon": 1}])
+
+
+# ---- Splits -------------------------------------------------------------------------------------------------------
+
+WHOLE = {"a.weight": (12, 5), "b.weight": (2, 12, 7), "c.weight": (12, 2, 3, 1), "d.bias": (12,)}
+
+
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+@pytest.mark.parametrize(
+    "split", [3, 1, (5, 7), [12], (4, 4, 4), ((1, 3), 3), [[2, 1, 1], 3], ((4,), 3)], ids=str
+)  # fmt: skip
+def test_each_form_of_a_split_follows_the_reference(split, backend):
+    steps = 3 if backend == "aot" else 1
+    check(*trained(WHOLE, backend, steps, splits={"?.weight": split}, normalize_rows=split in (3, ((1, 3), 3))))
+
+
+def test_equal_parts_in_a_tuple_and_as_a_count_are_the_same_and_differ_from_none():
+    ends = [
+        numbers(trained(WHOLE, splits=splits)[0].parameters[0])
+        for splits in ({"a*": 3}, {"a*": (4, 4, 4)}, None, {"a*": ((2, 2), 3)})
+    ]
+    np.testing.assert_array_equal(ends[0], ends[1])
+    assert np.abs(ends[0] - ends[2]).max() > 1e-3
+    assert np.abs(ends[0] - ends[3]).max() > 1e-3
+
+
+def test_of_several_patterns_the_first_that_matches_counts():
+    first = {"a.weight": 2, "*.weight": 3}
+    optimizer, expected = trained(WHOLE, splits=first)
+    check(optimizer, expected)
+    alone, _ = trained(WHOLE, splits={"*.weight": 3})
+    assert np.abs(numbers(optimizer.parameters[0]) - numbers(alone.parameters[0])).max() > 1e-3
+    np.testing.assert_array_equal(numbers(optimizer.parameters[1]), numbers(alone.parameters[1]))
+
+
+@pytest.mark.parametrize(
+    "splits, said",
+    [
+        ({"none*": 2}, r"the pattern 'none\*' of 'splits' must match"),
+        ({"*bias": 2}, r"the pattern '\*bias' of 'splits' must match"),
+        ({"*.weight": 2, "a.weight": 3}, r"the pattern 'a\.weight' of 'splits' .*no earlier pattern"),
+        ({"a*": 5}, r"'splits\['a\*'\]' must be of as many rows .*'a\.weight' of shape \(12, 5\) .* 12 rows"),
+        ({"b*": (5, 6)}, r"must be of as many rows .*\(5, 6\).*'b\.weight'"),
+        ({"b*": ((5, 1), 3)}, r"must be of as many rows"),
+    ],
+)
+def test_splits_that_fit_no_tensor_are_refused(splits, said):
+    with pytest.raises(ValueError, match=said):
+        Muon(parameters(WHOLE), splits=splits)
+
+
+@pytest.mark.parametrize(
+    "split", [0, -3, (), (4, -1), (4, 0), 2.5, "rows", ((), 3), ((4,), 0), True, None, ((1.5,), 8)], ids=str
+)
+def test_splits_that_are_none_are_refused(split):
+    with pytest.raises(TypeError, match=r"splits\['a\*'\]"):
+        Muon(parameters(WHOLE), splits={"a*": split})
+
+
+# ---- Iterations ---------------------------------------------------------------------------------------------------
+
+
+def test_as_many_triples_as_iterations():
+    with pytest.raises(ValueError, match="'ns_steps' must be the number of triples in 'ns_coefficients', 4"):
+        Muon(parameters(WHOLE), ns_coefficients=MUON_COEFFICIENTS[:4])
+    check(*trained(WHOLE, ns_steps=4, ns_coefficients=MUON_COEFFICIENTS[:4]))
+    check(*trained(WHOLE, ns_steps=2))
+
+
+def test_one_triple_is_that_of_each_iteration():
+    ends = [numbers(trained(WHOLE, ns_coefficients=c)[0].parameters[0]) for c in (TRIPLE, [TRIPLE] * 5)]
+    np.testing.assert_array_equal(*ends)
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 4), (2, 4, 9)])
+def test_products_are_of_the_shorter_side(shape):
+    """Which changes nothing but the work: 4 a^2 b + 2 a^3 operations an iteration."""
+    made = Orthogonalize([TRIPLE] * 2, False, "CPU", ms.float64)
+    seen = []
+    made.product = lambda left, right: seen.append((*left.shape, right.shape[-1])) or ops.bmm(left, right)
+    assert made.construct(Tensor(drawn({"x": shape})["x"])).shape == shape
+    assert seen == 2 * [(2, 4, 9, 4), (2, 4, 4, 4), (2, 4, 4, 9)]
+
+
+def test_rows_are_normalized_with_the_scale_that_is_theirs_alone():
+    with pytest.raises(ValueError, match=r"adjust_lr.*match_rms_adamw.*normalize_rows"):
+        Muon(parameters(WHOLE), normalize_rows=True, adjust_lr="original")
+
+
+# ---- What comes of them -------------------------------------------------------------------------------------------
+
+# On both sides of a tile of 384 rows, 96 columns and 256 in depth, square, wide and tall, and several at once.
+LARGE = [{"w": (400, 1000)}, {"w": (1000, 400)}, {"w": (97, 96), "v": (2, 385, 258)}, {"w": (513, 513)}]
+
+
+@needs_kernel
+@pytest.mark.parametrize("normalize_rows", [False, True])
+@pytest.mark.parametrize("shapes", LARGE, ids=str)
+def test_matrices_of_several_tiles_follow_the_reference(shapes, normalize_rows):
+    check(*trained(shapes, steps=2, normalize_rows=normalize_rows))
+
+
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+def test_rows_and_columns_alone(backend):
+    """Their orthogonal matrix is themselves, of norm 1, as far as the iteration gets."""
+    check(*trained({"row": (1, 9), "column": (9, 1), "one": (1, 1), "more": (3, 1, 9)}, backend))
+
+
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+def test_of_gradients_of_rank_one_rounding_stays_small(backend):
+    """The iteration multiplies the singular values that should be 0 by 485, and they stay far from 1."""
+    rng = np.random.default_rng(0)
+    u, v = rng.standard_normal((2, 40))
+    # Powers of two, which multiply exactly.
+    u, v = (np.exp2(np.round(x)) * np.sign(x) for x in (u, v))
+    g = np.outer(u, v[:24]).astype(np.float32)
+    weight = Parameter(Tensor(np.zeros((40, 24), np.float32)), name="w")
+    Muon([weight], 1.0, weight_decay=0.0, matched_adamw_rms=1.0, backend=backend)((Tensor(g),))
+    singular = np.linalg.svd(numbers(weight) / np.sqrt(40), compute_uv=False)
+    expected = np.linalg.svd(orthogonalized(g.astype(np.float64), [TRIPLE] * 5), compute_uv=False)
+    assert singular[0] == pytest.approx(expected[0], rel=1e-5)
+    assert singular[1] < 485 * 2.0**-24 * 10
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e18])
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+def test_the_size_of_a_gradient_does_not_matter(size, backend):
+    """No constant is added to the norm; squares are added up in float64."""
+    g = drawn({"w": (8, 12)}, 3)["w"]
+    weight = Parameter(Tensor(np.zeros((8, 12), np.float32)), name="w")
+    Muon([weight], 1.0, weight_decay=0.0, backend=backend)((Tensor((g * size).astype(np.float32)),))
+    expected = -0.2 * np.sqrt(12) * orthogonalized(g.astype(np.float64), [TRIPLE] * 5)
+    np.testing.assert_allclose(numbers(weight), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+def test_of_nothing_comes_nothing(backend):
+    zeros = {"w": np.zeros((6, 4), np.float32)}
+    optimizer, expected = trained({"w": (6, 4)}, backend, gradients=lambda _: zeros, normalize_rows=True)
+    check(optimizer, expected)
+    assert optimizer.statistics.asnumpy()[0, 3] == 0
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+def test_a_gradient_that_is_not_finite_skips_the_step(value, backend):
+    optimizer, _ = trained(NET, backend, steps=1, normalize_rows=True)
+    held = [*optimizer.parameters, *optimizer.states]
+    before = [numbers(p) for p in held]
+    bad = drawn(NET, 9)
+    bad["dense.weight"][2, 3] = value
+    optimizer(tuple(Tensor(g) for g in bad.values()))
+    for p, b in zip(held, before):
+        np.testing.assert_array_equal(numbers(p), b, p.name)
+    assert (int(optimizer.global_step.asnumpy()[0]), int(optimizer.skipped_steps.asnumpy()[0])) == (1, 1)
+
+
+def test_unless_it_is_told_otherwise():
+    optimizer, _ = trained(NET, steps=1, skip_nonfinite=False)
+    bad = drawn(NET, 9)
+    bad["dense.weight"][2, 3] = np.nan
+    optimizer(tuple(Tensor(g) for g in bad.values()))
+    assert np.isnan(numbers(optimizer.parameters[0])).all()
+    assert np.isfinite(numbers(optimizer.parameters[5])).all()
+
+
+# ---- Products of bfloat16 numbers ---------------------------------------------------------------------------------
+
+ODD = {"a": (7, 13), "b": (13, 7), "c": (1, 5), "d": (3, 9, 9), "e": (129, 257), "f": (20, 30)}
+
+
+def moves(backend, shapes=ODD, **arguments):
+    """Return by name the orthogonal matrices that one step moved along."""
+    params = [Parameter(Tensor(np.zeros(shape, np.float32)), name=name) for name, shape in shapes.items()]
+    optimizer = Muon(params, 1.0, weight_decay=0.0, backend=backend, **arguments)
+    optimizer(tuple(Tensor(g) for g in drawn(shapes, 5).values()))
+    return {p.name: -numbers(p) for p in params}
+
+
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+def test_bfloat16_products_stay_close_to_float32_ones(backend):
+    """What is rounded to 2^-9 in each of 5 iterations, and stretched by these, is off by some hundredths in norm."""
+    exact, rounded = moves("aot"), moves(backend, ns_dtype="bfloat16")
+    for name, wide in exact.items():
+        assert not np.array_equal(rounded[name], wide), name
+        off = np.linalg.norm(rounded[name] - wide) / np.linalg.norm(wide)
+        assert 1e-5 < off < 0.08, (name, off)
+
+
+@needs_kernel
+def test_bfloat16_products_give_the_same_bits_again():
+    once, again = (moves("aot", ns_dtype="bfloat16") for _ in range(2))
+    for name, bits in once.items():
+        np.testing.assert_array_equal(bits, again[name])
+
+
+PROGRAM = """
+import zlib, sys
+from test_matrices import LARGE, ODD, moves
+found = 0
+for shapes in (*LARGE[:3], ODD):
+    for kind in ("float32", "bfloat16"):
+        for w in moves("aot", shapes, ns_dtype=kind).values():
+            found = zlib.crc32(w.tobytes(), found)
+print(f"bits {found}")
+"""
+
+
+@needs_kernel
+def test_any_number_of_threads_gives_the_same_bits():
+    said = set()
+    for threads in ("1", "2", "3"):
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+        command = [sys.executable, "-c", PROGRAM]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent)
+        assert done.returncode == 0, done.stderr
+        said |= {line for line in done.stdout.splitlines() if line.startswith("bits")}
+    assert len(said) == 1, said
+
+
+# ---- Resuming -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [ms.PYNATIVE_MODE, ms.GRAPH_MODE], ids=["pynative", "graph"])
+@pytest.mark.parametrize("arguments", [{}, {"normalize_rows": True, "splits": {"dense*": 2}}], ids=["muon", "normuon"])
+def test_training_resumes_bit_for_bit(arguments, mode):
+    ms.set_context(mode=mode)
+
+    def step(optimizer, k):
+        return optimizer(*(Tensor(g) for g in drawn(NET, k).values()))
+
+    def made(weights):
+        optimizer = Muon([Parameter(Tensor(w), name=name) for name, w in weights.items()], 0.02, **arguments)
+        return optimizer, Step(optimizer)
+
+    first, cell = made(drawn(NET))
+    for k in range(2):
+        step(cell, k)
+    saved = {name: Tensor(p.asnumpy()) for name, p in first.state_dict().items()}
+    second, other = made({p.name: p.asnumpy() for p in first.parameters})
+    second.load_state_dict(saved)
+    for k in range(2, 4):
+        step(cell, k)
+        step(other, k)
+    for a, b in zip((*first.parameters, *first.states), (*second.parameters, *second.states)):
+        assert a.name == b.name
+        assert zlib.crc32(a.asnumpy().tobytes()) == zlib.crc32(b.asnumpy().tobytes()), a.name

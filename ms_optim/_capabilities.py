@@ -65,7 +65,12 @@ def asked(options: Any, is_sharded: bool, is_sliced: bool) -> tuple[str, ...]:
 
 def why_not(path: str, features: Iterable[str]) -> str | None:
     """Say which of some features a path does not have, and why, or return None."""
-    return next((f"{FEATURES[one]} {LACKS[path][one]}" for one in features if one in LACKS[path]), None)
+    return lacking(LACKS[path], features)
+
+
+def lacking(lacks: Mapping[str, str], features: Iterable[str]) -> str | None:
+    """Say which of some features something lacks, and why, or return None."""
+    return next((f"{FEATURES[one]} {lacks[one]}" for one in features if one in lacks), None)
 
 
 class Answer(NamedTuple):
@@ -99,9 +104,10 @@ def answer(optimizer: type[FusedOptimizer], device: str, features: Iterable[str]
         path, reason = "composite", "there is no kernel for Ascend"
     elif device == "GPU" and optimizer.rules[0].name in _kernels.HOST_RULES:
         path, reason = "composite", "there is no kernel for GPUs"
-    lacking = why_not(path, features)
-    if lacking is None:
+    without = lacking(optimizer.kernels_lack, features) if path != "composite" else None
+    without = without or why_not(path, features)
+    if without is None:
         return Answer(path, reason)
     # Where the host has the states, no other path takes over.
     takes_over = path != "offload" and why_not("composite", features) is None
-    return Answer("composite" if takes_over else None, lacking)
+    return Answer("composite" if takes_over else None, without)

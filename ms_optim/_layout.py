@@ -15,6 +15,7 @@ from ._arithmetic import step_dtype
 if TYPE_CHECKING:
     from mindspore import Parameter
 
+    from ._matrices import Form, Matrix
     from ._rates import Collected
     from ._rule import Rule
 
@@ -33,7 +34,7 @@ class Layout:
         rate_count: How many rates a step has.
         centralized: Whether its gradient is centralized.
         owned: Whether this process updates it; not all are where optimizers are parallel.
-        forms: The forms that tensors which hold matrices have: for each matrix where its rows are in the tensor.
+        forms: The forms that tensors which hold matrices have.
         form_places: For each parameter the place of its form, -1 where it holds no matrices; empty: none does.
     """
 
@@ -46,14 +47,18 @@ class Layout:
     rate_count: int
     centralized: tuple[bool, ...]
     owned: tuple[bool, ...]
-    forms: tuple[tuple[Any, ...], ...] = ()
+    forms: tuple[Form, ...] = ()
     form_places: tuple[int, ...] = ()
 
-    def with_matrices(self, forms: Sequence[tuple[Any, ...]]) -> Layout:
-        """Return the same with the matrices of each parameter, or () where it holds none."""
-        distinct = tuple(dict.fromkeys(form for form in forms if form))
-        places = tuple(distinct.index(form) if form else -1 for form in forms)
+    def with_matrices(self, forms: Sequence[Form | None]) -> Layout:
+        """Return the same with the matrices of each parameter, None where it holds none."""
+        distinct = tuple(dict.fromkeys(form for form in forms if form is not None))
+        places = tuple(-1 if form is None else distinct.index(form) for form in forms)
         return dataclasses.replace(self, forms=distinct, form_places=places)
+
+    def matrices(self, i: int) -> tuple[Matrix, ...]:
+        """Return the matrices of a parameter."""
+        return self.forms[self.form_places[i]].matrices if self.holds_matrices(i) else ()
 
     def holds_matrices(self, i: int) -> bool:
         """Tell whether a parameter holds matrices."""
@@ -98,6 +103,20 @@ class Layout:
     def sizes(self) -> tuple[int, ...]:
         """The parameters' elements."""
         return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def exchanges_by_form(self) -> bool:
+        """Whether processes hold slices of tensors with matrices, and exchange for each form of these."""
+        return any(form.slicing is not None for form in self.forms)
+
+    @property
+    def sizes_in_step(self) -> tuple[int, ...]:
+        """The parameters' elements, and of sliced matrices those of the whole ones, which a step needs."""
+        slicings = [self.forms[place].slicing if place >= 0 else None for place in self.form_places]
+        return tuple(
+            math.prod(shape if slicing is None else slicing.gathered(shape))
+            for shape, slicing in zip(self.shapes, slicings or (None,) * self.count)
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,10 @@ import numpy as np
 from mindspore import Parameter
 
 from ._arguments import check_type, fail
-from ._params import ordered
+from ._params import check_settings, ordered
+from ._sliced_matrices import Slicing
 
-KEY = "muon"
+KEY, AXIS = KEYS = ("muon", "shard_axis")  # of param groups
 ADAMW_NAMES = ("*embed*", "*lm_head*", "*output_layer*")
 # Numbers of rows, a number of equal parts, or rows that repeat.
 Split: TypeAlias = "int | Sequence[int] | tuple[Sequence[int], int]"
@@ -42,30 +43,44 @@ class Matrix(NamedTuple):
         return self.run * self.runs
 
 
-def take_choices(optimizer: str, params: Any) -> tuple[Any, dict[str, bool]]:
-    """Take the key `muon`, which nn.Optimizer does not know, out of param groups.
+class Form(NamedTuple):
+    """The matrices that a tensor holds.
+
+    Attributes:
+        matrices: Where their rows are in the tensor, or, where slices cut matrices, in the whole of it.
+        slicing: How processes slice it; None: they do not.
+    """
+
+    matrices: tuple[Matrix, ...]
+    slicing: Slicing | None
+
+
+def take_keys(optimizer: str, params: Any) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """Take the keys that Muon alone knows out of param groups.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
         params: What the user passed as ``params``, not checked yet.
 
     Returns:
-        The same without the key, and by name of the parameters what the key of their group says.
+        The same without the keys, and for each key, by name of the parameters, what their group says.
     """
+    found: dict[str, dict[str, Any]] = {key: {} for key in KEYS}
     groups = ordered(params)
     if not groups or not all(isinstance(group, dict) for group in groups):
-        return params, {}
-    taken, found = [], {}
+        return params, found
+    taken = []
     for i, group in enumerate(groups):
-        if KEY in group:
-            check_type(optimizer, f"params[{i}]['{KEY}']", group[KEY], bool)
-            members = ordered(group.get("params"))
-            found |= {p.name: group[KEY] for p in members or () if isinstance(p, Parameter)}
-            # An iterator is read only once.
-            again = {} if members is None else {"params": members}
-            taken.append({**{k: v for k, v in group.items() if k != KEY}, **again})
-        else:
-            taken.append(group)
+        own = {key: group[key] for key in KEYS if key in group}
+        check_settings(optimizer, f"params[{i}]", own)
+        if AXIS in own and "shard_group" not in group:
+            fail(ValueError, optimizer, f"params[{i}]['{AXIS}']", "left out without 'shard_group'", own[AXIS])
+        members = ordered(group.get("params"))
+        for key, value in own.items():
+            found[key] |= {p.name: value for p in members or () if isinstance(p, Parameter)}
+        # An iterator is read only once.
+        again = {} if members is None else {"params": members}
+        taken.append({**{key: value for key, value in group.items() if key not in KEYS}, **again} if own else group)
     return taken, found
 
 
@@ -108,41 +123,62 @@ def split_rows(split: Any) -> tuple[Sequence[Any], Any]:
     return split, 1
 
 
-def forms(
+def are_muons(
     optimizer: str,
     names: Sequence[str],
     shapes: Sequence[tuple[int, ...]],
     chosen: Mapping[str, bool],
     adamw_names: Sequence[str],
-    splits: Mapping[str, Split],
-) -> list[tuple[Matrix, ...]]:
-    """Return for each tensor the matrices that it holds, () where AdamW has it.
+) -> list[bool]:
+    """Tell of each tensor whether Muon has it; AdamW has the others.
 
     Args:
-        optimizer: Name of the optimizer's class, for the errors.
+        optimizer: Name of the optimizer's class, for the error.
         names: The tensors' names.
         shapes: Their shapes.
         chosen: What groups say, by name.
         adamw_names: Patterns of the names that AdamW has unless a group says otherwise.
-        splits: How tensors are split into matrices, by patterns of names, of which the first that matches counts.
 
     Raises:
-        ValueError: If a tensor that a group gives to Muon has fewer than two dimensions, a split does not fit a tensor,
-            or a pattern of `splits` matches no tensor that Muon has.
+        ValueError: If a tensor that a group gives to Muon has fewer than two dimensions.
     """
-    found, used = [], set()
-    for name, shape in zip(names, shapes):
-        if not chosen.get(name, is_matrix(name, shape, adamw_names)):
-            found.append(())
-            continue
-        if len(shape) < 2:
+    found = [chosen.get(name, is_matrix(name, shape, adamw_names)) for name, shape in zip(names, shapes)]
+    for name, shape, is_muons in zip(names, shapes, found):
+        if is_muons and len(shape) < 2:
             raise ValueError(
                 f"For '{optimizer}', a parameter of a group with '{KEY}': True must have two or more dimensions, but "
                 f"'{name}' has the shape {shape}."
             )
+    return found
+
+
+def forms(
+    optimizer: str,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    slicings: Mapping[str, Slicing],
+    splits: Mapping[str, Split],
+) -> list[Form]:
+    """Return for each tensor the matrices that it holds.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        names: The tensors' names.
+        shapes: The shapes of what this process holds of them.
+        slicings: How processes slice them, by name.
+        splits: How whole tensors are split into matrices, by patterns of names, of which the first that matches counts.
+
+    Raises:
+        ValueError: If a split does not fit a tensor, or a pattern of `splits` matches no tensor.
+    """
+    found, used = [], set()
+    for name, shape in zip(names, shapes):
         pattern = next((pattern for pattern in splits if fnmatch.fnmatchcase(name, pattern)), None)
         used.add(pattern)
-        found.append(_matrices(optimizer, name, shape, pattern, splits.get(pattern) if pattern else None))
+        slicing = slicings.get(name)
+        shape = shape if slicing is None else slicing.gathered(shape)
+        split = splits.get(pattern) if pattern else None
+        found.append(Form(_matrices(optimizer, name, shape, pattern, split), slicing))
     unused = [pattern for pattern in splits if pattern not in used]
     if unused:
         raise ValueError(

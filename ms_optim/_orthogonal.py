@@ -11,10 +11,11 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ._arguments import FINITE, MOST, check_count, fail, is_number
-from ._arithmetic import rounded
+from ._arithmetic import normal, rounded
+from ._sliced_matrices import Whole
 
 if TYPE_CHECKING:
-    from ._matrices import Matrix
+    from ._matrices import Form, Matrix
 
 ROW_EPS = 1e-8
 
@@ -108,6 +109,60 @@ class Orthogonalize(nn.Cell):
     def product(self, left, right):
         """Return products of matrices."""
         return ops.bmm(left, right)
+
+
+class Moves(nn.Cell):
+    """How tensors of one form move: along their matrices, orthogonalized and scaled.
+
+    Args:
+        form: The matrices that each tensor holds.
+        orthogonalize: What orthogonalizes matrices.
+        scales: For each size of matrix among :attr:`Rows.sizes` what an orthogonal one is multiplied by.
+        row_beta: What a step keeps of the averages of NorMuon; None: rows are not normalized.
+    """
+
+    def __init__(self, form: Form, orthogonalize: Orthogonalize, rows: Rows, scales: Sequence[float], row_beta):
+        super().__init__(auto_prefix=False)
+        self.orthogonalize, self.rows, self.scales, self.row_beta = orthogonalize, rows, tuple(scales), row_beta
+        self.dtype, self.whole = orthogonalize.dtype, Whole(form.slicing)
+
+    def construct(self, u, averages):
+        """Return what a stack of tensors moves by.
+
+        Args:
+            u: What is orthogonalized.
+            averages: The state of NorMuon, in a tuple, or ().
+
+        Returns:
+            The moves; the new state, in a tuple, or (); and for each tensor the root mean square of singular values.
+        """
+        whole = self.whole(u)
+        shape = F.shape(whole)
+        matrices, before = self.rows(whole), ()
+        if self.row_beta is not None:
+            before = self.rows(self.whole_averages(averages[0], F.shape(u)))
+        moved, after, squares, values = (), (), ops.zeros((shape[0],), self.dtype), 0
+        for k in range(len(matrices)):
+            x = self.orthogonalize(matrices[k])
+            size = F.shape(x)
+            squares = squares + ops.sum(ops.square(F.cast(x, self.dtype)).reshape((shape[0], -1)), 1)
+            values += size[1] * min(size[2], size[3])
+            if self.row_beta is not None:
+                x, average = normalized_rows(x, before[k][..., 0], self.row_beta, self.dtype)
+                after += (ops.expand_dims(average, -1),)
+            moved += (self.scales[k] * x,)
+        moves = self.whole.own(self.rows.joined(moved, shape))
+        singular_values = ops.sqrt(self.whole.mean(squares, values))
+        if self.row_beta is None:
+            return moves, (), singular_values
+        after = self.rows.joined(after, (*shape[: 3 if len(shape) == 4 else 2], 1))
+        after = self.whole.own(after) if self.whole.cuts_rows(len(shape)) else after
+        return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
+
+    def whole_averages(self, averages, shape):
+        """Return the averages of all rows of whole matrices, of those of the rows that stacked slices have."""
+        averages = averages.reshape((*shape[: 3 if len(shape) == 4 else 2], 1))
+        return self.whole(averages) if self.whole.cuts_rows(len(shape)) else averages
 
 
 def normalized_rows(matrices, average, beta: float, dtype):

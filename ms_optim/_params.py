@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ._arguments import FINITE, MOST, WEIGHT_DTYPES, check_type, fail, is_number
+from ._arguments import FINITE, MOST, WEIGHT_DTYPES, check_count, check_type, fail, is_number
 
 NUMBER_DTYPES = (*WEIGHT_DTYPES, mstype.float64, *mstype.int_type, *mstype.uint_type)
 GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
@@ -112,6 +112,8 @@ def check_settings(optimizer: str, name: str, settings: dict[str, Any]) -> dict[
             check_type(optimizer, f"{name}[{key!r}]", settings[key], bool)
     if "shard_group" in settings:
         check_type(optimizer, f"{name}['shard_group']", settings["shard_group"], str)
+    if "shard_axis" in settings:
+        check_count(optimizer, f"{name}['shard_axis']", settings["shard_axis"], 0)
     return checked
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from mindspore import Tensor, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
@@ -89,6 +89,9 @@ class Statement:
     is_cautious: bool = False
     # Whether training holds something else in the weights than what is for use, which `averaged_weight` states.
     averages_iterates = False
+
+    # What its kernels cannot do where MindSpore's operators can, and why: see _capabilities.py.
+    kernels_lack: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def are_matrices(cls, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[bool]:

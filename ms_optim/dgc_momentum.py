@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ._arguments import CommonAndAverage, LearningRate, Params, WeightDecay
+    from ._arguments import LearningRate, Params, WeightDecay
+    from ._keywords import CommonAndAverage
 
 
 @documented

@@ -16,16 +16,16 @@ from rich.text import Text
 from ._arguments import check_positive, check_type, fail, is_number
 from ._docs import documented
 from ._group_members import find_not_decayed, first_matches, numbered_layers, parameters_of, stated_layers
-from ._matrices import KEY
+from ._matrices import KEYS
 from ._params import GROUP_KEYS, check_learning_rate, check_settings, check_weight_decay
 
 if TYPE_CHECKING:
     from ._arguments import Network, WeightDecay
 
 NOT_DECAYED = {"weight_decay": 0.0}
-SETTINGS = (*(key for key in GROUP_KEYS if key not in ("params", "order_params")), KEY)
+SETTINGS = (*(key for key in GROUP_KEYS if key not in ("params", "order_params")), *KEYS)
 # Settings that have a column in the table only where a group has them.
-HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group", KEY: "muon"}
+HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group", **{key: key for key in KEYS}}
 
 
 class ParamGroups(list[dict[str, Any]]):

@@ -6,18 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindspore import nn, ops
+from mindspore import nn
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from . import _kernels, _matrices
 from ._abi import MuonFlag
 from ._adam import AdamFamily
 from ._arguments import check_choice, check_momentum, check_positive, check_type, fail
-from ._arithmetic import normal, step_dtype, summed
+from ._arithmetic import step_dtype, summed
 from ._base import Rule
 from ._docs import documented
-from ._matrices import ADAMW_NAMES, KEY, Matrix, Split
-from ._orthogonal import Orthogonalize, Rows, iterations_of, normalized_rows
+from ._matrices import ADAMW_NAMES, AXIS, KEY, KEYS, Form, Split
+from ._orthogonal import Moves, Orthogonalize, Rows, iterations_of
+from ._sliced_matrices import slicings
 from .adamw import AdamW
 
 if TYPE_CHECKING:
@@ -74,12 +75,16 @@ class Muon(AdamFamily):
 
     Steps whose gradients are not finite are skipped unless `skip_nonfinite` is False. Otherwise one infinity would stay
     in the momentum, and so in the norm that divides the whole matrix, for good. With `shard_states` each matrix belongs
-    to one worker, which orthogonalizes it; shares are balanced by the work of the iterations.
+    to one worker, which orthogonalizes it; shares are balanced by the work of the iterations. With the group key
+    `shard_group` the processes put matrices together from their slices, a few at a time, and each orthogonalizes them;
+    `splits` and scales are those of whole matrices.
 
     Args:
         {params}
             - muon: Optional. Whether the group's parameters are matrices that Muon updates, which need two or more
               dimensions, or AdamW updates them. Default: as the parameter's dimensions and name say.
+            - shard_axis: Optional, beside `shard_group`. The dimension along which the group's tensors are sliced.
+              Default: ``0`` .
         {learning_rate|2e-2}
         {weight_decay|0.1}
         matched_adamw_rms (Union[float, int]): The root mean square of an update's elements over the learning rate, as
@@ -136,7 +141,8 @@ class Muon(AdamFamily):
             is True with `adjust_lr` "original".
         ValueError: If a group with `muon` True has a parameter of fewer than two dimensions, a split is not of as many
             rows as a matrix has, or its pattern matches no matrix.
-        ValueError: If a group has the key `shard_group`, as the iterations need whole matrices.
+        ValueError: If a group has the key `shard_axis` without `shard_group`, or a parameter of it too few dimensions,
+            or the slices of a parameter differ in other dimensions than this.
         {raises}
 
     Supported Platforms:
@@ -158,10 +164,10 @@ class Muon(AdamFamily):
     )
     trials: tuple[dict[str, Any], ...] = ({}, {"normalize_rows": True})
     decays_every_name = True
-    group_keys: ClassVar[tuple[str, ...]] = (KEY,)
+    group_keys: ClassVar[tuple[str, ...]] = KEYS
     # MindSpore would give each process some of the parameters whatever the work that they make.
     _support_parallel_optimizer = False
-    refuses: ClassVar[dict[str, str]] = {"shard_group": "needs whole matrices"}
+    kernels_lack: ClassVar[dict[str, str]] = {"shard_group": "needs matrices that MindSpore's operators put together"}
 
     matched_adamw_rms: float
     momentum: float
@@ -206,7 +212,7 @@ class Muon(AdamFamily):
         iterations = iterations_of(name, ns_steps, ns_coefficients)
         self.adamw_names = _matrices.check_names(name, "adamw_names", adamw_names)
         self._splits = _matrices.check_splits(name, splits)
-        params, self._chosen = _matrices.take_choices(name, params)
+        params, self._said = _matrices.take_keys(name, params)
         self.momentum, self.nesterov, self.normalize_rows = float(momentum), nesterov, normalize_rows
         self.matched_adamw_rms, self.adjust_lr = float(matched_adamw_rms), adjust_lr
         flags = MuonFlag.NESTEROV * nesterov + MuonFlag.ORIGINAL_SCALE * (adjust_lr == "original")
@@ -223,14 +229,22 @@ class Muon(AdamFamily):
         """Tell of each parameter whether it holds matrices, unless its group says otherwise."""
         return [_matrices.is_matrix(name, shape, ADAMW_NAMES) for name, shape in zip(names, shapes)]
 
-    def matrices_of(self, layout: Layout) -> list[tuple[Matrix, ...]]:
+    def matrices_of(self, layout: Layout, shard_groups: Mapping[str, str]) -> list[Form | None]:
         """Return for each parameter the matrices that it holds."""
-        arguments = (self._chosen, self.adamw_names, self._splits)
-        forms = _matrices.forms(layout.optimizer, layout.names, layout.shapes, *arguments)
-        distinct = tuple(dict.fromkeys(form for form in forms if form))
-        self._rows = nn.CellList([Rows(form) for form in distinct])
-        self._orthogonalize = Orthogonalize(*self._multiplies, _kernels.device_target(), self._dtype)
-        self._scales = tuple(tuple(self._scale(rows, cell.columns) for rows in cell.sizes) for cell in self._rows)
+        name, names, shapes = layout.optimizer, layout.names, layout.shapes
+        are_muons = _matrices.are_muons(name, names, shapes, self._said[KEY], self.adamw_names)
+        own = [i for i in range(layout.count) if are_muons[i]]
+        own_names, own_shapes = [names[i] for i in own], [shapes[i] for i in own]
+        slices = slicings(name, own_names, own_shapes, shard_groups, self._said[AXIS])
+        found = iter(_matrices.forms(name, own_names, own_shapes, slices, self._splits))
+        forms = [next(found) if is_muons else None for is_muons in are_muons]
+        orthogonalize = Orthogonalize(*self._multiplies, _kernels.device_target(), self._dtype)
+        row_beta = ROW_BETA if self.normalize_rows else None
+        self._moves = nn.CellList()
+        for form in dict.fromkeys(form for form in forms if form is not None):
+            rows = Rows(form.matrices)
+            scales = [self._scale(size, rows.columns) for size in rows.sizes]
+            self._moves.append(Moves(form, orthogonalize, rows, scales, row_beta))
         return forms
 
     def _scale(self, rows: int, columns: int) -> float:
@@ -252,21 +266,6 @@ class Muon(AdamFamily):
         """State Muon's update, and the root mean square of the singular values of what moves the weights."""
         m = summed(self.momentum * states[0], gradient)
         u = summed(gradient, self.momentum * m) if self.nesterov else m
-        shape, rows = F.shape(u), self._rows[form]
-        matrices = rows(u)
-        averages = rows(ops.expand_dims(states[1], -1)) if self.normalize_rows else ()
-        moved, new_averages, squares, values = (), (), ops.zeros((shape[0],), self._dtype), 0.0
-        for k in range(len(matrices)):
-            x = self._orthogonalize(matrices[k])
-            size = F.shape(x)
-            squares = squares + ops.sum(ops.square(F.cast(x, self._dtype)).reshape((shape[0], -1)), 1)
-            values += float(size[1] * min(size[2], size[3]))
-            if self.normalize_rows:
-                x, average = normalized_rows(x, averages[k][..., 0], ROW_BETA, self._dtype)
-                new_averages += (ops.expand_dims(average, -1),)
-            moved += (self._scales[form][k] * x,)
-        direction = self.with_decay(rows.joined(moved, shape), weight, weight_decay)
-        new_states = (m,)
-        if self.normalize_rows:
-            new_states += (normal(rows.joined(new_averages, F.shape(states[1]))),)
-        return (direction,), new_states, F.cast(ops.sqrt(squares / values), states[0].dtype)
+        moves, averages, singular_values = self._moves[form](u, states[1:])
+        direction = self.with_decay(moves, weight, weight_decay)
+        return (direction,), (m, *averages), F.cast(singular_values, states[0].dtype)

@@ -9,7 +9,8 @@ from harness import NUMPY
 
 import ms_optim
 
-# Split along the first dimension, but for the whole ones. A slice of the largest is more than one chunk.
+# Split along the first dimension, or the one that AXES says, but for the whole ones. A slice of the largest is more
+# than one chunk.
 SHAPES = {
     "split.matrix": (13, 11),
     "whole.vector": (17,),
@@ -19,7 +20,11 @@ SHAPES = {
     "whole.matrix": (5, 3),
     "whole.scalar": (),
     "split.vector": (4097,),
+    "split.columns": (6, 21),
+    "split.experts": (10, 6, 7),
+    "split.rows of experts": (2, 12, 5),
 }
+AXES = {"split.columns": 1, "split.rows of experts": 1}
 NAMES = list(SHAPES)
 CENTRALIZED = ("split.matrix", "split.convolution", "whole.matrix")
 RATE, SPLIT_DECAY, WHOLE_DECAY = 0.01, 0.1, 0.02
@@ -66,8 +71,13 @@ def _configurations():
     yield Configuration(ms_optim.AdamW, "composite", "pynative", ALL)
     yield Configuration(ms_optim.LANS, "akg", "pynative", ALL)
     above = (ms_optim.AdamW, ms_optim.Lamb, ms_optim.LANS, ms_optim.AdamOffload)
+    # Muon puts matrices together by MindSpore's operators.
+    splits = {"splits": {"split.matrix": (6, 7), "split.rows of experts": ((2, 1), 4)}}
+    yield Configuration(ms_optim.Muon, "composite", "graph", {**ALL, **splits}, processes=both)
+    yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True, **splits}, processes=both)
+    yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True}, group="pair", processes=(4,))
     for optimizer in REFERENCES:  # in one order, and no set's: every process runs the same at the same time
-        if optimizer not in above:
+        if optimizer not in (*above, ms_optim.Muon):
             yield Configuration(optimizer, "aot", "graph", ALL)
 
 
@@ -79,8 +89,9 @@ def own_part(name, array, place, sharers):
     """Return what one of the processes holds of a tensor: more the later it stands."""
     if name.startswith("whole"):
         return array
-    cuts = [round(len(array) * k * (k + 1) / (sharers * (sharers + 1))) for k in range(sharers + 1)]
-    return array[cuts[place] : cuts[place + 1]]
+    axis = AXES.get(name, 0)
+    cuts = [round(array.shape[axis] * k * (k + 1) / (sharers * (sharers + 1))) for k in range(sharers + 1)]
+    return array.take(range(cuts[place], cuts[place + 1]), axis)
 
 
 def _drawn(seed, dtype, scale=1.0):

@@ -12,6 +12,7 @@ from harness import Step, numbers, tensor
 from mindspore import Parameter, communication
 from runtime import spare_threads
 from sharding import (
+    AXES,
     CENTRALIZED,
     NAMES,
     RATE,
@@ -24,20 +25,21 @@ from sharding import (
     start,
 )
 
-from ms_optim import Lamb
+from ms_optim import Lamb, Muon
 
 
-def groups(params, shard_group):
-    """Group parameters by whether they are split and centralized, in the order of their names."""
-    made = []
-    for kind, settings in (
-        ("split", {"weight_decay": SPLIT_DECAY, "shard_group": shard_group}),
-        ("whole", {"weight_decay": WHOLE_DECAY}),
-    ):
-        for centralized in (False, True):
-            members = [p for n, p in params.items() if n.startswith(kind) and (n in CENTRALIZED) == centralized]
-            made.append({"params": members, "grad_centralization": centralized, **settings})
-    return [*made, {"order_params": list(params.values())}]
+def groups(params, shard_group, knows_axes):
+    """Group parameters by how they are split and whether they are centralized, in the order of their names."""
+    made = {}
+    for name, p in params.items():
+        settings = {"weight_decay": WHOLE_DECAY}
+        if name.startswith("split"):
+            settings = {"weight_decay": SPLIT_DECAY, "shard_group": shard_group}
+            if knows_axes and name in AXES:
+                settings["shard_axis"] = AXES[name]
+        settings["grad_centralization"] = name in CENTRALIZED
+        made.setdefault(str(settings), {**settings, "params": []})["params"].append(p)
+    return [*made.values(), {"order_params": list(params.values())}]
 
 
 def refused(match):
@@ -52,6 +54,19 @@ def check_refusals():
     with pytest.raises(ValueError, match=r"must be one of \['stand_alone', 'hybrid_parallel'\] .* 'data_parallel'"):
         Lamb([{"params": [Parameter(tensor([1.0], "float32"), name="w")], "shard_group": world}], 0.1)
     ms.reset_auto_parallel_context()
+    check_slices_that_do_not_fit(world)
+
+
+def check_slices_that_do_not_fit(world):
+    """On every process, as the others would wait for it."""
+    rank = communication.get_rank()
+    w = Parameter(tensor(np.ones((4, 3 + rank)), "float32"), name="w")
+    with pytest.raises(ValueError, match=r"the parameter 'w' must differ in the dimension 'shard_axis' alone, but"):
+        Muon([{"params": [w], "shard_group": world}], 0.1, backend="composite")
+    with pytest.raises(ValueError, match=r"'shard_axis' of the parameter 'w' must be less than its dimensions, 2, but"):
+        Muon([{"params": [w], "shard_group": world, "shard_axis": 2}], 0.1, backend="composite")
+    with pytest.raises(RuntimeError, match=r"no fused kernel: the group key 'shard_group' needs matrices that"):
+        Muon([{"params": [w], "shard_group": world, "shard_axis": 1}], 0.1, backend="aot")
 
 
 def run(configuration, group, place, sharers, record):
@@ -60,7 +75,7 @@ def run(configuration, group, place, sharers, record):
     ms.set_context(pynative_synchronize=c.backend != "aot")
     parts = {name: own_part(name, w, place, sharers) for name, w in start(c.dtype).items()}
     params = {name: Parameter(tensor(w, c.dtype), name=name) for name, w in parts.items()}
-    optimizer = c.optimizer(groups(params, group), RATE, backend=c.backend, **c.arguments)
+    optimizer = c.optimizer(groups(params, group, c.optimizer is Muon), RATE, backend=c.backend, **c.arguments)
     assert optimizer.fused == (c.backend == "aot")
     call = Step(optimizer) if c.mode == "graph" else lambda *g: optimizer(g)
     for step in range(STEPS):

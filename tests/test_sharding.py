@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from cases import constant
-from harness import check_close, check_units, tensor
+from harness import check_close, check_units, peak_of_weight, tensor
 from mindspore import Parameter
 from processes import launched
 from sharding import (
+    AXES,
     CENTRALIZED,
     NAMES,
     POISONED_TENSOR,
@@ -24,7 +25,8 @@ from sharding import (
 )
 from tolerances import TOLERANCE
 
-from ms_optim import DGCMomentum, pattern_groups
+import ms_optim
+from ms_optim import DGCMomentum, Muon, pattern_groups
 from ms_optim.paths.fused import Launch, phases_of_parts
 
 # How far a whole tensor may stray from the reference, as a vector, relative to the largest that it has been.
@@ -43,7 +45,17 @@ def joined(name, parts, sharers):
     """Put a tensor together from what the first processes hold of it."""
     if name.startswith("whole"):
         return parts[0]
-    return np.concatenate(parts[:sharers])
+    return np.concatenate(parts[:sharers], AXES.get(name, 0))
+
+
+def joined_rows(name, parts, sharers):
+    """Put a state of one number for each row together; where rows are cut, each process has it for all."""
+    shape = SHAPES[name]
+    if name.startswith("whole") or (len(shape) == 2 and AXES.get(name) == 1):
+        assert all(part.tobytes() == parts[0].tobytes() for part in parts)
+        return parts[0]
+    batch = shape[0] if AXES.get(name) == 1 else 1
+    return np.concatenate([part.reshape(batch, -1) for part in parts[:sharers]], 1).reshape(-1)
 
 
 def whole_reference(c):
@@ -55,6 +67,7 @@ def whole_reference(c):
         [constant(decay) for decay in decays],
         [name in CENTRALIZED for name in NAMES],
         [c.dtype] * n,
+        names=NAMES,
         **c.arguments,
     )
 
@@ -71,7 +84,7 @@ def check_trajectory(c, held, sharers):
             for rank, part in enumerate(parts):
                 same = rank % sharers if name.startswith("split") else 0
                 assert part.tobytes() == parts[same].tobytes(), where
-            actual, peak = joined(name, parts, sharers), expected.peak["weight"][i]
+            actual, peak = joined(name, parts, sharers), peak_of_weight(expected, i)
             if c.dtype == "float32":
                 check_tensor(actual, expected.weights[i], "weight", peak, expected, where)
             else:
@@ -83,9 +96,10 @@ def check_trajectory(c, held, sharers):
         else:
             peak = expected.peak["statistics"]
             check_close(statistics[0], expected.statistics, TOLERANCE["statistics"], peak, where)
-    for prefix in expected.states:
-        for i, name in enumerate(NAMES):
-            actual = joined(name, [record[f"{c.name}/{prefix}.{name}"] for record in held], sharers)
+    for i, name in enumerate(NAMES):
+        for prefix in expected.states_of(i):
+            put_together = joined_rows if prefix == "muon_v" else joined
+            actual = put_together(name, [record[f"{c.name}/{prefix}.{name}"] for record in held], sharers)
             peak, where = expected.peak[prefix][i], f"{c.name}, {prefix}.{name}"
             check_tensor(actual, expected.state[prefix][i], "state", peak, expected, where)
     assert all(r[f"{c.name}/counts"].tolist() == [expected.step_count, expected.skipped] for r in held), c.name
@@ -125,8 +139,9 @@ def test_tensors_are_split_unevenly(sharers):
     for name, shape in SHAPES.items():
         if name.startswith("split"):
             parts = [own_part(name, np.zeros(shape), place, sharers) for place in range(sharers)]
-            assert sum(map(len, parts)) == shape[0]
-            assert 0 < len(parts[0]) < len(parts[-1])
+            lengths = [part.shape[AXES.get(name, 0)] for part in parts]
+            assert sum(lengths) == shape[AXES.get(name, 0)]
+            assert 0 < lengths[0] < lengths[-1]
 
 
 # ---- Phases ------------------------------------------------------------------------------------------------------
@@ -169,6 +184,19 @@ def test_a_group_needs_a_name_and_communication(optimizer, parameter):
 def test_dgc_refuses_slices(parameter):
     with pytest.raises(ValueError, match=r"'DGCMomentum', 'params\[0\]\['shard_group'\]' must be left out: it exch"):
         DGCMomentum([{"params": [parameter], "shard_group": "mccl_world_group"}], 0.1, 0.9, 0)
+
+
+def test_only_sliced_tensors_have_an_axis(parameter):
+    def refused(error, match, **settings):
+        with pytest.raises(error, match=match):
+            Muon([{"params": [parameter], **settings}], 0.1)
+
+    refused(ValueError, r"params\[0\]\['shard_axis'\]' must be left out without 'shard_group', but got 1", shard_axis=1)
+    expected = r"params\[0\]\['shard_axis'\]' must be an int, 0 or greater"
+    refused(TypeError, expected, shard_group="world", shard_axis="rows")
+    refused(ValueError, expected, shard_group="world", shard_axis=-1)
+    with pytest.raises(KeyError, match="shard_axis"):
+        ms_optim.AdamW([{"params": [parameter], "shard_group": "world", "shard_axis": 1}], 0.1)
 
 
 def test_patterns_may_name_a_group(parameter, monkeypatch):

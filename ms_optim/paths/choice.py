@@ -120,6 +120,8 @@ def _why_not_fused(parts, features):
         reason, path = native.why_not(parts), "native"
     else:
         reason, path = _kernels.why_not(parts.rule.name, device), device
+    if reason is None:
+        reason = _capabilities.lacking(parts.statement.kernels_lack, features)
     if reason is None and device == "Ascend":
         reason = _capabilities.why_not(path, features)
     return reason

@@ -57,7 +57,7 @@ class CompositePath(nn.Cell):
         self.survey = Survey(self.stacks, self.stacks.centralized, *survey)
         self.counting = Counting(held, self.dtype, settings.skips)
         self.rates_of_each = RatesOfEach(layout)
-        self.each = C.Map()
+        self.each, self.takes_turns = C.Map(), layout.exchanges_by_form
         object.__setattr__(self, "statistics", held.statistics)
         if rule.weighs_steps:
             object.__setattr__(self, "step_weights", held.step_weights[0])
@@ -87,7 +87,8 @@ class CompositePath(nn.Cell):
             columns = (shared, stacks.owned, stacks.forms, rows, rate, decay, gradients, norms, finite)
             return self.counting(applied, stacks.in_order(self.each(self.updated, *columns, *held)))
         shared = ((scalars, clip, t),) * len(gradients)
-        directed = self.each(self.directed, shared, stacks.forms, decay, gradients, norms, *held)
+        columns = (shared, stacks.forms, decay, gradients, norms, *held)
+        directed = self.in_turn(*columns) if self.takes_turns else self.each(self.directed, *columns)
         found = self.whole(stacks.in_order(self.each(self.norms_of, directed)))
         norms_of_each = stacks.spread(found, gradients)
         shared = ((applied, t),) * len(gradients)
@@ -107,6 +108,21 @@ class CompositePath(nn.Cell):
         moved = self.moved((applied, t), rate, decay, directed, norms, *held)
         before = ops.stack((sizes, norms[:, 0]), 1)
         return ops.concat((before, moved, F.cast(finite, mstype.float32).reshape((-1, 1))), 1)
+
+    def in_turn(self, shared, forms, decay, gradients, norms, *held):
+        """Return what :meth:`directed` does of each stack, one after the other.
+
+        So processes exchange slices of matrices in one order, and no more than one stack is whole at a time.
+        """
+        found, before = (), gradients
+        for k in range(len(forms)):
+            own = F.depend(gradients[k], before)
+            columns = ()
+            for column_of_each in held:
+                columns += (column_of_each[k],)
+            directed = self.directed(shared[k], forms[k], decay[k], own, norms[k], *columns)
+            found, before = (*found, directed), directed[1]
+        return found
 
     def directed(self, shared, form, decay, gradients, sizes, parameters, masters, has_master, *states):
         """Return of a stack the weights, the directions, new and old states, and a factor of the trust ratio."""

@@ -198,8 +198,8 @@ class FusedPath(nn.Cell):
         def matrices_of(tensors):
             if not rule.iterations:
                 return ()
-            forms = [layout.forms[layout.form_places[i]] if layout.holds_matrices(i) else () for i in tensors]
-            return Tensor(_abi.matrices(forms)), Tensor(np.array(rule.iterations, np.float64))
+            table = Tensor(_abi.matrices([layout.matrices(i) for i in tensors]))
+            return table, Tensor(np.array(rule.iterations, np.float64))
 
         has_matrices = len(rule.iterations) > 0
 

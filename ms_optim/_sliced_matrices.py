@@ -1,0 +1,153 @@
+"""Matrices of which each process holds a slice: an optimizer that needs whole ones puts them together in turn."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import communication as comm
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+
+class Slicing(NamedTuple):
+    """How the processes of a communication group slice a tensor.
+
+    Attributes:
+        group: The communication group.
+        axis: The dimension along which they slice it.
+        lengths: What each process has of that dimension, in the order of the ranks.
+        own: The place of this process among them.
+        cuts_matrices: Whether matrices are cut; of a batch of matrices, each process may have some whole ones.
+    """
+
+    group: str
+    axis: int
+    lengths: tuple[int, ...]
+    own: int
+    cuts_matrices: bool
+
+    def gathered(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape that a step needs, which has whole matrices, from that of a slice."""
+        if not self.cuts_matrices:
+            return tuple(shape)
+        return (*shape[: self.axis], sum(self.lengths), *shape[self.axis + 1 :])
+
+    @property
+    def begin(self) -> int:
+        """Where the slice of this process begins."""
+        return sum(self.lengths[: self.own])
+
+
+def slicings(
+    optimizer: str,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    shard_groups: Mapping[str, str],
+    axes: Mapping[str, int],
+) -> dict[str, Slicing]:
+    """Return by name how tensors that hold matrices are sliced.
+
+    The processes of each communication group tell each other the lengths of their slices.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the errors.
+        names: The names of the tensors that hold matrices.
+        shapes: The shapes of this process's slices.
+        shard_groups: The communication group of each sliced tensor, by name.
+        axes: The dimension along which a tensor is sliced, by name; of others it is the first.
+
+    Raises:
+        ValueError: If a tensor does not have the dimension, or the processes' slices do not fit each other.
+    """
+    sliced: dict[str, list[tuple[str, tuple[int, ...], int]]] = {}
+    for name, shape in zip(names, shapes):
+        axis = axes.get(name, 0)
+        if axis >= len(shape):
+            raise ValueError(
+                f"For '{optimizer}', 'shard_axis' of the parameter '{name}' must be less than its dimensions, "
+                f"{len(shape)}, but is {axis}."
+            )
+        if name in shard_groups:
+            sliced.setdefault(shard_groups[name], []).append((name, shape, axis))
+    return {
+        name: Slicing(group, axis, tuple(lengths), comm.get_rank(group), not (len(shape) == 3 and axis == 0))
+        for group, tensors in sliced.items()
+        for (name, shape, axis), lengths in zip(tensors, _lengths(optimizer, group, tensors))
+    }
+
+
+def _lengths(optimizer, group, tensors):
+    """Return for each tensor the lengths of the slices that the processes of a group have."""
+    rows = []
+    for name, shape, axis in tensors:
+        alike = zlib.crc32(repr((name, axis, *shape[:axis], *shape[axis + 1 :])).encode())
+        # On CPU, collectives take float32 numbers, which hold whole ones up to 2**24.
+        rows.append((shape[axis] >> 20, shape[axis] & (1 << 20) - 1, alike >> 8))
+    table = np.zeros((comm.get_group_size(group), len(rows), 3), np.float32)
+    table[comm.get_rank(group)] = rows
+    table = ops.AllReduce(ops.ReduceOp.SUM, group)(Tensor(table)).asnumpy().astype(np.int64)
+    for (name, shape, axis), marks in zip(tensors, table[:, :, 2].T):
+        if (marks != marks[0]).any():
+            raise ValueError(
+                f"For '{optimizer}', the slices of the parameter '{name}' must differ in the dimension 'shard_axis' "
+                f"alone, but another process of '{group}' has other dimensions, or another 'shard_axis', than "
+                f"{shape} and {axis}."
+            )
+    return ((table[:, :, 0] << 20) + table[:, :, 1]).T.tolist()
+
+
+class Whole(nn.Cell):
+    """Puts stacked tensors together from the slices of all processes, and takes the own slices out again.
+
+    Each process puts its slice among zeros, and AllReduce adds up: that rounds nothing, and on every process the whole
+    has the same bits. AllGather would need slices of one size, and on CPU the group of all processes.
+
+    Args:
+        slicing: How tensors are sliced; None: they are whole.
+    """
+
+    def __init__(self, slicing: Slicing | None):
+        super().__init__(auto_prefix=False)
+        self.is_sliced, self.cuts_matrices = slicing is not None, False
+        if slicing is not None:
+            self.cuts_matrices = slicing.cuts_matrices
+            # Stacks have one dimension more than their tensors.
+            self.axis, self.begin, self.length = slicing.axis + 1, slicing.begin, slicing.lengths[slicing.own]
+            self.total = sum(slicing.lengths)
+            self.after = self.total - self.begin - self.length
+            self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, slicing.group)
+
+    def construct(self, stack):
+        """Return a stack of tensors whose matrices are whole."""
+        if not self.cuts_matrices:
+            return stack
+        shape, parts = F.shape(stack), ()
+        if self.begin > 0:
+            parts += (self.zeros(shape, self.begin, stack),)
+        parts += (stack,)
+        if self.after > 0:
+            parts += (self.zeros(shape, self.after, stack),)
+        return self.all_reduce(ops.concat(parts, self.axis))
+
+    def zeros(self, shape, length, like):
+        """Return what stands for the slices of other processes."""
+        return ops.zeros((*shape[: self.axis], length, *shape[self.axis + 1 :]), F.dtype(like))
+
+    def own(self, stack):
+        """Return this process's slices of a stack of tensors whose matrices are whole."""
+        return ops.narrow(stack, self.axis, self.begin, self.length) if self.cuts_matrices else stack
+
+    def cuts_rows(self, dimensions):
+        """Tell whether tensors of so many dimensions, of the stack's one more, are sliced along rows of matrices."""
+        return self.cuts_matrices and self.axis == (2 if dimensions == 4 else 1)
+
+    def mean(self, sums, count):
+        """Return means of whole tensors from sums over the matrices that this process has, of so many numbers."""
+        if not self.is_sliced or self.cuts_matrices:
+            return sums / count
+        whole = self.all_reduce(F.cast(sums, mstype.float32))
+        return F.cast(whole, F.dtype(sums)) / (count * self.total // self.length)

@@ -6,7 +6,6 @@ from mindspore import Parameter
 
 import ms_optim
 
-WORKERS = 2
 # The first is most of it all and is cut; the last are not decayed and in a group of their own, centralized.
 SHAPES = [(300, 256), (7,), (5, 2048), (), (13, 11), (40, 3, 5, 5)]
 STEPS, SAVED, POISONED = 6, 3, 4
@@ -20,6 +19,8 @@ CONFIGURATIONS = {
     "lamb": (ms_optim.Lamb, "float32", {}),
     "lamb, clipped": (ms_optim.Lamb, "bfloat16", {"grad_clip_norm": 3.0, "skip_nonfinite": True}),
     "lans": (ms_optim.LANS, "float32", {"skip_nonfinite": True}),
+    "muon": (ms_optim.Muon, "float32", {"normalize_rows": True, "splits": {"w0": (100, 200)}}),
+    "muon, 8bit": (ms_optim.Muon, "bfloat16", {"state_dtype": "8bit", "grad_clip_norm": 3.0}),
     "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
 }
 _LISTED = {optimizer for optimizer, *_ in CONFIGURATIONS.values()}
@@ -28,9 +29,12 @@ CONFIGURATIONS |= {
     for cls in ms_optim.OPTIMIZERS
     if "shard_states" not in cls.refuses and cls not in _LISTED
 }
-# What is run in Graph mode, too, and what is saved and resumed in between.
-IN_GRAPH = ("adamw, rounded", "lamb, clipped")
-RESUMED = ("adamw, rounded", "adamw, masters", "lamb")
+# What so many workers run, and what two of them save and resume in between.
+RUNS = {
+    2: [*(("pynative", name) for name in CONFIGURATIONS), ("graph", "adamw, rounded"), ("graph", "lamb, clipped")],
+    4: [("pynative", "adamw, rounded"), ("pynative", "muon, 8bit"), ("graph", "muon")],
+}
+RESUMED = ("adamw, rounded", "adamw, masters", "lamb", "muon")
 ELEMENTWISE = [name for name, (optimizer, *_) in CONFIGURATIONS.items() if not optimizer.rules[0].is_layerwise]
 
 

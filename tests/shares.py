@@ -15,6 +15,7 @@ CONFIGURATIONS = {
     "adamw, clipped": (ms_optim.AdamW, "float32", {"grad_clip_norm": 3.0, "skip_nonfinite": True, "amsgrad": True}),
     "adamw, masters": (ms_optim.AdamW, "bfloat16", {"state_dtype": "bfloat16"}),
     "adamw, rounded": (ms_optim.AdamW, "bfloat16", LOW),
+    "adamw, averaged": (ms_optim.AdamW, "bfloat16", {"average_decay": 0.9, "average_warmup": True}),
     "offload": (ms_optim.AdamOffload, "float16", {"use_nesterov": True, "skip_nonfinite": True}),
     "lamb": (ms_optim.Lamb, "float32", {}),
     "lamb, clipped": (ms_optim.Lamb, "bfloat16", {"grad_clip_norm": 3.0, "skip_nonfinite": True}),
@@ -32,9 +33,15 @@ CONFIGURATIONS |= {
 # What so many workers run, and what two of them save and resume in between.
 RUNS = {
     2: [*(("pynative", name) for name in CONFIGURATIONS), ("graph", "adamw, rounded"), ("graph", "lamb, clipped")],
-    4: [("pynative", "adamw, rounded"), ("pynative", "muon, 8bit"), ("graph", "muon")],
+    4: [
+        ("pynative", "adamw, averaged"),
+        ("pynative", "adamw, rounded"),
+        ("graph", "ScheduleFreeAdamW"),
+        ("pynative", "muon, 8bit"),
+        ("graph", "muon"),
+    ],
 }
-RESUMED = ("adamw, rounded", "adamw, masters", "lamb", "muon")
+RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, masters", "lamb", "muon", "ScheduleFreeAdamW")
 ELEMENTWISE = [name for name, (optimizer, *_) in CONFIGURATIONS.items() if not optimizer.rules[0].is_layerwise]
 
 

@@ -36,7 +36,11 @@ def compared(name, mode, folder, rank):
         record[f"{mode}/{name}/{kind}/statistics"] = optimizer.statistics.asnumpy()
         counts = (optimizer.global_step, optimizer.skipped_steps)
         record[f"{mode}/{name}/{kind}/counts"] = [int(count.asnumpy()[0]) for count in counts]
-        held = (*optimizer.states, *optimizer.masters, *optimizer.scales)
+        if len(optimizer.averages) > 0 or optimizer.averages_iterates:
+            with optimizer.averaged():
+                record |= {f"{mode}/{name}/{kind}/average of w{i}": numbers(p) for i, p in enumerate(params)}
+            assert all((numbers(p) == w).all() for p, w in zip(params, weights))
+        held = (*optimizer.states, *optimizer.masters, *optimizer.averages, *optimizer.scales)
         record[f"{mode}/{name}/{kind}/bytes"] = sum(p.nbytes for p in held)
         ms.save_checkpoint(optimizer, str(folder / f"{mode}.{name}.{kind}.{rank}.ckpt"))
     return record

@@ -133,6 +133,11 @@ def check_weights(name, run, records):
         tolerance = 0.0 if name in ELEMENTWISE else 1e-6 * np.abs(expected).max()
         np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance, err_msg=f"{run} w{i}")
         assert all(record[f"{run}/share/w{i}"].tobytes() == actual.tobytes() for record in records), f"{run} w{i}"
+        average = f"average of w{i}"
+        if f"{run}/whole/{average}" in records[0]:
+            expected = records[0][f"{run}/whole/{average}"]
+            assert (expected != actual).any(), f"{run} {average}"
+            assert all((record[f"{run}/share/{average}"] == expected).all() for record in records), f"{run} {average}"
 
 
 def check_reports(run, records):

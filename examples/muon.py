@@ -1,0 +1,167 @@
+"""Train a small Transformer on English text with AdamW, Muon and ScheduleFreeAdamW, and compare the losses by step.
+
+AdamW and Muon follow a cosine to 0, after a warm-up; Muon takes three quarters of AdamW's steps. ScheduleFreeAdamW
+knows no last step: its loss at any step is that of a run that could end there. Each learning rate is the best of those
+that --tune tries, with another seed than those of the comparison. The network and the text are low_precision.py's.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import mindspore as ms
+import numpy as np
+from low_precision import BATCH, CONTEXT, VALIDATED, WEIGHT_DECAY, LanguageModel, read_text, windows
+from mindspore import nn
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+import ms_optim
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+
+POINTS = 20  # of a curve
+TUNING_SEED = 1000
+ADAMW_NAMES = ("characters", "head.*")  # the embedding and the output layer
+SPLITS = {"*qkv.weight": 3}
+
+
+@dataclass
+class Run:
+    """How the network is trained with one of the optimizers.
+
+    Attributes:
+        optimizer: Makes it from groups and a learning rate for each step.
+        rate: The learning rate that --tune found.
+        steps: Its steps, for each of AdamW's.
+        follows_cosine: Whether its learning rate falls; it rises at first in any case.
+        color: Of its curve.
+    """
+
+    optimizer: Callable[[Any, Any], Any]
+    rate: float
+    steps: float
+    follows_cosine: bool
+    color: str
+
+
+RUNS = {
+    "AdamW": Run(lambda groups, rates: ms_optim.AdamW(groups, rates, (0.9, 0.95)), 4e-3, 1.0, True, "0.6"),
+    "Muon": Run(
+        lambda groups, rates: ms_optim.Muon(groups, rates, adamw_names=ADAMW_NAMES, splits=SPLITS),
+        8e-3,
+        0.75,
+        True,
+        "tab:red",
+    ),
+    "ScheduleFreeAdamW": Run(
+        lambda groups, rates: ms_optim.ScheduleFreeAdamW(groups, rates, (0.95, 0.99)), 8e-3, 1.0, False, "tab:blue"
+    ),
+}
+# Doubled from one to the next.
+TRIED = [1e-3 * 2**k for k in range(6)]
+
+
+def rates_of(run, rate, steps):
+    """Return the learning rate of each step."""
+    rising = steps // 20
+    return [
+        rate * min(1.0, (i + 1) / rising) * (0.5 + 0.5 * math.cos(math.pi * i / steps) if run.follows_cosine else 1.0)
+        for i in range(steps)
+    ]
+
+
+def train(name, rate, steps, seed):
+    """Train one network; return its validation losses by step."""
+    run = RUNS[name]
+    steps = round(run.steps * steps)
+    text, held_back, vocabulary = read_text()
+    rng = np.random.default_rng(seed)
+    net = LanguageModel(rng, vocabulary, ms.float32)
+    optimizer = run.optimizer(ms_optim.no_decay_groups(net, WEIGHT_DECAY), rates_of(run, rate, steps))
+    step = nn.TrainOneStepCell(net, optimizer)
+    validation = windows(held_back, np.linspace(0, len(held_back) - CONTEXT - 1, VALIDATED).astype(int))
+    losses = {}
+    with tqdm(total=steps, desc=f"{name}, {rate:g}, seed {seed}".ljust(34), unit="step") as bar:
+        for i in range(1, steps + 1):
+            step(*windows(text, rng.integers(0, len(text) - CONTEXT, BATCH)))
+            if i % math.ceil(steps / POINTS) == 0 or i == steps:
+                if run.follows_cosine:
+                    losses[i] = float(net(*validation).asnumpy())
+                else:
+                    with optimizer.averaged():
+                        losses[i] = float(net(*validation).asnumpy())
+                bar.set_postfix(validation=f"{losses[i]:.3f}", refresh=False)
+            bar.update()
+    return losses
+
+
+def last(losses):
+    """Return the loss after the last step."""
+    return list(losses.values())[-1]
+
+
+def tune(console, names, steps):
+    """Try learning rates, print the losses, and return the best of each optimizer."""
+    found = {name: [last(train(name, rate, steps, TUNING_SEED)) for rate in TRIED] for name in names}
+    table = Table("Validation loss", *(f"{rate:g}" for rate in TRIED))
+    for name, losses in found.items():
+        table.add_row(name, *(f"{loss:.4f}" for loss in losses))
+    console.print(table)
+    return {name: TRIED[int(np.argmin(losses))] for name, losses in found.items()}
+
+
+def draw(curves, path):
+    """Draw the mean loss by step."""
+    figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
+    for name, runs in curves.items():
+        steps, losses = list(runs[0]), np.mean([list(run.values()) for run in runs], 0)
+        style = {"color": RUNS[name].color, "label": f"{name}: {losses[-1]:.3f} after {steps[-1]:,} steps"}
+        axes.plot(steps, losses, linewidth=1.8, **style)
+        axes.plot(steps[-1], losses[-1], "o", color=RUNS[name].color)
+        if name == "AdamW":
+            axes.axhline(losses[-1], color="0.6", linewidth=0.8, linestyle="--")
+    axes.set(xlabel="step", ylabel="cross entropy of a character", title="Validation loss")
+    axes.set_ylim(top=3.0)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main():
+    """Train, print the table, save the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--optimizer", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--mode", choices=["graph", "pynative"], default="graph")
+    parser.add_argument("--steps", type=int, default=800, help="AdamW's steps")
+    parser.add_argument("--seeds", type=int, default=1, help="how many runs each number is the mean of")
+    parser.add_argument("--tune", action="store_true", help="find the learning rates first")
+    parser.add_argument("--output", default="muon.png", help="where the picture goes")
+    arguments = parser.parse_args()
+    ms.set_context(mode=ms.GRAPH_MODE if arguments.mode == "graph" else ms.PYNATIVE_MODE)
+
+    console, names = Console(), list(dict.fromkeys(["AdamW", *arguments.optimizer]))
+    rates = tune(console, names, arguments.steps) if arguments.tune else {name: RUNS[name].rate for name in names}
+    curves = {
+        name: [train(name, rates[name], arguments.steps, seed) for seed in range(arguments.seeds)] for name in names
+    }
+    table = Table("Optimizer", "Learning rate", "Steps", "Validation loss", "Against AdamW, by seed")
+    for name, runs in curves.items():
+        ratios = [last(run) / last(first) for run, first in zip(runs, curves["AdamW"])]
+        steps, loss = list(runs[0])[-1], np.mean([last(run) for run in runs])
+        by_seed = ", ".join(f"{ratio:.4f}" for ratio in ratios)
+        table.add_row(name, f"{rates[name]:g}", f"{steps:,}", f"{loss:.4f}", by_seed)
+    console.print(table)
+    draw(curves, arguments.output)
+    console.print(f"Curves in {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from mindspore.train import Callback
 from ._arguments import check_count, check_type, fail
 from ._base import FusedOptimizer
 from ._readings import Reading, ReadingFiles, read, steps_of
+from .qk_clip import QKClip
 
 if TYPE_CHECKING:
     from mindspore.train import RunContext
@@ -34,9 +35,9 @@ class OptimizerMonitor(Callback):
     A row of the CSV file has the numbers of a step: how many steps were skipped and how many gradients are not finite,
     the norms of gradient, weights and update, the ratio of the last two, the least, median and largest trust ratio, and
     the learning rate and the weight decay of each group of parameters that share them. DGCMomentum adds the density,
-    which is the part of all elements that a worker sends, and the norm of its residuals. A second file beside it,
-    `run.layers.csv` for `run.csv`, has a row for each parameter. A resumed run appends to its files. :func:`plot` draws
-    them.
+    which is the part of all elements that a worker sends, and the norm of its residuals; `qk_clip` adds the heads that
+    it clipped. A second file beside it, `run.layers.csv` for `run.csv`, has a row for each parameter. A resumed run
+    appends to its files. :func:`plot` draws them.
 
     Where several processes train together, the first one shows and records.
 
@@ -46,6 +47,8 @@ class OptimizerMonitor(Callback):
         tensorboard (Union[str, PathLike, None]): The folder to write TensorBoard's files to, which needs tensorboardX.
             Default: ``None`` .
         verbose (bool): Whether to print a line for each reading. Default: ``True`` .
+        qk_clip (Union[QKClip, None]): The callback whose clipped heads are counted, all so far; it stands before the
+            monitor among the callbacks. Default: ``None`` .
 
     Raises:
         TypeError: If an argument has the wrong type, or the model is not trained by an optimizer of this package.
@@ -70,6 +73,7 @@ class OptimizerMonitor(Callback):
 
     every: int
     verbose: bool
+    qk_clip: QKClip | None
     files: ReadingFiles | None
     folder: FilePath | None
 
@@ -79,16 +83,19 @@ class OptimizerMonitor(Callback):
         csv: FilePath | None = None,
         tensorboard: FilePath | None = None,
         verbose: bool = True,
+        qk_clip: QKClip | None = None,
     ):
         super().__init__()
         check_count(NAME, "every", every, 1)
         check_type(NAME, "verbose", verbose, bool)
+        if qk_clip is not None:
+            check_type(NAME, "qk_clip", qk_clip, QKClip)
         for name, value in (("csv", csv), ("tensorboard", tensorboard)):
             if value is not None and not isinstance(value, (str, os.PathLike)):
                 fail(TypeError, NAME, name, "a path or None", value)
         if tensorboard is not None and importlib.util.find_spec("tensorboardX") is None:
             raise ImportError(f"For '{NAME}', 'tensorboard' needs tensorboardX: pip install tensorboardX.")
-        self.every, self.verbose = every, verbose
+        self.every, self.verbose, self.qk_clip = every, verbose, qk_clip
         self.files = None if csv is None else ReadingFiles(pathlib.Path(csv))
         self.folder = tensorboard
         self._writer = None
@@ -152,18 +159,24 @@ class OptimizerMonitor(Callback):
         if self._silent:
             return
         if self.files is not None:
-            self.files.prepare(read(optimizer))
+            self.files.prepare(self._read())
         if self.folder is not None:
             # A run that was resumed here has written later steps before: they are dropped.
             writer = importlib.import_module("tensorboardX").SummaryWriter
             self._writer = writer(str(self.folder), purge_step=self._steps + 1 if self._steps else None)
+
+    def _read(self):
+        reading = read(self._optimizer)
+        if self.qk_clip is not None:
+            reading.totals["clipped_heads"] = self.qk_clip.total
+        return reading
 
     def _advance(self, steps):
         before = self._steps
         self._steps += steps
         if self._silent or self._steps // self.every == before // self.every:
             return
-        reading = read(self._optimizer)
+        reading = self._read()
         # A training step that finds an overflow may skip the optimizer.
         if reading.step == self._read_at:
             return
@@ -217,6 +230,8 @@ def line(reading: Reading) -> str:
             parts.append(f"trust ratio {low:.2g} to {high:.2g}, median {middle:.2g}")
     if "density" in totals:
         parts.append(f"density {totals['density']:.3g}, residual norm {totals['residual_norm']:.3g}")
+    if totals.get("clipped_heads"):
+        parts.append(f"heads clipped so far: {totals['clipped_heads']}")
     if totals["nonfinite_gradients"]:
         parts.append(f"NOT FINITE: {totals['nonfinite_gradients']} of {len(reading.parameters)} gradients")
     if totals["skipped_steps"]:

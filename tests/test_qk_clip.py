@@ -1,5 +1,7 @@
 """QK-clip: after it no attention logit exceeds the threshold, and what need not change keeps its bits."""
 
+import csv
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from harness import numbers, tensor
 from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
 
-from ms_optim import AdamW, Muon, QKClip, qk_clip
+from ms_optim import AdamW, Muon, OptimizerMonitor, QKClip, qk_clip
 
 WIDTH, SAMPLES, THRESHOLD = 12, 40, 5.0
 
@@ -241,7 +243,7 @@ class Attention(nn.Cell):
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"], indirect=True)
-def test_the_callback(mode):
+def test_the_callback(mode, tmp_path, capfd):
     """Each forward pass, after the first, finds logits that one small step has moved from the threshold."""
     net = Attention()
     seen = []
@@ -256,12 +258,19 @@ def test_the_callback(mode):
         (np.stack([x] * 4), np.zeros((4, SAMPLES, SAMPLES), np.float32)), shuffle=False
     )
     model = ms.Model(net, nn.MSELoss(), Muon(net.trainable_params(), 1e-5))
-    model.train(1, data, callbacks=[callback, See()], dataset_sink_mode=False)
+    monitor = OptimizerMonitor(every=2, csv=tmp_path / "run.csv", qk_clip=callback)
+    model.train(1, data, callbacks=[callback, See(), monitor], dataset_sink_mode=False)
     assert (seen[0][0] > 2 * THRESHOLD).all()
     assert seen[0][1] == 2
     for found, _ in seen[1:]:
         np.testing.assert_allclose(found, THRESHOLD, rtol=1e-3)
     assert callback.total == sum(count for _, count in seen)
+    with (tmp_path / "run.csv").open(newline="") as file:
+        recorded = [int(row["clipped_heads"]) for row in csv.DictReader(file)]
+    assert recorded == [sum(count for _, count in seen[:k]) for k in (2, 4)]
+    assert f"heads clipped so far: {recorded[0]}" in capfd.readouterr().out
+    with pytest.raises(TypeError, match="'qk_clip' must be of type QKClip, but got 3"):
+        OptimizerMonitor(qk_clip=3)
 
 
 def test_the_callback_takes_what_functions_return():

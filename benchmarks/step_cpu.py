@@ -321,6 +321,20 @@ def pytorch_muon(params):
     return Several([*made, torch_adamw(others)] if others else made)
 
 
+def pytorch_schedule_free(params):
+    """Make pytorch_optimizer's ScheduleFreeAdamW, which overwrites gradients: they are put back before each step."""
+    made = of_pytorch_optimizer("ScheduleFreeAdamW", betas=(BETA1, BETA2), eps=EPS)(params)
+    kept = [p.grad.clone() for p in params]
+
+    class PutBack:
+        def step(self):
+            for p, g in zip(params, kept):
+                p.grad.copy_(g)
+            made.step()
+
+    return PutBack()
+
+
 class Several:
     """Several torch optimizers, stepped one after the other."""
 
@@ -479,6 +493,11 @@ ROWS = {
             expect_ademamix,
         ),
         36,
+    ),
+    "pytorch_optimizer ScheduleFreeAdamW": (
+        "pytorch_optimizer",
+        torch_row(pytorch_schedule_free, expect_schedule_free),
+        28,
     ),
     "torch Muon + AdamW": ("torch", torch_row(torch_muon, expect_muon), 20),
     "pytorch_optimizer Muon": ("pytorch_optimizer", torch_row(pytorch_muon, expect_muon), 20),

@@ -1,11 +1,13 @@
 """Train a small Transformer on English text with AdamW, Muon and ScheduleFreeAdamW, and compare the losses by step.
 
-AdamW and Muon follow a cosine to 0, after a warm-up; Muon takes three quarters of AdamW's steps. ScheduleFreeAdamW
-knows no last step: its loss at any step is that of a run that could end there. Each learning rate is the best of those
-that --tune tries, with another seed than those of the comparison. The network and the text are low_precision.py's.
+AdamW and Muon follow a cosine to 0, after a warm-up; Muon takes three quarters of AdamW's steps. ScheduleFreeAdamW's
+learning rate stays, and its loss at any step is that of a run that could end there. Each learning rate is the best of
+those that --tune tries, with another seed than those of the comparison. The network and the text are those of
+low_precision.py.
 """
 
 import argparse
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,49 +33,51 @@ ADAMW_NAMES = ("characters", "head.*")  # the embedding and the output layer
 SPLITS = {"*qkv.weight": 3}
 
 
+def cosine(rate, steps):
+    """Return the learning rate of each step: a warm-up, and half a cosine to 0."""
+    rising = max(1, steps // 20)
+    return [rate * min(1.0, (i + 1) / rising) * (0.5 + 0.5 * math.cos(math.pi * i / steps)) for i in range(steps)]
+
+
+def adamw(groups, rate, steps):
+    """Make AdamW with a schedule."""
+    return ms_optim.AdamW(groups, cosine(rate, steps), (0.9, 0.99))
+
+
+def muon(groups, rate, steps):
+    """Make Muon with the same schedule; it has to know of the output layer's name, and of the fused projection."""
+    return ms_optim.Muon(groups, cosine(rate, steps), adamw_names=ADAMW_NAMES, splits=SPLITS)
+
+
+def schedule_free(groups, rate, steps):
+    """Make ScheduleFreeAdamW with a constant rate after a warm-up."""
+    return ms_optim.ScheduleFreeAdamW(groups, rate, (0.95, 0.99), warmup_steps=steps // 20)
+
+
 @dataclass
 class Run:
     """How the network is trained with one of the optimizers.
 
     Attributes:
-        optimizer: Makes it from groups and a learning rate for each step.
+        optimizer: Makes it from groups, a learning rate and the number of steps.
         rate: The learning rate that --tune found.
         steps: Its steps, for each of AdamW's.
-        follows_cosine: Whether its learning rate falls; it rises at first in any case.
         color: Of its curve.
     """
 
-    optimizer: Callable[[Any, Any], Any]
+    optimizer: Callable[[Any, float, int], Any]
     rate: float
     steps: float
-    follows_cosine: bool
     color: str
 
 
 RUNS = {
-    "AdamW": Run(lambda groups, rates: ms_optim.AdamW(groups, rates, (0.9, 0.95)), 4e-3, 1.0, True, "0.6"),
-    "Muon": Run(
-        lambda groups, rates: ms_optim.Muon(groups, rates, adamw_names=ADAMW_NAMES, splits=SPLITS),
-        8e-3,
-        0.75,
-        True,
-        "tab:red",
-    ),
-    "ScheduleFreeAdamW": Run(
-        lambda groups, rates: ms_optim.ScheduleFreeAdamW(groups, rates, (0.95, 0.99)), 8e-3, 1.0, False, "tab:blue"
-    ),
+    "AdamW": Run(adamw, 2e-3, 1.0, "0.6"),
+    "Muon": Run(muon, 1.6e-2, 0.75, "tab:red"),
+    "ScheduleFreeAdamW": Run(schedule_free, 4e-3, 1.0, "tab:blue"),
 }
 # Doubled from one to the next.
 TRIED = [1e-3 * 2**k for k in range(6)]
-
-
-def rates_of(run, rate, steps):
-    """Return the learning rate of each step."""
-    rising = steps // 20
-    return [
-        rate * min(1.0, (i + 1) / rising) * (0.5 + 0.5 * math.cos(math.pi * i / steps) if run.follows_cosine else 1.0)
-        for i in range(steps)
-    ]
 
 
 def train(name, rate, steps, seed):
@@ -83,7 +87,7 @@ def train(name, rate, steps, seed):
     text, held_back, vocabulary = read_text()
     rng = np.random.default_rng(seed)
     net = LanguageModel(rng, vocabulary, ms.float32)
-    optimizer = run.optimizer(ms_optim.no_decay_groups(net, WEIGHT_DECAY), rates_of(run, rate, steps))
+    optimizer = run.optimizer(ms_optim.no_decay_groups(net, WEIGHT_DECAY), rate, steps)
     step = nn.TrainOneStepCell(net, optimizer)
     validation = windows(held_back, np.linspace(0, len(held_back) - CONTEXT - 1, VALIDATED).astype(int))
     losses = {}
@@ -91,11 +95,8 @@ def train(name, rate, steps, seed):
         for i in range(1, steps + 1):
             step(*windows(text, rng.integers(0, len(text) - CONTEXT, BATCH)))
             if i % math.ceil(steps / POINTS) == 0 or i == steps:
-                if run.follows_cosine:
+                with optimizer.averaged() if optimizer.averages_iterates else contextlib.nullcontext():
                     losses[i] = float(net(*validation).asnumpy())
-                else:
-                    with optimizer.averaged():
-                        losses[i] = float(net(*validation).asnumpy())
                 bar.set_postfix(validation=f"{losses[i]:.3f}", refresh=False)
             bar.update()
     return losses
@@ -121,9 +122,9 @@ def draw(curves, path):
     figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
     for name, runs in curves.items():
         steps, losses = list(runs[0]), np.mean([list(run.values()) for run in runs], 0)
-        style = {"color": RUNS[name].color, "label": f"{name}: {losses[-1]:.3f} after {steps[-1]:,} steps"}
-        axes.plot(steps, losses, linewidth=1.8, **style)
-        axes.plot(steps[-1], losses[-1], "o", color=RUNS[name].color)
+        color, label = RUNS[name].color, f"{name}: {losses[-1]:.3f} after {steps[-1]:,} steps"
+        axes.plot(steps, losses, color=color, linewidth=1.8, label=label)
+        axes.plot(steps[-1], losses[-1], "o", color=color)
         if name == "AdamW":
             axes.axhline(losses[-1], color="0.6", linewidth=0.8, linestyle="--")
     axes.set(xlabel="step", ylabel="cross entropy of a character", title="Validation loss")

@@ -623,7 +623,8 @@ def main():
     from ms_optim.cli.bench import bandwidth
 
     console = Console(width=max(120, Console().width))
-    chosen = {n: row for n, row in ROWS.items() if not arguments.rows or n.lower().startswith(tuple(arguments.rows))}
+    wanted = tuple(name.lower() for name in arguments.rows or [""])
+    chosen = {n: row for n, row in ROWS.items() if n.lower().startswith(wanted)}
     if arguments.launch:
         chosen = {n: row for n, row in chosen.items() if row[0] == "mindspore" and not n.startswith("nn.")}
     shapes = TENSORS[arguments.tensors][0]

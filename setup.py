@@ -10,6 +10,7 @@ import sys
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.errors import CompileError
 
 INSTRUCTION_SETS = {
     "x86_64": {
@@ -21,16 +22,19 @@ INSTRUCTION_SETS = {
 # Products are not contracted into fused multiply-adds, so that every instruction set gives the same bits; sqrt need
 # not set errno and selects need not trap, else loops with them are not vectorized.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
-# Products of matrices are contracted, and some processors have an instruction for those of bfloat16.
+# Products of matrices are contracted, and some processors have instructions for those of bfloat16.
 PRODUCT_FLAGS = ["-ffp-contract=fast"]
 PRODUCT_SETS = {
     "x86_64": {
+        "amx": [*INSTRUCTION_SETS["x86_64"]["avx512"], "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
         "avx512bf16": [*INSTRUCTION_SETS["x86_64"]["avx512"], "-mavx512bf16"],
         "avx512": INSTRUCTION_SETS["x86_64"]["avx512"],
         "avx2": ["-mavx2", "-mfma"],
         "baseline": [],
     }
 }
+# What older compilers do not know is left out.
+FOR_BFLOAT16 = ("amx", "avx512bf16")
 # A GPU gives these bits too: see ops/include/denormals.h.
 CUDA_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-ftz=true", "-prec-div=true", "-prec-sqrt=true"]
 CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden", "--threads=0"]
@@ -78,21 +82,31 @@ class BuildKernels(build_ext):
         """Compile what is compiled once for each instruction set, and link."""
         include = ["ops/include", "ops/cpu"]
         flags = [*FLAGS, "-fopenmp", "-Wno-psabi"]
-        objects = self.compiler.compile(
-            ["ops/cpu/entry.cc"], output_dir=self.build_temp, include_dirs=include, extra_postargs=flags
-        )
+        objects, lacking = [], []
         for source, sets, own in (
             ("ops/cpu/kernels.cc", INSTRUCTION_SETS, []),
             ("ops/cpu/products.cc", PRODUCT_SETS, PRODUCT_FLAGS),
         ):
             for name, options in sets.get(platform.machine(), {"baseline": []}).items():
-                objects += self.compiler.compile(
-                    [source],
-                    output_dir=f"{self.build_temp}/{name}",
-                    include_dirs=include,
-                    macros=[("MS_OPTIM_ISA", name)],
-                    extra_postargs=[*flags, *own, *options],
-                )
+                try:
+                    objects += self.compiler.compile(
+                        [source],
+                        output_dir=f"{self.build_temp}/{name}",
+                        include_dirs=include,
+                        macros=[("MS_OPTIM_ISA", name)],
+                        extra_postargs=[*flags, *own, *options],
+                    )
+                except CompileError:
+                    if name not in FOR_BFLOAT16:
+                        raise
+                    lacking.append((f"MS_OPTIM_LACKS_{name.upper()}", None))
+        objects += self.compiler.compile(
+            ["ops/cpu/entry.cc"],
+            output_dir=self.build_temp,
+            include_dirs=include,
+            macros=lacking,
+            extra_postargs=flags,
+        )
         self.compiler.link_shared_object(objects, library, extra_postargs=["-fopenmp", "-s"], target_lang="c++")
 
 

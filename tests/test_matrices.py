@@ -6,6 +6,7 @@ import sys
 import zlib
 
 import mindspore as ms
+import ml_dtypes
 import numpy as np
 import pytest
 import reference
@@ -16,7 +17,7 @@ from reference.muon import orthogonalized
 from sources import TESTS
 from tolerances import TOLERANCE
 
-from ms_optim import Muon, _kernels
+from ms_optim import Muon, _kernels, _libraries
 from ms_optim._orthogonal import Orthogonalize
 
 needs_kernel = pytest.mark.skipif(_kernels.why_not("muon", "CPU") is not None, reason="it is the kernel's")
@@ -302,6 +303,55 @@ def test_bfloat16_products_stay_close_to_float32_ones(backend):
         assert not np.array_equal(rounded[name], wide), name
         off = np.linalg.norm(rounded[name] - wide) / np.linalg.norm(wide)
         assert 1e-5 < off < 0.08, (name, off)
+
+
+@pytest.fixture(params=["amx", "avx512bf16", "avx512", "avx2", "baseline"])
+def products(request):
+    """Multiply matrices by one of the ways that this processor has."""
+    library = _libraries.library("libms_optim_cpu.so")
+    if library.ms_optim_force_products(request.param.encode()) != 0:
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    assert library.ms_optim_force_products(None) == 0
+
+
+def rounded_to_bfloat16(x):
+    return x.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def orthogonalized_in_bfloat16(u):
+    """The iteration with exact sums, of which what is multiplied is rounded."""
+    x = rounded_to_bfloat16((u / np.linalg.norm(u)).astype(np.float32))
+    if len(u) > u[0].size:
+        return orthogonalized_in_bfloat16(u.T).T
+    a, b, c = (np.float64(np.float32(number)) for number in TRIPLE)
+    for _ in range(5):
+        s = rounded_to_bfloat16((x @ x.T).astype(np.float32))
+        polynomial = rounded_to_bfloat16((b * s + c * s @ s).astype(np.float32))
+        x = rounded_to_bfloat16((a * x + polynomial @ x).astype(np.float32))
+    return x
+
+
+# Edges of tiles: of 16 rows, 32 columns, 32 and 512 in depth.
+TILES = {"a": (16, 32), "b": (17, 33), "c": (31, 16), "d": (33, 513), "e": (1100, 70), "f": (400, 530), "g": (49, 97)}
+
+
+@needs_kernel
+@pytest.mark.parametrize("shapes", [TILES, ODD], ids=["tiles", "odd"])
+def test_all_ways_to_multiply_follow_the_same_iteration(products, shapes):
+    """Where a sum falls on either side of a tie, what is rounded differs by 2^-8, and little comes of one of many."""
+    given = drawn(shapes, 5)
+    exact, rounded = moves("aot", shapes), moves("aot", shapes, ns_dtype="bfloat16")
+    for name, g in given.items():
+        batch = g.astype(np.float64).reshape(-1, *g.shape[-2:])
+        scale = 0.2 * np.sqrt(max(g.shape[-2:]))
+        for moved, iterate, most in (
+            (exact, lambda u: orthogonalized(u, [TRIPLE] * 5), 1e-4),
+            (rounded, orthogonalized_in_bfloat16, 0.01),
+        ):
+            expected = scale * np.stack([iterate(u) for u in batch]).reshape(g.shape)
+            off = np.linalg.norm(moved[name] - expected) / np.linalg.norm(expected)
+            assert off < most, (products, name, off)
 
 
 @needs_kernel

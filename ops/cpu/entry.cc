@@ -1,5 +1,10 @@
 // The operators that MindSpore calls, and what a caller may ask about them.
 #include <omp.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <cstdio>
 #include <cstdlib>
@@ -55,15 +60,61 @@ const Kernels *&Chosen() {
 
 }  // namespace
 
-const Products &ChosenProducts() {
+namespace {
+
 #if defined(__x86_64__)
-  if (Chosen() == &avx512::kernels) {
-    return __builtin_cpu_supports("avx512bf16") ? avx512bf16::products : avx512::products;
-  }
-  if (Chosen() == &avx2::kernels) return avx2::products;
-#endif
-  return baseline::products;
+// Whether the processor has tiles of bfloat16 numbers and this process may use them: the operating system keeps no room
+// for them unless it is asked to.
+[[maybe_unused]] bool MayUseTiles() {
+  unsigned eax, ebx, ecx, edx;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned kHasBFloat16 = 1u << 22, kHasTiles = 1u << 24;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return (edx & kHasBFloat16) != 0 && (edx & kHasTiles) != 0 &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
+#endif
+
+// Products that come with kernels, and with what the processor has besides.
+struct NamedProducts {
+  const char *name;
+  const Products *products;
+  const Kernels *kernels;
+  bool (*is_supported)();
+};
+
+const NamedProducts kProducts[] = {
+#if defined(__x86_64__)
+#if !defined(MS_OPTIM_LACKS_AMX)
+    {"amx", &amx::products, &avx512::kernels, MayUseTiles},
+#endif
+#if !defined(MS_OPTIM_LACKS_AVX512BF16)
+    {"avx512bf16", &avx512bf16::products, &avx512::kernels, [] { return __builtin_cpu_supports("avx512bf16") != 0; }},
+#endif
+    {"avx512", &avx512::products, &avx512::kernels, [] { return true; }},
+    {"avx2", &avx2::products, &avx2::kernels, [] { return true; }},
+#endif
+    {"baseline", &baseline::products, &baseline::kernels, [] { return true; }},
+};
+
+// Returns the products of that name, or the best that come with the chosen kernels for a null name; null if the
+// processor lacks them.
+const Products *FindProducts(const char *name) {
+  for (const NamedProducts &one : kProducts) {
+    const bool wanted = name == nullptr ? one.kernels == Chosen() : strcmp(name, one.name) == 0;
+    if (wanted && Supported(one.kernels) && one.is_supported()) return one.products;
+  }
+  return nullptr;
+}
+
+const Products *&OfChosenKernels() {
+  static const Products *chosen = FindProducts(nullptr);
+  return chosen;
+}
+
+}  // namespace
+
+const Products &ChosenProducts() { return *OfChosenKernels(); }
 
 namespace {
 
@@ -129,8 +180,17 @@ MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()-
 // For tests and for the doctor. Null: the best. Returns 0, or 1 if the processor lacks that set.
 MS_OPTIM_API int ms_optim_force_instruction_set(const char *name) {
   const ms_optim::Kernels *kernels = ms_optim::Find(name);
-  if (kernels != nullptr) ms_optim::Chosen() = kernels;
-  return kernels == nullptr;
+  if (kernels == nullptr) return 1;
+  ms_optim::Chosen() = kernels;
+  ms_optim::OfChosenKernels() = ms_optim::FindProducts(nullptr);
+  return 0;
+}
+
+// The same for products of matrices. Null: the best that come with the instruction set.
+MS_OPTIM_API int ms_optim_force_products(const char *name) {
+  const ms_optim::Products *products = ms_optim::FindProducts(name);
+  if (products != nullptr) ms_optim::OfChosenKernels() = products;
+  return products == nullptr;
 }
 
 MS_OPTIM_API int ms_optim_threads() { return omp_get_max_threads(); }

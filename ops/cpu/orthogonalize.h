@@ -214,16 +214,16 @@ class Orthogonalization {
       int work;
       int64_t row, column;
     };
+    const Products &products = ChosenProducts();
     std::vector<Tile> tiles;
     for (size_t i = 0; i < work_.size(); ++i) {
       const Product<T> p = of(work_[i]);
       for (int64_t column = 0; column < p.columns; column += kTileColumns) {
-        for (int64_t row = p.symmetric ? column : 0; row < p.rows; row += kTileRows) {
+        for (int64_t row = products.Mirrors(p) ? column : 0; row < p.rows; row += kTileRows) {
           tiles.push_back({static_cast<int>(i), row, column});
         }
       }
     }
-    const Products &products = ChosenProducts();
     team_.For(static_cast<int64_t>(tiles.size()), [&](int64_t i, ProductBuffers &buffers) {
       const Tile &tile = tiles[static_cast<size_t>(i)];
       products.Compute(of(work_[static_cast<size_t>(tile.work)]), tile.row, tile.column, buffers);

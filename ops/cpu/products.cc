@@ -4,7 +4,10 @@
 #include <cstring>
 
 #if defined(__AVX512BF16__)
-#include <immintrin.h>
+#include "pairs.h"
+#endif
+#if defined(__AMX_BF16__)
+#include "tiles.h"
 #endif
 
 namespace ms_optim::MS_OPTIM_ISA {
@@ -90,40 +93,47 @@ void AddRows(int64_t rows, int64_t depth, const T *left, int64_t stride, const f
   if constexpr (kRows > 1) AddRows<T, kRows - 1>(rows, depth, left, stride, panel, sums);
 }
 
-// Puts a number of right where the panel has it: `row` counts the rows of this depth, `column` the panel's columns.
-void Put(float x, int64_t row, int64_t column, float *panel) { panel[row * kPanel + column] = x; }
-
-void Put(bfloat16 x, int64_t row, int64_t column, float *panel) {
-  if (Kind<bfloat16>::kDepth == 2) {
-    memcpy(reinterpret_cast<char *>(panel + row / 2 * kPanel + column) + row % 2 * 2, &x, sizeof(x));
-  } else {
-    panel[row * kPanel + column] = ToFloat(x);
-  }
-}
-
-// Panels of the columns of a tile, one after the other, zeros where there are no columns any more.
+// Panels of the columns of a tile, one after the other, of so many units each: zeros where there are no numbers any
+// more.
 template <class T>
-void Pack(const Product<T> &p, int64_t first_row, int64_t rows, int64_t first_column, int64_t columns, float *panel) {
-  const int64_t units = rows / Kind<T>::kDepth;
+void Pack(const Product<T> &p, int64_t first_row, int64_t rows, int64_t first_column, int64_t columns, int64_t units,
+          float *panel) {
   for (int64_t first = 0; first < columns; first += kPanel, panel += units * kPanel) {
     const int64_t count = Least(kPanel, columns - first);
     if (count < kPanel) memset(panel, 0, static_cast<size_t>(units * kPanel) * 4);
     if (p.transposed) {
       for (int64_t j = 0; j < count; ++j) {
         const T *from = p.right + (first_column + first + j) * p.depth + first_row;
-        for (int64_t i = 0; i < rows; ++i) Put(from[i], i, j, panel);
+        for (int64_t i = 0; i < rows; ++i) panel[i * kPanel + j] = ToFloat(from[i]);
       }
     } else {
       for (int64_t i = 0; i < rows; ++i) {
         const T *from = p.right + (first_row + i) * p.columns + first_column + first;
-        for (int64_t j = 0; j < count; ++j) Put(from[j], i, j, panel);
+        for (int64_t j = 0; j < count; ++j) panel[i * kPanel + j] = ToFloat(from[j]);
       }
     }
   }
 }
 
+#if defined(__AVX512BF16__)
+template <>
+void Pack(const Product<bfloat16> &p, int64_t first_row, int64_t rows, int64_t first_column, int64_t columns,
+          int64_t units, float *panel) {
+  for (int64_t first = 0; first < columns; first += kWidth) {
+    const int64_t count = columns - first, column = first_column + first;
+    float *to = panel + first / kPanel * units * kPanel + first % kPanel;
+    if (p.transposed) {
+      PackColumns(p.right + column * p.depth + first_row, p.depth, count, rows / 2, units, kPanel, to);
+    } else {
+      PackRows(p.right + first_row * p.columns + column, p.columns, count, rows / 2, units, kPanel, to);
+    }
+  }
+}
+#endif
+
+// Writes a row of a tile.
 template <class T>
-void Finish(const Product<T> &p, int64_t row, int64_t column, int64_t columns, const float *sums) {
+void Finish(const Product<T> &p, int64_t row, int64_t column, int64_t columns, const float *sums, bool mirrors) {
   T *result = p.result + row * p.columns + column;
   if (p.added == nullptr) {
     for (int64_t c = 0; c < columns; ++c) Store(p.scale * sums[c], &result[c]);
@@ -131,7 +141,7 @@ void Finish(const Product<T> &p, int64_t row, int64_t column, int64_t columns, c
     const T *added = p.added + row * p.columns + column;
     for (int64_t c = 0; c < columns; ++c) Store(p.scale * sums[c] + p.added_scale * ToFloat(added[c]), &result[c]);
   }
-  if (!p.symmetric) return;
+  if (!mirrors) return;
   const int64_t below = Least(columns, row - column);
   for (int64_t c = 0; c < below; ++c) p.result[(column + c) * p.columns + row] = result[c];
 }
@@ -142,7 +152,7 @@ void Compute(const Product<T> &p, int64_t row, int64_t column, ProductBuffers &b
   memset(buffers.sums, 0, static_cast<size_t>(rows * kTileColumns) * sizeof(float));
   for (int64_t k = 0; k < p.depth; k += kTileDepth) {
     const int64_t depth = Least(kTileDepth, p.depth - k), units = depth / Kind<T>::kDepth;
-    Pack(p, k, depth, column, columns, buffers.panel);
+    Pack(p, k, depth, column, columns, units, buffers.panel);
     for (int64_t r = 0; r < rows; r += kPanelRows) {
       const T *left = p.left + (row + r) * p.depth + k;
       for (int64_t c = 0; c < columns; c += kPanel) {
@@ -151,11 +161,40 @@ void Compute(const Product<T> &p, int64_t row, int64_t column, ProductBuffers &b
       }
     }
   }
-  for (int64_t r = 0; r < rows; ++r) Finish(p, row + r, column, columns, buffers.sums + r * kTileColumns);
+  for (int64_t r = 0; r < rows; ++r) Finish(p, row + r, column, columns, buffers.sums + r * kTileColumns, p.symmetric);
 }
+
+#if defined(__AMX_BF16__)
+// All of a symmetric result is computed: the products take less time than the copies.
+void ComputeInTiles(const Product<bfloat16> &p, int64_t row, int64_t column, ProductBuffers &buffers) {
+  static_assert(kTileRows % (2 * kSide) == 0 && kWidth == kSide, "sums have room for whole tiles");
+  constexpr int64_t kDepth = 2 * kTileDepth;  // of half as many bytes each
+  const Tiles tiles;
+  const int64_t rows = Least(kTileRows, p.rows - row), columns = Least(kTileColumns, p.columns - column);
+  memset(buffers.sums, 0, static_cast<size_t>((rows + kSide - 1) / kSide * kSide * kTileColumns) * sizeof(float));
+  for (int64_t k = 0; k < p.depth; k += kDepth) {
+    const int64_t depth = Least(kDepth, p.depth - k), units = (depth + kStep - 1) / kStep * (kStep / 2);
+    Pack(p, k, depth, column, columns, units, buffers.panel);
+    const auto panel = [&](int64_t c) { return buffers.panel + c / kPanel * units * kPanel + c % kPanel; };
+    for (int64_t r = 0; r < rows; r += 2 * kSide) {
+      for (int64_t c = 0; c < columns; c += 2 * kSide) {
+        const bool two_columns = c + kSide < columns;
+        const float *const panels[] = {panel(c), panel(two_columns ? c + kSide : c)};
+        AddTiles(p, row + r, k, depth, r + kSide < rows, two_columns, panels, kPanel,
+                 buffers.sums + r * kTileColumns + c);
+      }
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) Finish(p, row + r, column, columns, buffers.sums + r * kTileColumns, false);
+}
+#endif
 
 }  // namespace
 
-const Products products = {Compute<float>, Compute<bfloat16>};
+#if defined(__AMX_BF16__)
+const Products products = {Compute<float>, ComputeInTiles, true, false};
+#else
+const Products products = {Compute<float>, Compute<bfloat16>, true, true};
+#endif
 
 }  // namespace ms_optim::MS_OPTIM_ISA

@@ -672,7 +672,7 @@ TABLE = [
       "no_decay": NOTHING, "filter_bias_and_norm": FLAG, "verbose": FLAG}),
     (ms_optim.list_optimizers, {}, {"patterns": TEXT | NONE}),
     (ms_optim.OptimizerMonitor, {},
-     {"every": NOTHING, "csv": TEXT | NONE, "tensorboard": TEXT | NONE, "verbose": FLAG}),
+     {"every": NOTHING, "csv": TEXT | NONE, "tensorboard": TEXT | NONE, "verbose": FLAG, "qk_clip": NONE}),
     (ms_optim.AveragedWeights, {}, {"optimizer": NONE, "network": NONE, "path": NONE}),
     (ms_optim.plot, {"csv": "none.csv"}, {"csv": TEXT, "output": TEXT | NONE}),
     (ms_optim.SimulatedWorkers, {"count": 1, "params": params, "make": None},

@@ -75,19 +75,23 @@ class Orthogonalization {
   // Returns the sum of squares of the orthogonal matrices before they are scaled, in the order of the matrices.
   void Run(const Matrix *matrices, int count, T *memory, double *sums) {
     Place(matrices, count, memory);
-    ForRows([](Work &w, int64_t r) { w.row_sum[r] = SumSquares(w.matrix.Row(r), static_cast<int>(w.columns)); });
+    ForRows([](Work &w, int64_t first, int64_t last) {
+      for (int64_t r = first; r < last; ++r) {
+        w.row_sum[static_cast<size_t>(r)] = SumSquares(w.matrix.Row(r), static_cast<int>(w.columns));
+      }
+    });
     for (Work &w : work_) {
       const double norm = std::sqrt(Total(w));
       w.factor = norm == 0.0 ? 0.0 : 1.0 / norm;
     }
     ForRows(Load);
     for (int64_t k = 0; k < step_.iteration_count; ++k) Iterate(step_.iterations + k * 3);
-    ForRows(SumRow);
+    ForRows(SumRows);
     for (int i = 0; i < count; ++i) {
       sums[i] = Total(work_[i]);
       NormalizeRows(&work_[i]);
     }
-    ForRows(StoreRow);
+    ForRows(StoreRows);
   }
 
  private:
@@ -124,7 +128,7 @@ class Orthogonalization {
     }
   }
 
-  // Calls body for each row of each matrix.
+  // Calls body for some rows of a matrix at once, until all are done.
   template <class Body>
   void ForRows(Body body) {
     struct Rows {
@@ -138,7 +142,7 @@ class Orthogonalization {
     team_.For(static_cast<int64_t>(rows.size()), [&](int64_t i, ProductBuffers &) {
       Work &w = work_[static_cast<size_t>(rows[static_cast<size_t>(i)].work)];
       const int64_t first = rows[static_cast<size_t>(i)].first, last = Min(first + kRowsAtOnce, w.rows);
-      for (int64_t r = first; r < last; ++r) body(w, r);
+      body(w, first, last);
     });
   }
 
@@ -148,33 +152,43 @@ class Orthogonalization {
     return total;
   }
 
-  // Where an element of row r of the matrix is in X, and how far apart the row's elements are.
-  static T *RowInX(const Work &w, int64_t r, int64_t *apart) {
-    *apart = w.matrix.IsTall() ? w.b : 1;
-    return w.x + (w.matrix.IsTall() ? r : r * w.b);
+  // Calls body for each element of some rows: the number of its row among these, its column, and where it is in X. A
+  // tall matrix is transposed in X, and taken by columns, so that what follows in X follows.
+  template <class Body>
+  static void ForElements(const Work &w, int64_t first, int64_t last, Body body) {
+    const int64_t count = last - first;
+    if (w.matrix.IsTall()) {
+      for (int64_t c = 0; c < w.columns; ++c) {
+        for (int64_t i = 0; i < count; ++i) body(i, c, &w.x[c * w.b + first + i]);
+      }
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t c = 0; c < w.columns; ++c) body(i, c, &w.x[(first + i) * w.b + c]);
+      }
+    }
   }
 
-  static void Load(Work &w, int64_t r) {
-    int64_t apart;
-    T *to = RowInX(w, r, &apart);
-    const float *from = w.matrix.Row(r);
-    for (int64_t c = 0; c < w.columns; ++c) Store(static_cast<float>(from[c] * w.factor), &to[c * apart]);
+  static void Load(Work &w, int64_t first, int64_t last) {
+    const float *row[kRowsAtOnce];
+    for (int64_t r = first; r < last; ++r) row[r - first] = w.matrix.Row(r);
+    const double factor = w.factor;
+    ForElements(w, first, last, [&](int64_t i, int64_t c, T *x) { Store(static_cast<float>(row[i][c] * factor), x); });
   }
 
-  static void SumRow(Work &w, int64_t r) {
-    int64_t apart;
-    const T *x = RowInX(w, r, &apart);
-    double sum = 0.0;
-    for (int64_t c = 0; c < w.columns; ++c) sum += static_cast<double>(ToFloat(x[c * apart])) * ToFloat(x[c * apart]);
-    w.row_sum[static_cast<size_t>(r)] = sum;
+  static void SumRows(Work &w, int64_t first, int64_t last) {
+    double sum[kRowsAtOnce] = {};
+    ForElements(w, first, last,
+                [&](int64_t i, int64_t, const T *x) { sum[i] += static_cast<double>(ToFloat(*x)) * ToFloat(*x); });
+    for (int64_t r = first; r < last; ++r) w.row_sum[static_cast<size_t>(r)] = sum[r - first];
   }
 
-  static void StoreRow(Work &w, int64_t r) {
-    int64_t apart;
-    const T *x = RowInX(w, r, &apart);
-    float *to = w.matrix.Row(r);
-    const auto factor = static_cast<float>(w.factor) * w.row_factor[static_cast<size_t>(r)];
-    for (int64_t c = 0; c < w.columns; ++c) to[c] = factor * ToFloat(x[c * apart]);
+  static void StoreRows(Work &w, int64_t first, int64_t last) {
+    float *row[kRowsAtOnce], factor[kRowsAtOnce];
+    for (int64_t r = first; r < last; ++r) {
+      row[r - first] = w.matrix.Row(r);
+      factor[r - first] = static_cast<float>(w.factor) * w.row_factor[static_cast<size_t>(r)];
+    }
+    ForElements(w, first, last, [&](int64_t i, int64_t c, const T *x) { row[i][c] = factor[i] * ToFloat(*x); });
   }
 
   // Decides what each row is multiplied by at last. NorMuon (Li et al., 2025) divides each by the root of a moving
@@ -219,7 +233,7 @@ class Orthogonalization {
     for (size_t i = 0; i < work_.size(); ++i) {
       const Product<T> p = of(work_[i]);
       for (int64_t column = 0; column < p.columns; column += kTileColumns) {
-        for (int64_t row = products.Mirrors(p) ? column : 0; row < p.rows; row += kTileRows) {
+        for (int64_t row = p.symmetric ? column : 0; row < p.rows; row += kTileRows) {
           tiles.push_back({static_cast<int>(i), row, column});
         }
       }

@@ -131,19 +131,33 @@ void Pack(const Product<bfloat16> &p, int64_t first_row, int64_t rows, int64_t f
 }
 #endif
 
-// Writes a row of a tile.
+// Writes some rows of a tile, of a symmetric result also where they stand in its upper half.
 template <class T>
-void Finish(const Product<T> &p, int64_t row, int64_t column, int64_t columns, const float *sums, bool mirrors) {
-  T *result = p.result + row * p.columns + column;
-  if (p.added == nullptr) {
-    for (int64_t c = 0; c < columns; ++c) Store(p.scale * sums[c], &result[c]);
-  } else {
-    const T *added = p.added + row * p.columns + column;
-    for (int64_t c = 0; c < columns; ++c) Store(p.scale * sums[c] + p.added_scale * ToFloat(added[c]), &result[c]);
+void FinishRows(const Product<T> &p, int64_t row, int64_t column, int64_t rows, int64_t columns, const float *sums) {
+  for (int64_t r = row; r < row + rows; ++r, sums += kTileColumns) {
+    T *result = p.result + r * p.columns + column;
+    if (p.added == nullptr) {
+      for (int64_t c = 0; c < columns; ++c) Store(p.scale * sums[c], &result[c]);
+    } else {
+      const T *added = p.added + r * p.columns + column;
+      for (int64_t c = 0; c < columns; ++c) Store(p.scale * sums[c] + p.added_scale * ToFloat(added[c]), &result[c]);
+    }
   }
-  if (!mirrors) return;
-  const int64_t below = Least(columns, row - column);
-  for (int64_t c = 0; c < below; ++c) p.result[(column + c) * p.columns + row] = result[c];
+  if (!p.symmetric) return;
+  for (int64_t c = column; c < Least(column + columns, row + rows); ++c) {
+    // Column by column, so that what is written follows.
+    for (int64_t r = row > c ? row : c + 1; r < row + rows; ++r) {
+      p.result[c * p.columns + r] = p.result[r * p.columns + c];
+    }
+  }
+}
+
+template <class T>
+void Finish(const Product<T> &p, int64_t row, int64_t column, int64_t rows, int64_t columns, const float *sums) {
+  constexpr int64_t kAtOnce = 32;  // which the first-level cache holds
+  for (int64_t r = 0; r < rows; r += kAtOnce) {
+    FinishRows(p, row + r, column, Least(kAtOnce, rows - r), columns, sums + r * kTileColumns);
+  }
 }
 
 template <class T>
@@ -161,11 +175,10 @@ void Compute(const Product<T> &p, int64_t row, int64_t column, ProductBuffers &b
       }
     }
   }
-  for (int64_t r = 0; r < rows; ++r) Finish(p, row + r, column, columns, buffers.sums + r * kTileColumns, p.symmetric);
+  Finish(p, row, column, rows, columns, buffers.sums);
 }
 
 #if defined(__AMX_BF16__)
-// All of a symmetric result is computed: the products take less time than the copies.
 void ComputeInTiles(const Product<bfloat16> &p, int64_t row, int64_t column, ProductBuffers &buffers) {
   static_assert(kTileRows % (2 * kSide) == 0 && kWidth == kSide, "sums have room for whole tiles");
   constexpr int64_t kDepth = 2 * kTileDepth;  // of half as many bytes each
@@ -185,16 +198,16 @@ void ComputeInTiles(const Product<bfloat16> &p, int64_t row, int64_t column, Pro
       }
     }
   }
-  for (int64_t r = 0; r < rows; ++r) Finish(p, row + r, column, columns, buffers.sums + r * kTileColumns, false);
+  Finish(p, row, column, rows, columns, buffers.sums);
 }
 #endif
 
 }  // namespace
 
 #if defined(__AMX_BF16__)
-const Products products = {Compute<float>, ComputeInTiles, true, false};
+const Products products = {Compute<float>, ComputeInTiles};
 #else
-const Products products = {Compute<float>, Compute<bfloat16>, true, true};
+const Products products = {Compute<float>, Compute<bfloat16>};
 #endif
 
 }  // namespace ms_optim::MS_OPTIM_ISA

@@ -19,7 +19,7 @@ struct Product {
   T *result;       // [rows, columns]
   int64_t rows, columns, depth;
   bool transposed;  // right is given transposed
-  bool symmetric;   // the result is
+  bool symmetric;   // the result is: its lower half is computed, and copied to the upper
   float scale, added_scale;
 };
 
@@ -34,11 +34,7 @@ struct alignas(64) ProductBuffers {
 struct Products {
   void (*of_float32)(const Product<float> &, int64_t row, int64_t column, ProductBuffers &);
   void (*of_bfloat16)(const Product<bfloat16> &, int64_t row, int64_t column, ProductBuffers &);
-  // Whether of a symmetric result the lower half is computed, and copied to the upper.
-  bool mirrors_float32, mirrors_bfloat16;
 
-  bool Mirrors(const Product<float> &p) const { return p.symmetric && mirrors_float32; }
-  bool Mirrors(const Product<bfloat16> &p) const { return p.symmetric && mirrors_bfloat16; }
   void Compute(const Product<float> &p, int64_t row, int64_t column, ProductBuffers &b) const {
     of_float32(p, row, column, b);
   }

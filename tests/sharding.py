@@ -73,7 +73,7 @@ def _configurations():
     above = (ms_optim.AdamW, ms_optim.Lamb, ms_optim.LANS, ms_optim.AdamOffload)
     # Muon puts matrices together by MindSpore's operators.
     splits = {"splits": {"split.matrix": (6, 7), "split.rows of experts": ((2, 1), 4)}}
-    yield Configuration(ms_optim.Muon, "composite", "graph", {**ALL, **splits}, processes=both)
+    yield Configuration(ms_optim.Muon, "composite", "graph", {**ALL, **splits})
     yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True, **splits}, processes=both)
     yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True}, group="pair", processes=(4,))
     for optimizer in REFERENCES:  # in one order, and no set's: every process runs the same at the same time

@@ -174,7 +174,7 @@ for case in CASES:
     for variant in case.variants.values():
         scenario = Scenario(shapes=tuple(SHAPES), shared={"grad_clip_norm": 5.0}, groups=grouped)
         pair = Pair(case, scenario, variant, backend="aot")
-        for _ in range(5):
+        for _ in range(3):
             gradients, dtype = pair.gradients()
             pair.optimizer(tuple(tensor(g, dtype) for g in gradients))
         for p in [*pair.params, *pair.optimizer.states, pair.optimizer.statistics]:

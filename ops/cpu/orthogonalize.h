@@ -252,12 +252,16 @@ class Orthogonalization {
 
 // What orthogonalization needs besides the matrices.
 struct OrthogonalizationMemory {
-  std::unique_ptr<float[]> numbers;  // float32 or bfloat16
+  // A cache line: what is loaded a line at a time is to lie in one.
+  struct alignas(64) Line {
+    float numbers[16];  // float32 or bfloat16
+  };
+  std::unique_ptr<Line[]> lines;
   std::unique_ptr<ProductBuffers[]> buffers;
 
-  // Throws std::bad_alloc.
+  // Makes room for so many numbers. Throws std::bad_alloc.
   void Reserve(int64_t count) {
-    numbers.reset(new float[static_cast<size_t>(count)]);
+    lines.reset(new Line[static_cast<size_t>((count + 15) / 16)]);
     buffers.reset(new ProductBuffers[static_cast<size_t>(omp_get_max_threads())]);
   }
 };
@@ -277,7 +281,7 @@ void Orthogonalize(const Step &step, const Muon &rule, const std::vector<Matrix>
     all_small &= own <= kSmall;
     numbers += own;
   }
-  auto *begin = reinterpret_cast<T *>(memory.numbers.get());
+  auto *begin = reinterpret_cast<T *>(memory.lines.get());
   ProductBuffers *buffers = memory.buffers.get();
   const int count = static_cast<int>(matrices.size());
   if (!all_small || count < omp_get_max_threads()) {

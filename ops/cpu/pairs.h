@@ -46,7 +46,7 @@ void Transpose(__m512i (&x)[16]) {
 __mmask16 First(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1); }
 
 // Puts pairs of numbers of 16 columns into a panel whose rows are `width` pairs apart: `pairs` of them, then zeros up
-// to `filled`, a multiple of 16. Of `columns` fewer than 16, the others are zeros. Column j's numbers follow each other
+// to `filled`. Of `columns` fewer than 16, the others are zeros. Column j's numbers follow each other
 // from `from + j * stride` on.
 void PackColumns(const bfloat16 *from, int64_t stride, int64_t columns, int64_t pairs, int64_t filled, int64_t width,
                  float *panel) {
@@ -57,7 +57,7 @@ void PackColumns(const bfloat16 *from, int64_t stride, int64_t columns, int64_t 
       x[j] = j < columns ? _mm512_maskz_loadu_epi32(there, from + j * stride + 2 * i) : _mm512_setzero_si512();
     }
     Transpose(x);
-    for (int64_t j = 0; j < 16; ++j) _mm512_storeu_si512(panel + (i + j) * width, x[j]);
+    for (int64_t j = 0; j < 16 && i + j < filled; ++j) _mm512_storeu_si512(panel + (i + j) * width, x[j]);
   }
 }
 

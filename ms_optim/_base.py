@@ -176,7 +176,7 @@ class FusedOptimizer(Statement, Stateful, Averaged):
         flags = self.grad_centralization_flags if self.is_group else (False,) * count
         self._layout = layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter)
         if rule.others is not None:
-            self._layout = layout = layout.with_matrices(self.matrices_of(layout, shard_groups))
+            self._layout = layout = self.with_matrices(layout, shard_groups)
         # Graphs know tuples, and no other objects.
         self._names, self._shapes = layout.names, layout.shapes
         self.is_sliced = bool(shard_groups)

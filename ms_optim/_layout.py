@@ -110,13 +110,14 @@ class Layout:
         return any(form.slicing is not None for form in self.forms)
 
     @property
-    def sizes_in_step(self) -> tuple[int, ...]:
-        """The parameters' elements, and of sliced matrices those of the whole ones, which a step needs."""
-        slicings = [self.forms[place].slicing if place >= 0 else None for place in self.form_places]
-        return tuple(
-            math.prod(shape if slicing is None else slicing.gathered(shape))
-            for shape, slicing in zip(self.shapes, slicings or (None,) * self.count)
-        )
+    def whole_sizes(self) -> tuple[int, ...]:
+        """The parameters' elements, and of sliced ones that hold matrices those of the whole, as all processes know."""
+        found = list(self.sizes)
+        for i, place in enumerate(self.form_places):
+            slicing = self.forms[place].slicing if place >= 0 else None
+            if slicing is not None:
+                found[i] = math.prod(slicing.whole(self.shapes[i]))
+        return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -153,32 +153,27 @@ def are_muons(
 
 
 def forms(
-    optimizer: str,
-    names: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
-    slicings: Mapping[str, Slicing],
-    splits: Mapping[str, Split],
-) -> list[Form]:
-    """Return for each tensor the matrices that it holds.
+    optimizer: str, shapes: Mapping[str, tuple[int, ...]], slicings: Mapping[str, Slicing], splits: Mapping[str, Split]
+) -> dict[str, Form]:
+    """Return by name the matrices that tensors hold.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
-        names: The tensors' names.
-        shapes: The shapes of what this process holds of them.
+        shapes: The shapes of what this process holds of the tensors, by name.
         slicings: How processes slice them, by name.
         splits: How whole tensors are split into matrices, by patterns of names, of which the first that matches counts.
 
     Raises:
         ValueError: If a split does not fit a tensor, or a pattern of `splits` matches no tensor.
     """
-    found, used = [], set()
-    for name, shape in zip(names, shapes):
+    found, used = {}, set()
+    for name, shape in shapes.items():
         pattern = next((pattern for pattern in splits if fnmatch.fnmatchcase(name, pattern)), None)
         used.add(pattern)
         slicing = slicings.get(name)
-        shape = shape if slicing is None else slicing.gathered(shape)
+        shape = slicing.whole(shape) if slicing is not None and slicing.cuts_matrices else shape
         split = splits.get(pattern) if pattern else None
-        found.append(Form(_matrices(optimizer, name, shape, pattern, split), slicing))
+        found[name] = Form(_matrices(optimizer, name, shape, pattern, split), slicing)
     unused = [pattern for pattern in splits if pattern not in used]
     if unused:
         raise ValueError(

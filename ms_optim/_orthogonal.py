@@ -125,6 +125,7 @@ class Moves(nn.Cell):
         super().__init__(auto_prefix=False)
         self.orthogonalize, self.rows, self.scales, self.row_beta = orthogonalize, rows, tuple(scales), row_beta
         self.dtype, self.whole = orthogonalize.dtype, Whole(form.slicing)
+        self.cuts_rows = form.slicing is not None and form.slicing.cuts_rows
 
     def construct(self, u, averages):
         """Return what a stack of tensors moves by.
@@ -155,14 +156,19 @@ class Moves(nn.Cell):
         singular_values = ops.sqrt(self.whole.mean(squares, values))
         if self.row_beta is None:
             return moves, (), singular_values
-        after = self.rows.joined(after, (*shape[: 3 if len(shape) == 4 else 2], 1))
-        after = self.whole.own(after) if self.whole.cuts_rows(len(shape)) else after
+        after = self.rows.joined(after, of_rows(shape))
+        after = self.whole.own(after) if self.cuts_rows else after
         return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
 
     def whole_averages(self, averages, shape):
         """Return the averages of all rows of whole matrices, of those of the rows that stacked slices have."""
-        averages = averages.reshape((*shape[: 3 if len(shape) == 4 else 2], 1))
-        return self.whole(averages) if self.whole.cuts_rows(len(shape)) else averages
+        averages = averages.reshape(of_rows(shape))
+        return self.whole(averages) if self.cuts_rows else averages
+
+
+def of_rows(shape):
+    """Return the shape of one number for each row of stacked tensors; each may be a batch of matrices."""
+    return (*shape[: 3 if len(shape) == 4 else 2], 1)
 
 
 def normalized_rows(matrices, average, beta: float, dtype):

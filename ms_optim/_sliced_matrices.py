@@ -22,6 +22,7 @@ class Slicing(NamedTuple):
         lengths: What each process has of that dimension, in the order of the ranks.
         own: The place of this process among them.
         cuts_matrices: Whether matrices are cut; of a batch of matrices, each process may have some whole ones.
+        cuts_rows: Whether each process has some of the rows of every matrix.
     """
 
     group: str
@@ -29,11 +30,10 @@ class Slicing(NamedTuple):
     lengths: tuple[int, ...]
     own: int
     cuts_matrices: bool
+    cuts_rows: bool
 
-    def gathered(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape that a step needs, which has whole matrices, from that of a slice."""
-        if not self.cuts_matrices:
-            return tuple(shape)
+    def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the whole tensor from that of a slice."""
         return (*shape[: self.axis], sum(self.lengths), *shape[self.axis + 1 :])
 
     @property
@@ -44,8 +44,7 @@ class Slicing(NamedTuple):
 
 def slicings(
     optimizer: str,
-    names: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
     shard_groups: Mapping[str, str],
     axes: Mapping[str, int],
 ) -> dict[str, Slicing]:
@@ -55,8 +54,7 @@ def slicings(
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
-        names: The names of the tensors that hold matrices.
-        shapes: The shapes of this process's slices.
+        shapes: The shapes of this process's slices of tensors that hold matrices, by name.
         shard_groups: The communication group of each sliced tensor, by name.
         axes: The dimension along which a tensor is sliced, by name; of others it is the first.
 
@@ -64,7 +62,7 @@ def slicings(
         ValueError: If a tensor does not have the dimension, or the processes' slices do not fit each other.
     """
     sliced: dict[str, list[tuple[str, tuple[int, ...], int]]] = {}
-    for name, shape in zip(names, shapes):
+    for name, shape in shapes.items():
         axis = axes.get(name, 0)
         if axis >= len(shape):
             raise ValueError(
@@ -73,11 +71,12 @@ def slicings(
             )
         if name in shard_groups:
             sliced.setdefault(shard_groups[name], []).append((name, shape, axis))
-    return {
-        name: Slicing(group, axis, tuple(lengths), comm.get_rank(group), not (len(shape) == 3 and axis == 0))
-        for group, tensors in sliced.items()
-        for (name, shape, axis), lengths in zip(tensors, _lengths(optimizer, group, tensors))
-    }
+    found = {}
+    for group, tensors in sliced.items():
+        for (name, shape, axis), lengths in zip(tensors, _lengths(optimizer, group, tensors)):
+            of_rows = 1 if len(shape) == 3 else 0  # the dimension that counts the rows of a matrix
+            found[name] = Slicing(group, axis, tuple(lengths), comm.get_rank(group), axis >= of_rows, axis == of_rows)
+    return found
 
 
 def _lengths(optimizer, group, tensors):
@@ -140,10 +139,6 @@ class Whole(nn.Cell):
     def own(self, stack):
         """Return this process's slices of a stack of tensors whose matrices are whole."""
         return ops.narrow(stack, self.axis, self.begin, self.length) if self.cuts_matrices else stack
-
-    def cuts_rows(self, dimensions):
-        """Tell whether tensors of so many dimensions, of the stack's one more, are sliced along rows of matrices."""
-        return self.cuts_matrices and self.axis == (2 if dimensions == 4 else 1)
 
     def mean(self, sums, count):
         """Return means of whole tensors from sums over the matrices that this process has, of so many numbers."""

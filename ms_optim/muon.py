@@ -16,7 +16,7 @@ from ._arguments import check_choice, check_momentum, check_positive, check_type
 from ._arithmetic import step_dtype, summed
 from ._base import Rule
 from ._docs import documented
-from ._matrices import ADAMW_NAMES, AXIS, KEY, KEYS, Form, Split
+from ._matrices import ADAMW_NAMES, AXIS, KEY, KEYS, Split
 from ._orthogonal import Moves, Orthogonalize, Rows, iterations_of
 from ._sliced_matrices import slicings
 from .adamw import AdamW
@@ -229,23 +229,22 @@ class Muon(AdamFamily):
         """Tell of each parameter whether it holds matrices, unless its group says otherwise."""
         return [_matrices.is_matrix(name, shape, ADAMW_NAMES) for name, shape in zip(names, shapes)]
 
-    def matrices_of(self, layout: Layout, shard_groups: Mapping[str, str]) -> list[Form | None]:
-        """Return for each parameter the matrices that it holds."""
+    def with_matrices(self, layout: Layout, shard_groups: Mapping[str, str]) -> Layout:
+        """Return the layout with the matrices of each parameter, and make what moves those of each form."""
         name, names, shapes = layout.optimizer, layout.names, layout.shapes
         are_muons = _matrices.are_muons(name, names, shapes, self._said[KEY], self.adamw_names)
-        own = [i for i in range(layout.count) if are_muons[i]]
-        own_names, own_shapes = [names[i] for i in own], [shapes[i] for i in own]
-        slices = slicings(name, own_names, own_shapes, shard_groups, self._said[AXIS])
-        found = iter(_matrices.forms(name, own_names, own_shapes, slices, self._splits))
-        forms = [next(found) if is_muons else None for is_muons in are_muons]
+        own = {names[i]: shapes[i] for i in range(layout.count) if are_muons[i]}
+        slices = slicings(name, own, shard_groups, self._said[AXIS])
+        forms = _matrices.forms(name, own, slices, self._splits)
+        layout = layout.with_matrices([forms.get(one) for one in names])
         orthogonalize = Orthogonalize(*self._multiplies, _kernels.device_target(), self._dtype)
         row_beta = ROW_BETA if self.normalize_rows else None
         self._moves = nn.CellList()
-        for form in dict.fromkeys(form for form in forms if form is not None):
+        for form in layout.forms:
             rows = Rows(form.matrices)
             scales = [self._scale(size, rows.columns) for size in rows.sizes]
             self._moves.append(Moves(form, orthogonalize, rows, scales, row_beta))
-        return forms
+        return layout
 
     def _scale(self, rows: int, columns: int) -> float:
         """Return what an orthogonal matrix of that size is multiplied by."""

@@ -22,9 +22,12 @@ SHAPES = {
     "split.vector": (4097,),
     "split.columns": (6, 21),
     "split.experts": (10, 6, 7),
+    "split.more experts": (10, 6, 7),
     "split.rows of experts": (2, 12, 5),
 }
 AXES = {"split.columns": 1, "split.rows of experts": 1}
+# The most elements of one of Muon's stacks: one whole tensor of experts, but two of the parts that some processes have.
+STACKED = 500
 NAMES = list(SHAPES)
 CENTRALIZED = ("split.matrix", "split.convolution", "whole.matrix")
 RATE, SPLIT_DECAY, WHOLE_DECAY = 0.01, 0.1, 0.02

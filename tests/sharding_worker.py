@@ -17,6 +17,7 @@ from sharding import (
     NAMES,
     RATE,
     SPLIT_DECAY,
+    STACKED,
     STEPS,
     WHOLE_DECAY,
     configurations,
@@ -26,6 +27,9 @@ from sharding import (
 )
 
 from ms_optim import Lamb, Muon
+from ms_optim.paths import stacks
+
+MOST_ELEMENTS = stacks.MOST_ELEMENTS
 
 
 def groups(params, shard_group, knows_axes):
@@ -73,6 +77,7 @@ def run(configuration, group, place, sharers, record):
     c = configuration
     ms.set_context(mode=ms.GRAPH_MODE if c.mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_context(pynative_synchronize=c.backend != "aot")
+    stacks.MOST_ELEMENTS = STACKED if c.optimizer is Muon else MOST_ELEMENTS
     parts = {name: own_part(name, w, place, sharers) for name, w in start(c.dtype).items()}
     params = {name: Parameter(tensor(w, c.dtype), name=name) for name, w in parts.items()}
     optimizer = c.optimizer(groups(params, group, c.optimizer is Muon), RATE, backend=c.backend, **c.arguments)

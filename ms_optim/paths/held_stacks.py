@@ -33,7 +33,8 @@ class HeldStacks(Stacks):
         forms = layout.form_places or (-1,) * n
         known = (layout.shapes, layout.dtypes, has_master, layout.centralized, layout.owned, forms)
         common = zip(own_kind, *known, *kinds)
-        super().__init__(stacked_places(list(common), layout.sizes_in_step))
+        # Where processes exchange for each stack, all of them have the same stacks.
+        super().__init__(stacked_places(list(common), layout.whole_sizes))
         first = [stack[0] for stack in self.places]
         self.owned = tuple(layout.owned[i] for i in first)
         self.forms = tuple(forms[i] for i in first)

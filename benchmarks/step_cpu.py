@@ -60,6 +60,8 @@ ALLOWED = 1e-3
 # Low-precision states carry the noise of their rounding: a unit at most, which of a very small element is a part of any
 # size. There it is the root mean square of the error that is held, not the largest.
 NOISE_ALLOWED = {"adamw 8bit": 0.05, "adamw bfloat16 states": 0.005, "muon 8bit": 0.05}
+NOISE_ALLOWED |= {"bfloat16 weights, split8 masters": 0.005}
+NOISE_ALLOWED |= {f"bfloat16 weights, {kind} masters, 8bit": 0.05 for kind in ("float32", "split", "split8")}
 # Products of bfloat16 numbers: 15 of them follow each other, each rounded by up to 2^-9.
 NOISE_ALLOWED |= dict.fromkeys(("muon bfloat16", "torch Muon + AdamW", "pytorch_optimizer Muon"), 0.05)
 
@@ -202,8 +204,8 @@ def tensors(name):
     return weights, gradients, {i: (weights[i].copy(), gradients[i].copy()) for i in checked}
 
 
-def mindspore_row(make, expect, mode="graph"):
-    """Return a function that builds a MindSpore optimizer's step."""
+def mindspore_row(make, expect, mode="graph", weights_dtype="float32"):
+    """Return a function that builds a MindSpore optimizer's step, of weights and gradients of a dtype."""
 
     def build(name, launch):
         import mindspore as ms
@@ -211,9 +213,13 @@ def mindspore_row(make, expect, mode="graph"):
         ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
         before = peak_bytes()
         weights, gradients, checked = tensors(name)
-        params = [ms.Parameter(ms.Tensor(w), name=f"w{i}") for i, w in enumerate(weights)]
-        given = tuple(ms.Tensor(g) for g in gradients)
+        dtype = getattr(ms, weights_dtype)
+        params = [ms.Parameter(ms.Tensor(w).astype(dtype), name=f"w{i}") for i, w in enumerate(weights)]
+        given = tuple(ms.Tensor(g).astype(dtype) for g in gradients)
         del weights, gradients
+        if dtype != ms.float32:
+            held = {i: (params[i].float().asnumpy(), given[i].float().asnumpy()) for i in checked}
+            checked = {i: (w.copy(), g.copy()) for i, (w, g) in held.items()}
         optimizer = make(params)
 
         def step():
@@ -228,7 +234,11 @@ def mindspore_row(make, expect, mode="graph"):
             def step():
                 path.run_by_address(optimizer.global_step, held[0]).data_ptr()
 
-        return step, lambda i: params[i].asnumpy(), checked, before
+        def read(i):
+            masters = len(getattr(optimizer, "masters", ())) > 0
+            return optimizer._swap.weights_held(i).reshape(params[i].shape) if masters else params[i].float().asnumpy()
+
+        return step, read, checked, before
 
     return build, expect
 
@@ -266,6 +276,11 @@ def ours(name, **options):
         return getattr(ms_optim, name)(params, RATE, weight_decay=DECAY, eps=EPS, backend="aot", **options)
 
     return make
+
+
+def of_bfloat16(**options):
+    """Return the row of AdamW with bfloat16 weights and gradients."""
+    return mindspore_row(ours("AdamW", **options), expect_adamw, "pynative", "bfloat16")
 
 
 def lion(**options):
@@ -321,18 +336,13 @@ def pytorch_muon(params):
     return Several([*made, torch_adamw(others)] if others else made)
 
 
-def pytorch_schedule_free(params):
-    """Make pytorch_optimizer's ScheduleFreeAdamW, which overwrites gradients: they are put back before each step."""
-    made = of_pytorch_optimizer("ScheduleFreeAdamW", betas=(BETA1, BETA2), eps=EPS)(params)
-    kept = [p.grad.clone() for p in params]
+def authors_schedule_free(params):
+    """Make its authors' AdamWScheduleFree."""
+    import schedulefree
 
-    class PutBack:
-        def step(self):
-            for p, g in zip(params, kept):
-                p.grad.copy_(g)
-            made.step()
-
-    return PutBack()
+    made = schedulefree.AdamWScheduleFree(params, lr=RATE, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY)
+    made.train()
+    return made
 
 
 class Several:
@@ -449,6 +459,20 @@ ROWS = {
     "adamw clip": ("mindspore", mindspore_row(ours("AdamW", grad_clip_norm=1000.0), expect_adamw), 32),
     "adamw bfloat16 states": ("mindspore", mindspore_row(ours("AdamW", state_dtype="bfloat16"), expect_adamw), 20),
     "adamw 8bit": ("mindspore", mindspore_row(ours("AdamW", state_dtype="8bit"), expect_adamw), 16),
+    "bfloat16 weights, float32 masters": ("mindspore", of_bfloat16(), 30),
+    "bfloat16 weights, split masters": ("mindspore", of_bfloat16(master_weights="split"), 24),
+    "bfloat16 weights, split8 masters": ("mindspore", of_bfloat16(master_weights="split8"), 22),
+    "bfloat16 weights, float32 masters, 8bit": ("mindspore", of_bfloat16(state_dtype="8bit"), 18),
+    "bfloat16 weights, split masters, 8bit": (
+        "mindspore",
+        of_bfloat16(master_weights="split", state_dtype="8bit"),
+        14,
+    ),
+    "bfloat16 weights, split8 masters, 8bit": (
+        "mindspore",
+        of_bfloat16(master_weights="split8", state_dtype="8bit"),
+        12,
+    ),
     "adam_offload": ("mindspore", mindspore_row(ours("AdamOffload"), expect_adam_offload), 28),
     "adam_offload nesterov": (
         "mindspore",
@@ -494,11 +518,7 @@ ROWS = {
         ),
         36,
     ),
-    "pytorch_optimizer ScheduleFreeAdamW": (
-        "pytorch_optimizer",
-        torch_row(pytorch_schedule_free, expect_schedule_free),
-        28,
-    ),
+    "schedulefree AdamWScheduleFree": ("schedulefree", torch_row(authors_schedule_free, expect_schedule_free), 28),
     "torch Muon + AdamW": ("torch", torch_row(torch_muon, expect_muon), 20),
     "pytorch_optimizer Muon": ("pytorch_optimizer", torch_row(pytorch_muon, expect_muon), 20),
     "pytorch_optimizer Lamb": ("pytorch_optimizer", torch_row(pytorch_lamb, expect_lamb_of_pytorch_optimizer), 40),
@@ -663,7 +683,7 @@ def main():
 
     speed = statistics.median(speeds)
     title = (
-        f"{arguments.tensors}: {len(shapes)} tensors, {parameters / 1e6:.1f}M float32 parameters; on {most} "
+        f"{arguments.tensors}: {len(shapes)} tensors, {parameters / 1e6:.1f}M parameters; on {most} "
         f"threads a += b moves {speed / 1e9:.1f} GB/s ({min(speeds) / 1e9:.1f} to {max(speeds) / 1e9:.1f})"
     )
     table = Table(title=title, title_justify="left")

@@ -20,6 +20,7 @@ from .lion import Lion
 from .muon import Muon
 from .muon_groups import muon_groups
 from .qk_clip import QKClip, qk_clip
+from .released_train_step import ReleasedTrainStep
 from .residuals import fold_residuals
 from .schedule_free_adamw import ScheduleFreeAdamW
 from .schedules import (
@@ -57,6 +58,7 @@ __all__ = [
     "PiecewiseConstantWeightDecay",
     "PolynomialWeightDecay",
     "QKClip",
+    "ReleasedTrainStep",
     "Rule",
     "ScheduleFreeAdamW",
     "SimulatedWorkers",

@@ -20,6 +20,7 @@ DTYPES = {
     ms.bfloat16: DType.BFLOAT16,
     ms.int8: DType.INT8,
     ms.uint8: DType.UINT8,
+    ms.int16: DType.INT16,
 }
 
 
@@ -50,6 +51,8 @@ class AddressTable:
         self._table[:n, AddressColumn.ELEMENTS] = [p.size for p in parameters]
         self._table[:n, AddressColumn.FIRST_DIMENSION] = [p.shape[0] if p.ndim > 1 else 0 for p in parameters]
         self._table[:n, AddressColumn.WEIGHT_TYPE] = [DTYPES[p.dtype] for p in parameters]
+        for i, master in self._masters:
+            self._table[i, AddressColumn.MASTER_TYPE] = DTYPES[master.dtype]
         for i, k, state in self._states:
             self._table[i, AddressColumn.STATE_TYPE + k] = DTYPES[state.dtype]
         self._table[n, SharedAddressColumn.STATISTICS_ROWS] = n

@@ -20,6 +20,7 @@ from mindspore import dtype as mstype
 from ._keywords import Shared, SharedButAverage, SharedButLossScale, SharedButSkipping  # noqa: F401 - read from here
 
 STATE_DTYPES = ("float32", "bfloat16", "8bit")
+SPLIT_MASTERS = ("split", "split8")
 BACKENDS = ("auto", "aot", "akg", "composite", "native")
 DECAYS = ("decoupled", "cautious")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
@@ -48,7 +49,7 @@ class Options:
     loss_scale: float = 1.0
     grad_clip_norm: float | None = None
     state_dtype: str = "float32"
-    master_weights: bool = True
+    master_weights: bool | str = True
     stochastic_rounding: bool = False
     skip_nonfinite: bool = False
     backend: str = "auto"
@@ -80,8 +81,9 @@ class Options:
         check_positive(optimizer, "loss_scale", options.loss_scale)
         if options.grad_clip_norm is not None:
             check_positive(optimizer, "grad_clip_norm", options.grad_clip_norm)
-        for name in ("master_weights", "stochastic_rounding", "skip_nonfinite", "shard_states", "average_warmup"):
+        for name in ("stochastic_rounding", "skip_nonfinite", "shard_states", "average_warmup"):
             check_type(optimizer, name, getattr(options, name), bool)
+        check_masters(optimizer, options.master_weights)
         check_choice(optimizer, "state_dtype", options.state_dtype, STATE_DTYPES)
         check_choice(optimizer, "backend", options.backend, BACKENDS)
         check_choice(optimizer, "decay", options.decay, DECAYS)
@@ -98,6 +100,13 @@ class Options:
                 True,
             )
         return options
+
+
+def check_masters(optimizer: str, value: Any) -> None:
+    """Check the argument `master_weights`."""
+    if not isinstance(value, (bool, str)) or (isinstance(value, str) and value not in SPLIT_MASTERS):
+        error = ValueError if isinstance(value, str) else TypeError
+        fail(error, optimizer, "master_weights", f"True, False or one of {SPLIT_MASTERS}", value)
 
 
 def keywords_of(optimizer: Any) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from . import _masters
 from ._writing import write
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ class Swap:
     Args:
         parts: What the optimizer's path is made from.
         gather: What gives all workers the weights of each one's share; None where each has all.
+        check_between: Raises an error that names what was called if a step is under way.
     """
 
-    def __init__(self, parts: Parts, gather: Callable[[], Any] | None):
-        self.parts, self.gather = parts, gather
+    def __init__(self, parts: Parts, gather: Callable[[], Any] | None, check_between: Callable[[str], None]):
+        self.parts, self.gather, self.check_between = parts, gather, check_between
         self._kept: dict[int, np.ndarray] = {}
         self._put: list[int] = []
 
@@ -53,6 +55,7 @@ class Swap:
 
     def check_outside(self, what: str) -> None:
         """Raise an error where something is asked for that needs what training holds in the parameters."""
+        self.check_between(what)
         if self.is_in:
             raise RuntimeError(
                 f"For '{self.parts.layout.optimizer}', {what} must be called while the parameters hold what training "
@@ -68,6 +71,7 @@ class Swap:
             )
         if self.is_in:
             return
+        self.check_between("averaged() or eval()")
         step = held.global_step.asnumpy().copy()
         averaged = [self._averaged(i) for i in range(len(held.parameters))] if step[0] > 0 else []
         self._kept = {id(p): p.asnumpy().copy() for p in (held.global_step, *held.parameters)}
@@ -106,6 +110,8 @@ class Swap:
         if held.master_places[i] < 0:
             return weights
         master = held.masters[held.master_places[i]]
+        if master.dtype != mstype.float32:
+            return _masters.restored(weights, master.asnumpy().reshape(-1))
         rounded = ops.cast(ops.cast(master, p.dtype), mstype.float32).asnumpy().reshape(-1)
         return np.where(rounded == weights, master.asnumpy().reshape(-1), weights)
 
@@ -136,7 +142,7 @@ class Averaged(nn.Optimizer):
 
     _swap: Swap
 
-    def _keep_swap(self, parts: Parts, gather: Callable[[], Any] | None) -> Swap:
+    def _keep_swap(self, parts: Parts, gather: Callable[[], Any] | None, check_between: Callable[[str], None]) -> Swap:
         """Make what puts averaged weights into the parameters.
 
         Raises:
@@ -147,7 +153,7 @@ class Averaged(nn.Optimizer):
                 f"For '{parts.layout.optimizer}', averaged weights need every process to update all parameters: set "
                 "enable_parallel_optimizer=False; 'shard_states' splits states over processes, too."
             )
-        object.__setattr__(self, "_swap", Swap(parts, gather))
+        object.__setattr__(self, "_swap", Swap(parts, gather, check_between))
         return self._swap
 
     @contextlib.contextmanager

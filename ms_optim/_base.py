@@ -11,8 +11,8 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
-from . import _kernels
-from ._arguments import Options, check_type, fail, keywords_of
+from . import _kernels, _memory
+from ._arguments import Options, check_type, keywords_of
 from ._arithmetic import dense
 from ._averaging import Averaged
 from ._docs import documented
@@ -21,6 +21,7 @@ from ._held import Held, check_held
 from ._layout import Layout, Settings
 from ._params import check_learning_rate, check_params, check_weight_decay
 from ._rates import check_step, collected
+from ._release import Released
 from ._rule import Rule, Statement
 from ._shares import sharded
 from ._state import Stateful
@@ -39,7 +40,7 @@ _check_shapes, _check_held = constexpr(check=False)(check_shapes), constexpr(che
 
 
 @documented
-class FusedOptimizer(Statement, Stateful, Averaged):
+class FusedOptimizer(Statement, Stateful, Averaged, Released):
     """Base of the optimizers, and of those of your own: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -67,7 +68,7 @@ class FusedOptimizer(Statement, Stateful, Averaged):
         parameters: The parameters, in the order in which gradients are given.
         states: Parameters: all parameters' first states, then all second ones, and so on.
         scales: Parameters, float32: the scales of states in codes of 8 bits.
-        masters: Parameters, float32: the masters of float16 and bfloat16 parameters.
+        masters: Parameters: float32 masters of float16 and bfloat16 parameters, or the remainders of split ones.
         averages: Parameters, float32: the averages of the weights that `average_decay` asks for.
         global_step: Parameter, int32 of shape (1,): steps so far, but for those that were skipped. It stays at
             2**31 - 1: later steps are taken as if each were the last that can be counted.
@@ -122,7 +123,7 @@ class FusedOptimizer(Statement, Stateful, Averaged):
     required: ClassVar[dict[str, Any]] = {}
     # Arguments of an example that shows whether a kernel is right, for each of the rules.
     trials: tuple[dict[str, Any], ...] = ({},)
-    # Names of the parameters that it keeps besides its states and masters.
+    # Names of what it keeps besides its states and masters.
     counters: tuple[str, ...] = ("global_step", "learning_rate", "skipped_steps", "statistics")
 
     # What construction makes.
@@ -181,8 +182,7 @@ class FusedOptimizer(Statement, Stateful, Averaged):
         self._names, self._shapes = layout.names, layout.shapes
         self.is_sliced = bool(shard_groups)
         self.shares = sharded(layout, rule, options, self.use_parallel, self.is_sliced)
-        if options.state_dtype != "float32" and not rule.takes_low_states:
-            fail(ValueError, name, "state_dtype", "'float32'", options.state_dtype)
+        _memory.check(name, rule, options, layout.names, layout.dtypes)
         kept = self.shares.kept if self.shares else tuple(enumerate(layout.shapes))
         self._held = held = Held(layout, self._parameters, rule, options, kept, self.global_step)
         self.states, self.scales, self.masters, self.averages = held.states, held.scales, held.masters, held.averages
@@ -198,7 +198,7 @@ class FusedOptimizer(Statement, Stateful, Averaged):
         choice = choose(parts)
         self.fused, self.akg, self.backend_reason = choice.is_fused, choice.akg is not None, choice.reason
         self._path = self._fused_path(parts) if self.fused else self._composite_path(parts, choice.akg)
-        swap = self._keep_swap(parts, getattr(self._path, "gathered", None))
+        swap = self._keep_swap(parts, getattr(self._path, "gathered", None), self._check_between)
         self._keep_entries(parts, self.state_shares if self.shares else None, swap)
         self._held_number = held.note()
 
@@ -246,8 +246,8 @@ class FusedOptimizer(Statement, Stateful, Averaged):
 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
-        self._swap.check_step()
-        self._check_count()
+        self._check_detached()
+        self._check_begin()
         if self._path.addresses is None:
             check_tensors(self.cls_name, gradients, (Tensor, RowTensor))
             self._held.check()
@@ -275,8 +275,9 @@ class FusedOptimizer(Statement, Stateful, Averaged):
         done.data_ptr()
         return self._succeeded
 
-    def _check_count(self):
-        """Check that there can be a step from the count as it is; on CPU alone, as elsewhere reading it would wait."""
+    def _check_begin(self):
+        """Check that a step may begin: on CPU from the count as it is, too; elsewhere reading it would wait."""
+        self._swap.check_step()
         if self._reads_count:
             check_step(self.cls_name, int(self.global_step.asnumpy()[0]), self._fewest_steps)
 
@@ -287,8 +288,7 @@ class FusedOptimizer(Statement, Stateful, Averaged):
         gradients = self.map_(dense, gradients)
         shapes, dtypes = self.map_(F.shape, gradients), self.map_(F.dtype, gradients)
         _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
-        rates = self._rates(self.global_step)
-        done = self._path(rates, gradients)
+        done = self._path(self._rates(self.global_step), gradients)
         if self.use_parallel:
             done = F.depend(done, self.broadcast_params(done))
         return self._outcome(done)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _kernels
+from ._arguments import SPLIT_MASTERS
 
 if TYPE_CHECKING:
     from ._base import FusedOptimizer
@@ -14,17 +15,23 @@ if TYPE_CHECKING:
 FEATURES = {
     "stochastic_rounding": "'stochastic_rounding'",
     "state_dtype": "'state_dtype'",
+    "master_weights": "master_weights='split'",
     "shard_states": "'shard_states'",
     "shard_group": "the group key 'shard_group'",
     "skip_nonfinite": "'skip_nonfinite'",
     "decay": "decay='cautious'",
     "average_decay": "'average_decay'",
+    "attach": "attach()",
 }
 _KERNEL = "needs the fused kernel"
 _ON_CPU = "needs the device target 'CPU'"
 _ON_HOST = "needs weights in host memory"
 _FOR_ASCEND: dict[str, str] = dict.fromkeys(
-    ("stochastic_rounding", "state_dtype", "shard_states", "shard_group", "decay", "average_decay"),
+    (
+        *("stochastic_rounding", "state_dtype", "master_weights"),
+        *("shard_states", "shard_group", "decay"),
+        *("average_decay", "attach"),
+    ),
     "is unknown to the operators for Ascend",
 )
 DEVICES = ("CPU", "GPU", "Ascend")
@@ -36,10 +43,12 @@ LACKS: dict[str, Mapping[str, str]] = {
     "Ascend": _FOR_ASCEND,
     "native": {**_FOR_ASCEND, "skip_nonfinite": "is nothing for the platform's own AdamW, which cannot skip a step"},
     "offload": {
-        **dict.fromkeys(("stochastic_rounding", "shard_group", "average_decay"), _ON_HOST),
+        **dict.fromkeys(("stochastic_rounding", "master_weights", "shard_group", "average_decay", "attach"), _ON_HOST),
         "shard_states": _ON_CPU,
     },
-    "composite": dict.fromkeys(("stochastic_rounding", "state_dtype", "shard_states"), _KERNEL),
+    "composite": dict.fromkeys(
+        ("stochastic_rounding", "state_dtype", "master_weights", "shard_states", "attach"), _KERNEL
+    ),
 }
 
 
@@ -54,11 +63,13 @@ def asked(options: Any, is_sharded: bool, is_sliced: bool) -> tuple[str, ...]:
     wanted = {
         "stochastic_rounding": options.stochastic_rounding,
         "state_dtype": options.state_dtype != "float32",
+        "master_weights": options.master_weights in SPLIT_MASTERS,
         "shard_states": is_sharded,
         "shard_group": is_sliced,
         "skip_nonfinite": options.skip_nonfinite,
         "decay": options.decay != "decoupled",
         "average_decay": options.average_decay is not None,
+        "attach": False,  # it is asked for later
     }
     return tuple(feature for feature in FEATURES if wanted[feature])
 

@@ -75,7 +75,7 @@ def take(
             )
         written.append((p, own.array(name)))
     if optimizer is not None:
-        written += optimizer._entries.fitting(_states(parts, own, optimizer, place), strict)
+        written += optimizer._entries.fitting(_states(parts, own, optimizer, place), strict, written)
     more = _unpacked(own.more, own)
     for p, value in written:
         write(p, value)

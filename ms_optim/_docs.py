@@ -61,8 +61,10 @@ grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients, ov
     "precision": """\
 state_dtype (str): How the states are held: "float32"; "bfloat16"; or "8bit", as codes of 8 bits with one float32
     scale for each block of 256, for parameters of at least 4,096 elements. Default: ``"float32"`` .
-master_weights (bool): Whether float16 and bfloat16 parameters have float32 masters. A step updates the masters, and
-    the parameters are rounded from them. Default: ``True`` .
+master_weights (Union[bool, str]): Whether float16 and bfloat16 parameters have float32 masters. A step updates the
+    masters, and the parameters are rounded from them. Of bfloat16 parameters alone, a master may be split: a
+    parameter has its upper 16 bits, and only the others are kept, "split" all of them, 2 bytes a parameter, "split8"
+    the next 8, 1 byte, rounded stochastically. Default: ``True`` .
 stochastic_rounding (bool): Whether float16 and bfloat16 parameters without masters are rounded up or down at
     random, so that on average nothing is lost. The random numbers depend on MindSpore's seed, the step and the
     element. Default: ``False`` .

@@ -9,7 +9,7 @@ class Common(TypedDict, total=False):
     """Shared keyword arguments that every optimizer takes, and none has among its own."""
 
     state_dtype: str
-    master_weights: bool
+    master_weights: bool | str
     stochastic_rounding: bool
     skip_nonfinite: bool
     backend: str
@@ -40,7 +40,7 @@ class SharedButSkipping(TypedDict, total=False):
     """Shared keyword arguments of an optimizer that has `skip_nonfinite` among its own, with another default."""
 
     state_dtype: str
-    master_weights: bool
+    master_weights: bool | str
     stochastic_rounding: bool
     backend: str
     average_decay: float | None

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mindspore as ms
 
 from . import _kernels
+from ._arguments import SPLIT_MASTERS, fail
 
 if TYPE_CHECKING:
     from ._rule import Rule
 
-BYTES = {ms.float32: 4, ms.float16: 2, ms.bfloat16: 2, ms.int8: 1, ms.uint8: 1}
+BYTES = {ms.float32: 4, ms.float16: 2, ms.bfloat16: 2, ms.int16: 2, ms.int8: 1, ms.uint8: 1}
 CODES = (ms.int8, ms.uint8)
 ROWS = "rows"  # the kind of a state that has one number for each row
 
@@ -35,16 +36,30 @@ class Held(NamedTuple):
         return math.prod(self.shape) * BYTES[self.dtype]
 
 
-def needs_master(options, dtype) -> bool:
-    """Return whether a parameter of a dtype has a float32 master."""
-    return options.master_weights and dtype != ms.float32
+MASTERS = {True: ms.float32, "split": ms.int16, "split8": ms.int8}
+
+
+def master_dtype(options, dtype) -> Any:
+    """Return what the masters of parameters of a dtype are held in, the remainders of split ones; None without."""
+    return None if dtype == ms.float32 else MASTERS.get(options.master_weights)
+
+
+def check(optimizer: str, rule: Rule, options, names: Sequence[str], dtypes: Sequence[Any]) -> None:
+    """Raise a ValueError if states or masters cannot be held as is asked for, of parameters by name."""
+    if options.state_dtype != "float32" and not rule.takes_low_states:
+        fail(ValueError, optimizer, "state_dtype", "'float32'", options.state_dtype)
+    for name, dtype in zip(names, dtypes):
+        if options.master_weights in SPLIT_MASTERS and dtype == ms.float16:
+            kept = "True or False, as no remainder of 16 bits restores the master of a small float16 number"
+            fail(ValueError, optimizer, "master_weights", f"{kept}, and '{name}' is float16", options.master_weights)
 
 
 def bytes_each(rule: Rule, options, dtype, size: int) -> int:
     """Return the bytes of states, master and average for each element of a parameter, but not of scales and rows."""
     dtypes = [_kernels.state_dtype(options.state_dtype, kind, size) for _, kind in rule.kinds if kind != ROWS]
-    floats = needs_master(options, dtype) + (options.average_decay is not None)
-    return sum(BYTES[d] for d in dtypes) + BYTES[ms.float32] * floats
+    dtypes += [ms.float32] if options.average_decay is not None else []
+    master = master_dtype(options, dtype)
+    return sum(BYTES[d] for d in dtypes) + (0 if master is None else BYTES[master])
 
 
 def rows_of(shape: tuple[int, ...]) -> int:
@@ -82,7 +97,10 @@ def scale(state: Held) -> Held | None:
 
 def masters(options, dtypes: Sequence[Any], kept: Iterable) -> Iterator[Held]:
     """Yield an optimizer's masters; see :func:`states` for the arguments."""
-    return (Held("master", i, ms.float32, tuple(shape)) for i, shape in kept if needs_master(options, dtypes[i]))
+    for i, shape in kept:
+        dtype = master_dtype(options, dtypes[i])
+        if dtype is not None:
+            yield Held("master", i, dtype, tuple(shape))
 
 
 def averages(options, kept: Iterable) -> Iterator[Held]:

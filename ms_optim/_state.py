@@ -9,10 +9,10 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from . import _codes
+from . import _codes, _masters
 from ._arguments import check_amounts, check_type
 from ._kernels import CODE_BLOCK
-from ._memory import CODES
+from ._memory import CODES, MASTERS
 from ._merge_states import ENTRY, refuse_share
 from ._writing import write
 
@@ -73,23 +73,34 @@ class StateEntries:
 
     def copied(self) -> dict[str, Tensor]:
         """Return copies of what :meth:`named` returns, as training holds it."""
+        self.swap.check_between("state_dict()")
         return {name: Tensor(self.swap.in_training(p).copy(), p.dtype) for name, p in self.named().items()}
 
     def name_of(self, parameter: Parameter) -> str:
         """Return the name of one of the optimizer's own parameters."""
         return next(name for name, p in self.own().items() if p is parameter)
 
-    def fitting(self, state_dict: dict[str, Tensor], strict: bool) -> list[tuple[Parameter, np.ndarray]]:
-        """Check a whole state dict, and return the parameters to write with their values."""
+    def fitting(
+        self, state_dict: dict[str, Tensor], strict: bool, weights: Iterable[tuple[Parameter, np.ndarray]] = ()
+    ) -> list[tuple[Parameter, np.ndarray]]:
+        """Check a whole state dict, and return the parameters to write with their values.
+
+        Args:
+            state_dict: The state dict.
+            strict: Whether missing and unknown names are an error.
+            weights: Weights that are loaded with it and are not in it.
+        """
         name = self.parts.layout.optimizer
         check_type(name, "strict", strict, bool)
         self.swap.check_outside("load_state_dict()")
         own = self.own()
         given = self.checked(name, state_dict)
+        beside = {id(p): value for p, value in weights}
         if self.parts.shares is not None and self.share is not None:
             given = self.parts.shares.taken(name, self.share, given)
         elif ENTRY in given:
             refuse_share(name, given, "an optimizer that keeps all states")
+        self.convert_masters(own, given, lambda i: self.weight_beside(i, unwrapped(state_dict), beside))
         given = self.converted(own, given)
         if strict:
             missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
@@ -151,6 +162,35 @@ class StateEntries:
         rates = (getattr(rate, "learning_rate", rate) for rate in every_rate)
         numbers = {id(p) for p in (held.global_step, held.skipped_steps, *held.step_weights, *rates)}
         return scales | {name for name, p in self.own().items() if id(p) in numbers}
+
+    def convert_masters(
+        self, own: dict[str, Parameter], given: dict[str, Tensor], weight: Callable[[int], np.ndarray]
+    ) -> None:
+        """Replace masters by what this optimizer holds of them.
+
+        Args:
+            own: The optimizer's own parameters by name.
+            given: The entries.
+            weight: Returns the weight at a place that the entries belong to, in float32.
+        """
+        held = self.parts.held
+        places = {id(held.masters[k]): i for i, k in enumerate(held.master_places) if k >= 0}
+        for name, master in own.items():
+            value = given.get(name) if id(master) in places else None
+            if value is None or value.dtype == master.dtype or value.shape != master.shape:
+                continue
+            if value.dtype in MASTERS.values():
+                masters = value.asnumpy().reshape(-1)
+                masters = _masters.converted(masters, master.asnumpy().dtype, weight(places[id(master)]))
+                given[name] = Tensor(masters.reshape(value.shape))
+
+    def weight_beside(self, i: int, state_dict: dict[str, Tensor], beside: dict[int, np.ndarray]) -> np.ndarray:
+        """Return the weight that comes with a state dict, or else as it is, of what this process has states of."""
+        p = self.parts.held.parameters[i]
+        own = state_dict.get(self.parts.layout.names[i])
+        value = beside.get(id(p), self.swap.in_training(p) if own is None else own.asnumpy())
+        begin, end = (0, value.size) if self.parts.shares is None else self.parts.shares.own[i].tolist()
+        return value.reshape(-1)[begin:end].astype(np.float32)
 
     def converted(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the entries with states in this optimizer's dtypes, and codes only with their scales."""
@@ -222,7 +262,8 @@ class Stateful(nn.Optimizer):
         Args:
             state_dict: Tensors or Parameters by name, as :meth:`state_dict` returns them or ``load_checkpoint`` reads
                 them, with or without the prefix of an outer Cell. Weights and statistics among them are ignored.
-                States of another `state_dtype` are converted, to fewer bits by rounding to nearest.
+                States of another `state_dtype` are converted, to fewer bits by rounding to nearest. So are masters: a
+                float32 one is restored from a split one with its weight in `state_dict`, or else in the network.
             strict: Whether missing and unknown names are an error; if not, they are ignored. 8-bit codes and their
                 scales are then taken together or not at all; averages that are missing, and other states that start as
                 the weights, start as the weights are now. Default: ``True`` .

@@ -57,6 +57,7 @@ class CompressedStep(FusedOptimizer):
     # Each worker needs the whole of every gradient.
     _support_parallel_optimizer = False
     refuses: ClassVar[dict[str, str]] = {
+        "attach": "exchanges gradients between two launches",
         "state_dtype": "keeps its states in float32",
         "shard_states": "has states of each worker's own, made from that worker's gradients",
         "shard_group": "exchanges gradients of whole tensors itself",

@@ -106,7 +106,7 @@ class SimulatedWorkers:
         name, count = type(self).__name__, len(self.optimizers)
         if not isinstance(gradients, (list, tuple)) or len(gradients) != count:
             fail(ValueError, name, "gradients", f"a list of the gradients of each of {count} workers", gradients)
-        self.optimizers[0]._check_count()
+        self.optimizers[0]._check_begin()
         for optimizer in self.optimizers:
             optimizer.check_states()
         kept = [check_gradients(name, o._layout.names, o._layout.shapes, g) for o, g in zip(self.optimizers, gradients)]

@@ -201,6 +201,12 @@ def digest(pair):
     return hashlib.sha256(b"".join(numbers(p).tobytes() for p in held)).hexdigest()
 
 
+def digest_of(optimizer, *without):
+    """Return a digest of the weights and of all that an optimizer holds, but for what has one of some names."""
+    held = {**optimizer._entries.named(), "statistics": optimizer.statistics}
+    return hashlib.sha256(b"".join(numbers(p).tobytes() for name, p in held.items() if name not in without)).hexdigest()
+
+
 def check_close(actual, expected, tolerance, peak, what):
     """Compare element by element, relative to the largest magnitude that the element has held."""
     assert actual.shape == np.shape(expected), what

@@ -12,7 +12,7 @@ from native import CompressedLaunch, Launch, call, forms_of
 from tolerances import UNIT
 
 from ms_optim import _kernels
-from ms_optim._abi import MuonFlag
+from ms_optim._abi import AddressColumn, MuonFlag
 
 SHAPES = [(), (1,), (7,), (15,), (17,), (255,), (257,), (1025,), (4097,), (40_000,), (33, 31), (3, 8200), (6, 4, 3, 3)]
 STEPS = 3
@@ -21,14 +21,16 @@ RULES = {name: row[:3] for name, (_, *row) in reference.KERNELS.items()}
 # NorMuon: of a matrix, the second state is a number a row.
 NORMALIZED_ROWS = (*RULES["muon"][:2], MuonFlag.NESTEROV | MuonFlag.NORMALIZES_ROWS)
 CODES = {"s": np.int8, "u": np.uint8, "e": np.float32}
-# dtype, and whether there are masters; without them float16 and bfloat16 are rounded in either way.
+# dtype, and that of masters or of their remainders; without masters float16 and bfloat16 are rounded in either way.
 WEIGHTS = [
-    ("float32", False, False),
-    ("float16", True, False),
-    ("bfloat16", True, False),
-    ("float16", False, False),
-    ("bfloat16", False, True),
-    ("float16", False, True),
+    ("float32", None, False),
+    ("float16", "float32", False),
+    ("bfloat16", "float32", False),
+    ("float16", None, False),
+    ("bfloat16", None, True),
+    ("float16", None, True),
+    ("bfloat16", "int16", False),
+    ("bfloat16", "int8", False),
 ]
 STATES = ("float32", "bfloat16", "8bit")
 
@@ -172,7 +174,7 @@ def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32",
     _, constants, rule_flags = RULES[rule]
     rule_flags |= options.pop("more_flags", 0)
     dtype, masters, stochastic = weights
-    shared |= _kernels.MASTERS * masters | _kernels.STOCHASTIC_ROUNDING * stochastic
+    shared |= _kernels.MASTERS * bool(masters) | _kernels.STOCHASTIC_ROUNDING * stochastic
     centralized = bool(shared & _kernels.CENTRALIZES)
     columns = [[i % 2, -1 if i % 2 else 2, int(centralized and len(s) > 1), i] for i, s in enumerate(shapes)]
     kinds = kinds_of(rule, states)
@@ -190,7 +192,7 @@ def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32",
         rule_flags,
         rates=(0.01, 0.003, 0.1),
         layout=columns,
-        masters=zeros(shapes) if masters else [],
+        masters=zeros(shapes, masters) if masters else [],
         scales=[scales([a.shape for a in state if a.itemsize == 1]) for state in held],
         seed=7,
         shared=shared,
@@ -304,8 +306,8 @@ def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
     """A launch whose tensors come as a table of where they are; beta powers are kept, and weights are locked."""
     shared |= _kernels.BY_ADDRESS | _kernels.BETA_POWERS | _kernels.LOCKS
     made = launch("lamb", rng, weights, states, shared=shared)
-    n, types = len(SHAPES), 4 + 2 * _kernels.MAX_STATES + 2
-    table = np.zeros((n + 1, types + 2 + _kernels.MAX_STATES), np.int64)
+    n, types = len(SHAPES), AddressColumn.WEIGHT_TYPE
+    table = np.zeros((n + 1, AddressColumn.ADDRESS_COLUMNS), np.int64)
     passed = [*made.arrays[:5], table, made.sums]
     powers = [np.ones(1, np.float32), np.ones(1, np.float32)]
     rest = [*made.arrays[5:-1], *powers]
@@ -316,19 +318,20 @@ def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
         pointers.append((5, row * table.shape[1] + column, at[id(array)], 0))
 
     dtypes = {np.dtype(NUMPY["float32"]): 0, np.dtype(np.float16): 1, np.dtype(NUMPY["bfloat16"]): 2}
-    dtypes |= {np.dtype(np.int8): 3, np.dtype(np.uint8): 4}
+    dtypes |= {np.dtype(np.int8): 3, np.dtype(np.uint8): 4, np.dtype(np.int16): 5}
     # Weights, gradients, two states, masters, scales of either state.
     tensors = [made.arrays[8 + k * n : 8 + (k + 1) * n] for k in range(7)]
     columns = {0: tensors[0], 1: tensors[1], 4: tensors[2], 5: tensors[3]}
     if weights[1]:
         columns[2] = tensors[4]
     if states == "8bit":
-        columns[4 + _kernels.MAX_STATES], columns[5 + _kernels.MAX_STATES] = tensors[4 + weights[1] :][:2]
+        columns[4 + _kernels.MAX_STATES], columns[5 + _kernels.MAX_STATES] = tensors[4 + bool(weights[1]) :][:2]
     for i, shape in enumerate(SHAPES):
         for column, arrays in columns.items():
             point(i, column, arrays[i])
         table[i, types - 2 : types] = int(np.prod(shape)), shape[0] if len(shape) > 1 else 0
-        table[i, types : types + 4] = [dtypes[columns[column][i].dtype] for column in (0, 1, 4, 5)]
+        for place, column in enumerate((0, 1, 2, 4, 5)):
+            table[i, types + place] = dtypes[columns[column][i].dtype] if column in columns else 0
     for column, array in (
         (0, made.arrays[5]),
         (1, made.arrays[6]),
@@ -362,9 +365,9 @@ def compressed(rng):
         options = {
             "rates": (0.01, 0.1),
             "columns": [[0, 1, int(len(s) > 1)] for s in SHAPES],
-            "masters": zeros(SHAPES) if masters else [],
+            "masters": zeros(SHAPES, masters) if masters else [],
             "clip": [0.0, 1.0][j % 2],
-            "shared": _kernels.MASTERS * masters
+            "shared": _kernels.MASTERS * bool(masters)
             | _kernels.STOCHASTIC_ROUNDING * stochastic
             | _kernels.CENTRALIZES
             | _kernels.SKIP_NONFINITE,
@@ -395,6 +398,7 @@ def cases():
         *matrices(rng),
         by_address(rng),
         by_address(rng, WEIGHTS[0], "bfloat16"),
+        by_address(rng, WEIGHTS[7], "8bit"),
         by_address(rng, callers=2),
         returned(rng, WEIGHTS[0]),
         returned(rng, WEIGHTS[2]),

@@ -5,10 +5,10 @@ import re
 import pytest
 
 
-def refused(error, match, make):
+def refused(error, match, make, *arguments):
     """Check that a call raises an error whose words a pattern finds, and return them."""
     with pytest.raises(error) as caught:
-        make()
+        make(*arguments)
     text = str(caught.value)
     assert re.search(match, text), text
     return text

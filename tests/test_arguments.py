@@ -598,6 +598,12 @@ def rule(rule):
 
 # What is called with what, and for each argument the values that it takes.
 LAYERWISE = {"learning_rate": DECAY, "decay": POSITIVE, "layers": NONE, "weight_decay": DECAY | NONE}
+
+
+def released():
+    return nn.Dense(2, 2)
+
+
 TABLE = [
     (AdamW, {"params": params}, {**SHARED, **MOMENTS, **DECOUPLED, "betas": NOTHING, "loss_scale": POSITIVE}),
     (AdamW, {"params": params}, dict.fromkeys(("amsgrad", "maximize", "use_fused", "bias_correction"), FLAG)),
@@ -673,6 +679,8 @@ TABLE = [
     (ms_optim.list_optimizers, {}, {"patterns": TEXT | NONE}),
     (ms_optim.OptimizerMonitor, {},
      {"every": NOTHING, "csv": TEXT | NONE, "tensorboard": TEXT | NONE, "verbose": FLAG, "qk_clip": NONE}),
+    (ms_optim.ReleasedTrainStep, {"net": released, "loss_fn": None, "optimizer": lambda: AdamW(params())},
+     {"net": NOTHING, "loss_fn": NONE, "optimizer": NOTHING, "passes": NOTHING}),
     (ms_optim.AveragedWeights, {}, {"optimizer": NONE, "network": NONE, "path": NONE}),
     (ms_optim.plot, {"csv": "none.csv"}, {"csv": TEXT, "output": TEXT | NONE}),
     (ms_optim.SimulatedWorkers, {"count": 1, "params": params, "make": None},

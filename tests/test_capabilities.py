@@ -15,6 +15,7 @@ from ms_optim.paths import choice
 ASKED = {
     "stochastic_rounding": {"stochastic_rounding": True, "master_weights": False},
     "state_dtype": {"state_dtype": "bfloat16"},
+    "master_weights": {"master_weights": "split"},
     "shard_states": {"shard_states": True},
     "skip_nonfinite": {"skip_nonfinite": True},
     "decay": {"decay": "cautious"},

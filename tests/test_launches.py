@@ -12,7 +12,7 @@ from refusals import refused
 from tolerances import STEPS
 
 from ms_optim import LANS, AdamW, Lamb
-from ms_optim.paths.fused import Launch, phases_of
+from ms_optim.paths.launches import Launch, phases_of
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 LANS_CASE = next(case for case in CASES if case.optimizer is LANS)

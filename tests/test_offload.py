@@ -13,7 +13,7 @@ from refusals import refused
 from tolerances import STEPS
 
 from ms_optim import AdamOffload, _kernels
-from ms_optim.paths.fused import LaunchCell
+from ms_optim.paths.launches import LaunchCell
 from ms_optim.paths.offload import CrossingPath
 
 CASE = next(case for case in CASES if case.optimizer is AdamOffload)

@@ -15,11 +15,16 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import OPTIMIZERS, _capabilities, _kernels, _memory
-from .._arguments import STATE_DTYPES, WEIGHT_DTYPES, Options
+from .._arguments import SPLIT_MASTERS, STATE_DTYPES, WEIGHT_DTYPES, Options
 from .._base import FusedOptimizer, Rule
 from .._shares import Peers, Shares, share_costs
 from .plan_arguments import UNITS, Weight, count, parameters, size, weights_of_checkpoint, weights_of_json
 
+MASTER_WEIGHTS: dict[str, bool | str] = {
+    "float32": True,
+    **{split: split for split in SPLIT_MASTERS},
+    "none": False,
+}
 DTYPES: dict[str, Any] = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
 
 
@@ -57,7 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="of the parameters; default: the checkpoint's, or float32")
     parser.add_argument("--optimizer", nargs="+", choices=[optimizer.__name__ for optimizer in OPTIMIZERS])
     parser.add_argument("--state-dtype", nargs="+", choices=STATE_DTYPES, default=STATE_DTYPES)
-    parser.add_argument("--no-master-weights", action="store_true", help="keep no float32 masters of 16-bit weights")
+    parser.add_argument(
+        "--master-weights",
+        choices=MASTER_WEIGHTS,
+        default="float32",
+        help="what masters of 16-bit weights are held in; none: there are no masters; default: float32",
+    )
     parser.add_argument("--average", action="store_true", help="keep an average of the weights (average_decay)")
     parser.add_argument(
         "--device",
@@ -84,7 +94,7 @@ def main(arguments: argparse.Namespace) -> int:
         for state_dtype in arguments.state_dtype:
             options = Options(
                 state_dtype=state_dtype,
-                master_weights=not arguments.no_master_weights,
+                master_weights=MASTER_WEIGHTS[arguments.master_weights],
                 shard_states=arguments.shard_states,
                 average_decay=0.9999 if arguments.average else None,
             )
@@ -124,6 +134,10 @@ def plan(
     rule = optimizer.rules[0]
     shapes, dtypes = [w.shape for w in weights], [w.dtype for w in weights]
     names = [w.name or str(i) for i, w in enumerate(weights)]
+    try:
+        _memory.check(optimizer.__name__, rule, options, names, dtypes)
+    except ValueError as error:
+        raise NotPossibleError(str(error).rstrip(".")) from None
     rules = [rule.of_tensor(is_matrix) for is_matrix in optimizer.are_matrices(names, shapes)]
     kept = [tuple(enumerate(shapes))]
     if options.shard_states and workers > 1:
@@ -183,7 +197,7 @@ def as_json(
     asked |= {
         "parameters": elements(weights),
         "tensors": len(weights),
-        "master_weights": not arguments.no_master_weights,
+        "master_weights": arguments.master_weights,
         "average": arguments.average,
     }
     return json.dumps({**asked, "plans": rows, "not_possible": refused}, indent=2)

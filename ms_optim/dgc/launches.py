@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from .._abi import launch
-from ..paths.fused import as_tuple
+from ..paths.launches import as_tuple
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

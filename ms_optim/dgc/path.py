@@ -13,7 +13,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from .. import _abi, _kernels
 from .._addresses import AddressTable
 from .._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
-from ..paths.fused import no_sums, shared_flags
+from ..paths.launches import no_sums, shared_flags
 from .launches import ExchangeCell, StageCell
 from .local_mean import LocalMean
 from .schedule import Schedule, begins, place_of

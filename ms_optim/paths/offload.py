@@ -20,7 +20,7 @@ from .. import _abi, _kernels
 from .._arithmetic import norm, rounded, summed, write
 from .ascend import OperatorCell, tile_sums, total_of_tiles
 from .counting import Counting, RatesOfEach
-from .fused import LaunchCell, no_sums
+from .launches import LaunchCell, no_sums
 from .places import chosen, picked
 from .stacks import Stacks, first_of
 from .survey import Survey

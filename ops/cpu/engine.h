@@ -81,6 +81,39 @@ void Convert(const void *from, int64_t begin, int n, float *to) {
   for (int i = 0; i < n; ++i) to[i] = ToFloat(source[i]);
 }
 
+// Calls body(i, bits), which makes of the bits of bfloat16 numbers those of float32 numbers or what it likes, and
+// lane by lane keeps to 32 bits: compilers do not vectorize a loop over numbers of different widths.
+template <class Body>
+MS_OPTIM_FN void ForBFloat16(const bfloat16 *from, int n, Body body) {
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    int32_t bits[kLanes];
+    WidenShorts(&from[i].bits, bits);
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) body(i + lane, static_cast<uint32_t>(bits[lane]));
+  }
+  for (int i = whole; i < n; ++i) body(i, from[i].bits);
+}
+
+// Stores the bits of bfloat16 numbers that make(i) returns.
+template <class Make>
+MS_OPTIM_FN void StoreBFloat16(int n, bfloat16 *to, Make make) {
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    int32_t bits[kLanes];
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) bits[lane] = static_cast<int32_t>(make(i + lane));
+    NarrowToShorts(bits, &to[i].bits);
+  }
+  for (int i = whole; i < n; ++i) to[i].bits = static_cast<uint16_t>(make(i));
+}
+
+template <>
+void Convert<bfloat16>(const void *from, int64_t begin, int n, float *to) {
+  ForBFloat16(static_cast<const bfloat16 *>(from) + begin, n,
+              [&](int i, uint32_t bits) __attribute__((always_inline)) { to[i] = FromBits(bits << 16); });
+}
+
 const float *LoadTile(const void *from, DType type, int64_t begin, int n, float *buffer) {
   if (type == DType::kFloat32) return static_cast<const float *>(from) + begin;
   if (type == DType::kFloat16) Convert<float16>(from, begin, n, buffer);
@@ -95,6 +128,12 @@ void StoreAs(const float *tile, int64_t begin, int n, void *to) {
   for (int i = 0; i < n; ++i) Store(tile[i], &target[i]);
 }
 
+template <>
+void StoreAs<bfloat16>(const float *tile, int64_t begin, int n, void *to) {
+  StoreBFloat16(n, static_cast<bfloat16 *>(to) + begin,
+                [&](int i) __attribute__((always_inline)) { return BFloat16Bits(tile[i]); });
+}
+
 void StoreTile(const float *tile, DType type, int64_t begin, int n, void *to) {
   if (type == DType::kFloat16) StoreAs<float16>(tile, begin, n, to);
   if (type == DType::kBFloat16) StoreAs<bfloat16>(tile, begin, n, to);
@@ -105,7 +144,62 @@ void MasterTile(const Tensor &t, int64_t begin, int n, float *tile) {
   const T *weight = static_cast<const T *>(t.weight) + begin;
   const float *master = t.master + begin;
   MS_OPTIM_IVDEP
-  for (int i = 0; i < n; ++i) tile[i] = MasterOf(weight[i], master[i]);
+  for (int i = 0; i < n; ++i) tile[i] = MasterOrWeight(weight[i], master[i]);
+}
+
+template <>
+void MasterTile<bfloat16>(const Tensor &t, int64_t begin, int n, float *tile) {
+  const float *master = t.master + begin;
+  ForBFloat16(static_cast<const bfloat16 *>(t.weight) + begin, n,
+              [&](int i, uint32_t bits) __attribute__((always_inline)) {
+                tile[i] = BFloat16Bits(master[i]) == bits ? master[i] : FromBits(bits << 16);
+              });
+}
+
+MS_OPTIM_FN void WidenRemainders(const int16_t *from, int32_t (&to)[kLanes]) { WidenShorts(from, to); }
+MS_OPTIM_FN void WidenRemainders(const int8_t *from, int32_t (&to)[kLanes]) { Widen(from, to); }
+MS_OPTIM_FN void NarrowRemainders(const int32_t (&from)[kLanes], int16_t *to) { NarrowToShorts(from, to); }
+MS_OPTIM_FN void NarrowRemainders(const int32_t (&from)[kLanes], int8_t *to) { Narrow(from, to); }
+
+template <class R>
+void RestoreTile(const Tensor &t, int64_t begin, int n, float *tile) {
+  const bfloat16 *weight = static_cast<const bfloat16 *>(t.weight) + begin;
+  const R *remainder = static_cast<const R *>(t.remainder) + begin;
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    int32_t upper[kLanes], rest[kLanes];
+    WidenShorts(&weight[i].bits, upper);
+    WidenRemainders(remainder + i, rest);
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) {
+      tile[i + lane] = Restored(upper[lane], Remainder<R>::Difference(rest[lane]));
+    }
+  }
+  for (int i = whole; i < n; ++i) tile[i] = MasterOf(weight[i], remainder[i]);
+}
+
+// Noise is read if the remainder has 8 bits.
+template <class R>
+void SplitTile(const Tensor &t, int64_t begin, int n, const float *tile, const uint32_t *noise) {
+  constexpr bool kNoisy = sizeof(R) == 1;
+  bfloat16 *weight = static_cast<bfloat16 *>(t.weight) + begin;
+  R *remainder = static_cast<R *>(t.remainder) + begin;
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    int32_t upper[kLanes], rest[kLanes];
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const uint32_t random = kNoisy ? NoiseFor(kWeight, noise[i + lane]) : 0u;
+      const uint32_t kept = Remainder<R>::Kept(BitsOf(tile[i + lane]), random);
+      upper[lane] = UpperHalf(kept);
+      rest[lane] = Remainder<R>::Of(kept, upper[lane]);
+    }
+    NarrowToShorts(upper, &weight[i].bits);
+    NarrowRemainders(rest, remainder + i);
+  }
+  for (int i = whole; i < n; ++i) {
+    Split(tile[i], kNoisy ? NoiseFor(kWeight, noise[i]) : 0u, &weight[i], &remainder[i]);
+  }
 }
 
 // States of lower precision are codes with a scale for each block, or bfloat16, both rounded stochastically.
@@ -185,6 +279,12 @@ void FillNoise(Noise noise, int64_t begin, int n, uint32_t *bits) {
 template <NoiseUse kUse, class T>
 void StoreTileWithNoise(const float *tile, int64_t begin, int n, const uint32_t *noise, void *to) {
   T *target = static_cast<T *>(to) + begin;
+  if constexpr (std::is_same<T, bfloat16>::value) {
+    StoreBFloat16(n, target, [&](int i) __attribute__((always_inline)) {
+      return BFloat16WithNoise(tile[i], NoiseFor(kUse, noise[i]));
+    });
+    return;
+  }
   MS_OPTIM_IVDEP
   for (int i = 0; i < n; ++i) StoreWithNoise(tile[i], NoiseFor(kUse, noise[i]), &target[i]);
 }
@@ -211,7 +311,11 @@ void StoreState(const Tensor &t, int k, int64_t begin, int n, const float *tile,
 
 float *LoadWeight(const Tensor &t, int64_t begin, int n, float *buffer) {
   if (t.weight_type == DType::kFloat32) return static_cast<float *>(t.weight) + begin;
-  if (t.master == nullptr) {
+  if (t.remainder_type == DType::kInt16) {
+    RestoreTile<int16_t>(t, begin, n, buffer);
+  } else if (t.remainder_type == DType::kInt8) {
+    RestoreTile<int8_t>(t, begin, n, buffer);
+  } else if (t.master == nullptr) {
     LoadTile(t.weight, t.weight_type, begin, n, buffer);
   } else if (t.returned) {
     memcpy(buffer, t.master + begin, static_cast<size_t>(n) * sizeof(float));
@@ -225,6 +329,8 @@ float *LoadWeight(const Tensor &t, int64_t begin, int n, float *buffer) {
 
 // Noise is null where weights are rounded to nearest.
 void StoreWeight(const Tensor &t, int64_t begin, int n, const float *tile, const uint32_t *noise) {
+  if (t.remainder_type == DType::kInt16) return SplitTile<int16_t>(t, begin, n, tile, noise);
+  if (t.remainder_type == DType::kInt8) return SplitTile<int8_t>(t, begin, n, tile, noise);
   if (t.master != nullptr) memcpy(t.master + begin, tile, static_cast<size_t>(n) * sizeof(float));
   if (noise == nullptr || t.master != nullptr) {
     StoreTile(tile, t.weight_type, begin, n, t.weight);
@@ -682,7 +788,7 @@ class StepEngine {
     Task &task = tasks_[i];
     const auto seed = static_cast<int64_t>(step_.constants[kSeed]);
     const int64_t now = *step_.global_step, row = LayoutOf(i, kRow);
-    task.noisy_weight = (step_.flags & kStochasticRounding) != 0;
+    task.noisy_weight = NeedsNoise(t, step_.flags);
     task.noise = Noise(seed, now, row);
     for (int k = 0; k < kMaxStates; ++k) task.low_states |= t.state_type[k] != DType::kFloat32;
     const bool alone = t.state[1] == nullptr;
@@ -720,7 +826,8 @@ class StepEngine {
   void ForChunks(int first, int last, bool backwards, Body body) {
     const int64_t begin = tasks_[first].first_chunk, count = tasks_[last - 1].last_chunk - begin;
     std::vector<Share> shares(static_cast<size_t>(omp_get_max_threads()));
-#pragma omp parallel
+    // Of one chunk, waking threads would take longer than the step.
+#pragma omp parallel if (count > 1)
     {
       const DenormalsAreZero in_this_thread;
       Buffers buffers;

@@ -94,14 +94,18 @@ MS_OPTIM_FN void Narrow(const int32_t (&from)[kLanes], T *to) {
   memcpy(to, &bytes, sizeof(bytes));
 }
 
-MS_OPTIM_FN void WidenShorts(const uint16_t *from, int32_t (&to)[kLanes]) {
-  LanesOf<uint16_t> shorts;
+template <class T>
+MS_OPTIM_FN void WidenShorts(const T *from, int32_t (&to)[kLanes]) {
+  static_assert(sizeof(T) == sizeof(int16_t), "shorts");
+  LanesOf<std::conditional_t<std::is_signed<T>::value, int16_t, uint16_t>> shorts;
   memcpy(&shorts, from, sizeof(shorts));
   const auto wide = __builtin_convertvector(shorts, LanesOf<int32_t>);
   memcpy(to, &wide, sizeof(wide));
 }
 
-MS_OPTIM_FN void NarrowToShorts(const int32_t (&from)[kLanes], uint16_t *to) {
+template <class T>
+MS_OPTIM_FN void NarrowToShorts(const int32_t (&from)[kLanes], T *to) {
+  static_assert(sizeof(T) == sizeof(int16_t), "shorts");
   LanesOf<int32_t> wide;
   memcpy(&wide, from, sizeof(wide));
   const auto shorts = __builtin_convertvector(wide, LanesOf<uint16_t>);

@@ -143,7 +143,7 @@ __device__ inline void Momentum(const DgcMomentum &rule, const Step &step, const
     if (tile.Has(e)) AddSquare(sum, g[e]);
   }
   StoreFloats(U(t), tile, u);
-  StoreWeight(t, tile, w, (step.flags & kStochasticRounding) != 0 ? &task.noise : nullptr);
+  StoreWeight(t, tile, w, NeedsNoise(t, step.flags) ? &task.noise : nullptr);
 }
 
 __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Workspace work) {
@@ -277,7 +277,7 @@ __device__ inline void StartAnew(const Tensor &t, int64_t i, float sent) {
 __device__ inline void MoveByMean(const DgcMomentum &rule, const Step &step, const Tensor &t, const Task &task,
                                   int64_t i, float total, double *sum) {
   const float mean = rule.Mean(total);
-  Move(t, (step.flags & kStochasticRounding) != 0 ? &task.noise : nullptr, i, task.coefficient[0] * mean);
+  Move(t, NeedsNoise(t, step.flags) ? &task.noise : nullptr, i, task.coefficient[0] * mean);
   AddSquare(sum, mean);
 }
 

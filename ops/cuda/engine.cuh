@@ -16,7 +16,8 @@ __device__ inline bool Aligned(const void *data) { return reinterpret_cast<uintp
 
 // Whether runs of four elements may be read and written as one.
 __device__ inline bool Aligned(const Tensor &t) {
-  bool aligned = Aligned(t.weight) && Aligned(t.gradient) && Aligned(t.master) && Aligned(t.average);
+  bool aligned = Aligned(t.weight) && Aligned(t.gradient) && Aligned(t.master) && Aligned(t.remainder);
+  aligned = aligned && Aligned(t.average);
   for (int k = 0; k < kMaxStates; ++k) aligned = aligned && Aligned(t.state[k]);
   return aligned;
 }
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(kThreads) Averages(const Step step, const Work
 // Computes new states, and the sums of weights and directions. If nothing waits for these sums, the weights move too
 // (kMove).
 template <class Rule, bool kMove, bool kFloats>
-__device__ void UpdateTile(const Rule &rule, const Tensor &t, const Task &task, const RowMean *means, bool stochastic,
+__device__ void UpdateTile(const Rule &rule, const Tensor &t, const Task &task, const RowMean *means, bool noisy,
                            const Tile &tile, double (&sum)[kSums]) {
   Elements<Rule> x;
   x.template Take<kFloats>(t, task, means, tile);
@@ -290,7 +291,7 @@ __device__ void UpdateTile(const Rule &rule, const Tensor &t, const Task &task, 
   if (kFloats) {
     StoreFloats(t.weight, tile, x.w);
   } else {
-    StoreWeight(t, tile, x.w, stochastic ? &task.noise : nullptr);
+    StoreWeight(t, tile, x.w, noisy ? &task.noise : nullptr);
   }
   Average(t, task, tile, x.w);
 }
@@ -303,14 +304,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) Update(const Step ste
   const Task task = work.tasks[chunk.tensor];
   const Rule rule = RuleOf<Rule>(work);
   const RowMean *means = work.means + work.first_row[chunk.tensor];
-  const bool stochastic = (step.flags & kStochasticRounding) != 0;
+  const bool noisy = NeedsNoise(t, step.flags);
   double sum[kSums] = {};
   if (AllFloat32(t, Rule::kStates)) {
     ForTiles(chunk, t,
-             [&](const Tile &tile) { UpdateTile<Rule, kMove, true>(rule, t, task, means, stochastic, tile, sum); });
+             [&](const Tile &tile) { UpdateTile<Rule, kMove, true>(rule, t, task, means, noisy, tile, sum); });
   } else {
     ForTiles(chunk, t,
-             [&](const Tile &tile) { UpdateTile<Rule, kMove, false>(rule, t, task, means, stochastic, tile, sum); });
+             [&](const Tile &tile) { UpdateTile<Rule, kMove, false>(rule, t, task, means, noisy, tile, sum); });
   }
   StorePartial(work, sum);
 }
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) MoveWeights(const Ste
   const Task task = work.tasks[chunk.tensor];
   const Rule rule = RuleOf<Rule>(work);
   const RowMean *means = work.means + work.first_row[chunk.tensor];
-  const bool floats = AllFloat32(t, Rule::kStates), stochastic = (step.flags & kStochasticRounding) != 0;
+  const bool floats = AllFloat32(t, Rule::kStates), noisy = NeedsNoise(t, step.flags);
   ForTiles(chunk, t, [&](const Tile &tile) {
     Elements<Rule> x;
     if (floats) {
@@ -335,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) MoveWeights(const Ste
     x.Start(t, task, tile);
     x.template Apply<false>(rule, task);
     x.Move(task);
-    StoreWeight(t, tile, x.w, stochastic ? &task.noise : nullptr);
+    StoreWeight(t, tile, x.w, noisy ? &task.noise : nullptr);
     Average(t, task, tile, x.w);
   });
 }

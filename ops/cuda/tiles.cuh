@@ -89,11 +89,32 @@ __device__ inline void StoreFloats(void *to, const Tile &tile, const float (&x)[
 template <class T>
 __device__ void LoadMaster(const Tensor &t, const Tile &tile, float (&w)[kEach]) {
   Load<float>(t.master, tile, w);
-  Read<T>(t.weight, tile, [&](int e, T weight) { w[e] = MasterOf(weight, w[e]); });
+  Read<T>(t.weight, tile, [&](int e, T weight) { w[e] = MasterOrWeight(weight, w[e]); });
+}
+
+template <class R>
+__device__ void LoadSplit(const Tensor &t, const Tile &tile, float (&w)[kEach]) {
+  R remainder[kEach];
+  Read<R>(t.remainder, tile, [&](int e, R element) { remainder[e] = element; });
+  Read<bfloat16>(t.weight, tile, [&](int e, bfloat16 weight) { w[e] = MasterOf(weight, remainder[e]); });
+}
+
+template <class R>
+__device__ void StoreSplit(const Tensor &t, const Tile &tile, const float (&w)[kEach], const Noise *noise) {
+  bfloat16 weight[kEach];
+  Write<R>(t.remainder, tile, [&](int e, R *remainder) {
+    const uint32_t random = sizeof(R) == 1 ? NoiseFor(kWeight, noise->At(tile.At(e))) : 0u;
+    Split(w[e], random, &weight[e], remainder);
+  });
+  Write<bfloat16>(t.weight, tile, [&](int e, bfloat16 *element) { *element = weight[e]; });
 }
 
 __device__ inline void LoadWeight(const Tensor &t, const Tile &tile, float (&w)[kEach]) {
-  if (t.master == nullptr) {
+  if (t.remainder_type == DType::kInt16) {
+    LoadSplit<int16_t>(t, tile, w);
+  } else if (t.remainder_type == DType::kInt8) {
+    LoadSplit<int8_t>(t, tile, w);
+  } else if (t.master == nullptr) {
     LoadAs(t.weight_type, t.weight, tile, w);
   } else if (t.weight_type == DType::kFloat16) {
     LoadMaster<float16>(t, tile, w);
@@ -115,6 +136,8 @@ __device__ void StoreLow(const Tensor &t, const Tile &tile, const float (&w)[kEa
 
 // Noise is null where weights are rounded to nearest.
 __device__ inline void StoreWeight(const Tensor &t, const Tile &tile, const float (&w)[kEach], const Noise *noise) {
+  if (t.remainder_type == DType::kInt16) return StoreSplit<int16_t>(t, tile, w, noise);
+  if (t.remainder_type == DType::kInt8) return StoreSplit<int8_t>(t, tile, w, noise);
   if (t.master != nullptr) StoreFloats(t.master, tile, w);
   if (t.weight_type == DType::kFloat32) StoreFloats(t.weight, tile, w);
   if (t.weight_type == DType::kFloat16) StoreLow<float16>(t, tile, w, noise);

@@ -49,6 +49,7 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(DType::kBFloat16)                          \
   CONSTANT(DType::kInt8)                              \
   CONSTANT(DType::kUInt8)                             \
+  CONSTANT(DType::kInt16)                             \
   CONSTANT(DType::kOther)                             \
   CONSTANT(Stage::kGradientStage)                     \
   CONSTANT(Stage::kMomentsStage)                      \
@@ -94,6 +95,7 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(AddressColumn::kFirstDimension)            \
   CONSTANT(AddressColumn::kWeightType)                \
   CONSTANT(AddressColumn::kGradientType)              \
+  CONSTANT(AddressColumn::kMasterType)                \
   CONSTANT(AddressColumn::kStateType)                 \
   CONSTANT(AddressColumn::kAddressColumns)            \
   CONSTANT(SharedAddressColumn::kGlobalStepAddress)   \

@@ -115,6 +115,21 @@ inline bool TakeRanges(ArgumentReader *in, std::vector<Tensor> *tensors) {
   return in->ok();
 }
 
+// A master is whole, or the remainder of a bfloat16 weight that is at hand.
+inline bool HoldsMaster(DType type, const Tensor &t) {
+  const bool is_remainder = type == DType::kInt16 || type == DType::kInt8;
+  return type == DType::kFloat32 || (is_remainder && t.weight_type == DType::kBFloat16 && !t.returned);
+}
+
+inline void KeepMaster(void *master, DType type, Tensor *t) {
+  if (type == DType::kFloat32) {
+    t->master = static_cast<float *>(master);
+  } else {
+    t->remainder = master;
+    t->remainder_type = type;
+  }
+}
+
 // Takes the tensors; states, masters, averages and scales are those of a tensor's range.
 inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::vector<Tensor> *tensors) {
   const bool gradients_only = step.stages == kGradientStage, returned = (step.flags & kReturned) != 0;
@@ -162,8 +177,11 @@ inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::v
   }
   for (Tensor &t : *tensors) {
     if (absent(t) || (step.flags & kMasters) == 0 || t.weight_type == DType::kFloat32) continue;
-    t.master = AsIfWhole(in->Take<float>("float32", t.end - t.begin), t.begin * int64_t{sizeof(float)});
+    DType type = DType::kOther;
+    void *master = in->TakeTensor(t.end - t.begin, true, &type);
+    in->Require(HoldsMaster(type, t), kWrongDType);
     if (!in->ok()) return;
+    KeepMaster(AsIfWhole(master, t.begin * SizeOf(type)), type, &t);
   }
   for (Tensor &t : *tensors) {
     if (absent(t) || (step.flags & kAverages) == 0) continue;
@@ -184,7 +202,7 @@ inline void ReadAddresses(const int64_t *row, Step *step, std::vector<Tensor> *t
   for (Tensor &t : *tensors) {
     t.weight = reinterpret_cast<void *>(row[kWeightAddress]);
     t.gradient = reinterpret_cast<void *>(row[kGradientAddress]);
-    t.master = reinterpret_cast<float *>(row[kMasterAddress]);
+    KeepMaster(reinterpret_cast<void *>(row[kMasterAddress]), static_cast<DType>(row[kMasterType]), &t);
     t.average = reinterpret_cast<float *>(row[kAverageAddress]);
     t.size = t.end = row[kElements];
     t.rows = row[kFirstDimension];

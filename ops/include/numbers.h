@@ -18,7 +18,7 @@
 
 namespace ms_optim {
 
-enum class DType { kFloat32, kFloat16, kBFloat16, kInt8, kUInt8, kOther };
+enum class DType { kFloat32, kFloat16, kBFloat16, kInt8, kUInt8, kInt16, kOther };
 
 struct float16 {
   uint16_t bits;
@@ -58,12 +58,14 @@ MS_OPTIM_FN float ToFloat(float16 x) {
 // Round to nearest, ties to even.
 MS_OPTIM_FN void Store(float x, float *out) { *out = x; }
 
-MS_OPTIM_FN void Store(float x, bfloat16 *out) {
+MS_OPTIM_FN uint32_t BFloat16Bits(float x) {
   const uint32_t bits = BitsOf(x);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const uint32_t quiet_nan = (bits >> 16) | 0x40u;
-  out->bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+  return (bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded;
 }
+
+MS_OPTIM_FN void Store(float x, bfloat16 *out) { out->bits = static_cast<uint16_t>(BFloat16Bits(x)); }
 
 MS_OPTIM_FN void Store(float x, float16 *out) {
   const uint32_t sign = BitsOf(x) & 0x80000000u;

@@ -92,7 +92,7 @@ enum Constant { kUnscale, kClipNorm, kSeed, kCautious, kAverageDecay, kAverageWa
 enum AddressColumn {
   kWeightAddress,
   kGradientAddress,
-  kMasterAddress,   // 0: none
+  kMasterAddress,   // 0: none; of a whole one, or of its remainder
   kAverageAddress,  // 0: none
   kStateAddress,
   kScaleAddress = kStateAddress + kMaxStates,
@@ -100,6 +100,7 @@ enum AddressColumn {
   kFirstDimension,  // 0: fewer than two dimensions
   kWeightType,
   kGradientType,
+  kMasterType,
   kStateType,
   kAddressColumns = kStateType + kMaxStates,
 };
@@ -135,10 +136,11 @@ struct Tensor {
   const void *gradient;
   void *state[kMaxStates];
   float *scale[kMaxStates];  // of an 8-bit state, else null
-  float *master;             // null: the weight is its own master
+  float *master;             // null: the weight is its own master, or has a remainder
+  void *remainder;           // the bits of a master below those of its weight; null: there are none
   float *average;            // null: none is kept
   bool returned;             // the weight holds nothing yet
-  DType weight_type, gradient_type, state_type[kMaxStates];
+  DType weight_type, gradient_type, remainder_type, state_type[kMaxStates];
   int64_t size;
   int64_t begin, end;   // the elements that are updated; states of these alone are addressed as if they were whole
   int64_t rows;         // extent of the first dimension; 0 where there are fewer than two
@@ -192,15 +194,16 @@ inline DType ParseDType(const char *name) {
   if (strcmp(name, "bfloat16") == 0) return DType::kBFloat16;
   if (strcmp(name, "int8") == 0) return DType::kInt8;
   if (strcmp(name, "uint8") == 0) return DType::kUInt8;
+  if (strcmp(name, "int16") == 0) return DType::kInt16;
   return DType::kOther;
-}
-
-inline int64_t SizeOf(DType type) {
-  return type == DType::kFloat32 ? 4 : type == DType::kFloat16 || type == DType::kBFloat16 ? 2 : 1;
 }
 
 MS_OPTIM_FN bool IsFloat(DType type) {
   return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
+}
+
+inline int64_t SizeOf(DType type) {
+  return type == DType::kFloat32 ? 4 : IsFloat(type) || type == DType::kInt16 ? 2 : 1;
 }
 
 // Moments of gradients have either sign, moments of their squares are never negative: a first state is of the one kind,

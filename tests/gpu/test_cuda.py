@@ -251,7 +251,9 @@ def little_ones(monkeypatch):
     for i, rule in enumerate(rule for rule in recording.RULES if rule not in _kernels.HOST_RULES):
         for k, states in enumerate(recording.STATES):
             shared = [_kernels.SKIP_NONFINITE, _kernels.CENTRALIZES, 0][k]
-            made = recording.launch(rule, rng, recording.WEIGHTS[(i + k) % 6], states, shapes=shapes, shared=shared)
+            made = recording.launch(
+                rule, rng, recording.WEIGHTS[(i + k) % len(recording.WEIGHTS)], states, shapes=shapes, shared=shared
+            )
             kept.append(Recorded(f"{rule}, {states}", made.function, made.arrays, steps=2))
     return [with_clips(case) for case in (*kept, *list(recording.compressed(rng))[5:10])]
 

@@ -1,0 +1,152 @@
+"""Measures what gradient release saves in a step of training a Transformer, and what it costs.
+
+Each way runs in a process of its own, which takes a few steps and reports its peak of resident memory above that before
+the first step, and the median time of a step. Losses must be the same to the bit.
+
+    python benchmarks/gradient_release.py
+    python benchmarks/gradient_release.py --layers 4 --optimizer Lion --passes 2
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+WIDTH, HEADS, VOCABULARY = 768, 12, 8192
+
+
+def peak_bytes():
+    """Return the process's peak resident memory."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def transformer(layers):
+    """Return a decoder that returns its loss."""
+    import mindspore as ms
+    from mindspore import nn, ops
+
+    class Block(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm((WIDTH,)), nn.LayerNorm((WIDTH,))
+            self.qkv, self.merge = nn.Dense(WIDTH, 3 * WIDTH), nn.Dense(WIDTH, WIDTH)
+            self.widen, self.narrow = nn.Dense(WIDTH, 4 * WIDTH), nn.Dense(4 * WIDTH, WIDTH)
+
+        def construct(self, x):
+            batch, length, _ = x.shape
+            q, k, v = (
+                part.reshape(batch, length, HEADS, -1).swapaxes(1, 2)
+                for part in ops.split(self.qkv(self.norm1(x)), WIDTH, -1)
+            )
+            scores = ops.softmax(ops.matmul(q, k.swapaxes(2, 3)) / (WIDTH // HEADS) ** 0.5)
+            x = x + self.merge(ops.matmul(scores, v).swapaxes(1, 2).reshape(batch, length, WIDTH))
+            return x + self.narrow(ops.relu(self.widen(self.norm2(x))))
+
+    class Decoder(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+            self.blocks = nn.SequentialCell([Block() for _ in range(layers)])
+            self.norm, self.head = nn.LayerNorm((WIDTH,)), nn.Dense(WIDTH, VOCABULARY)
+
+        def construct(self, text):
+            x = self.head(self.norm(self.blocks(self.embedding(text[:, :-1]))))
+            return ops.cross_entropy(x.reshape(-1, VOCABULARY), text[:, 1:].reshape(-1))
+
+    ms.set_seed(0)
+    return Decoder()
+
+
+def work(arguments):
+    """Train in one way; print what was measured as JSON."""
+    import mindspore as ms
+
+    import ms_optim
+
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    net = transformer(arguments.layers)
+    looks = {"grad_clip_norm": 1.0} if arguments.passes == 2 else {}
+    optimizer = getattr(ms_optim, arguments.optimizer)(net.trainable_params(), 1e-4, weight_decay=0.1, **looks)
+    rng = np.random.default_rng(0)
+    texts = [
+        ms.Tensor(rng.integers(0, VOCABULARY, (arguments.batch, arguments.length + 1)), ms.int32) for _ in range(9)
+    ]
+    if arguments.work == "released":
+        step = ms_optim.ReleasedTrainStep(net, None, optimizer, arguments.passes)
+    else:
+        forward_and_backward = ms.value_and_grad(net, None, optimizer.parameters)
+
+        def step(text):
+            loss, gradients = forward_and_backward(text)
+            optimizer(gradients)
+            return loss
+
+    # The states are there before the first step, and have no memory yet.
+    held = sum(p.nbytes for p in optimizer.get_parameters())
+    before, losses, seconds = peak_bytes(), [], []
+    for text in texts:
+        start = time.perf_counter()
+        losses.append(float(step(text).asnumpy()))
+        ms.runtime.synchronize()
+        seconds.append(time.perf_counter() - start)
+    count = sum(p.size for p in optimizer.parameters)
+    found = {"losses": losses, "seconds": statistics.median(seconds[2:]), "peak": peak_bytes() - before}
+    print("RESULT", json.dumps({**found, "parameters": count, "held": held}))
+
+
+def main():
+    """Run both ways in turns and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=13, help="13 have 105 million parameters")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--optimizer", default="AdamW")
+    parser.add_argument("--passes", type=int, choices=[1, 2], default=1, help="2: with grad_clip_norm")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(arguments)
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    found = {"ordinary": [], "released": []}
+    for _ in range(arguments.turns):
+        for way, results in found.items():
+            done = subprocess.run(
+                [sys.executable, __file__, *sys.argv[1:], "--work", way], capture_output=True, text=True, check=False
+            )
+            answers = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+            if not answers:
+                sys.exit(f"{way} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            results.append(json.loads(answers[0]))
+    losses = {tuple(one["losses"]) for results in found.values() for one in results}
+    if len(losses) != 1:
+        sys.exit(f"wrong: losses differ: {losses}")
+    count = found["ordinary"][0]["parameters"]
+    ratios = [b["seconds"] / a["seconds"] for a, b in zip(found["ordinary"], found["released"])]
+    peaks = {way: statistics.median(one["peak"] for one in results) for way, results in found.items()}
+    table = Table(title=f"{arguments.optimizer}, {count / 1e6:.0f} million float32 parameters", title_justify="left")
+    for heading in ("step", "peak above the start", "seconds a step", "÷ ordinary"):
+        table.add_column(heading, justify="left" if heading == "step" else "right")
+    for way, results in found.items():
+        seconds = statistics.median(one["seconds"] for one in results)
+        ratio = statistics.median(ratios) if way == "released" else 1.0
+        table.add_row(way, f"{peaks[way] / 1e9:.3f} GB", f"{seconds:.3f}", f"{ratio:.2f}")
+    console = Console(width=100)
+    console.print(table)
+    saved = (peaks["ordinary"] - peaks["released"]) / (4 * count)
+    console.print(
+        f"The peak falls by {saved:.0%} of the gradients' {4 * count / 1e9:.3f} GB; losses are equal to the bit."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Gradient release: each weight is updated inside the backward pass, and its gradient's memory is free at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from . import _capabilities
+from ._arguments import fail
+from ._gradients import check_shapes
+from .paths.released import ReleasedPath
+
+if TYPE_CHECKING:
+    from .paths.parts import Parts
+
+
+class Release:
+    """Updates each parameter when its gradient arrives.
+
+    Args:
+        parts: What the optimizer's path is made from.
+        passes: How many backward passes a step has: 1, or 2, of which the first only measures the gradients.
+        check: Raises an error where no step may begin.
+    """
+
+    def __init__(self, parts: Parts, passes: int, check: Callable[[], None]):
+        self.parts, self.check, self.measures = parts, check, passes == 2
+        self.path = ReleasedPath(parts, self.measures)
+        self.is_attached = True
+        self._rates: Tensor | None = None
+        self._measured: Tensor | None = None
+        self._sums: dict[int, Tensor] = {}
+        # A gradient is handed on as one element: all gradients would stay alive until the pass ends.
+        self._handed_on = {dtype: ops.zeros((1,), dtype) for dtype in (ms.float32, ms.float16, ms.bfloat16)}
+        for i, p in enumerate(parts.held.parameters):
+            p.register_hook(self._hook(i))
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step has begun and was not finished."""
+        return self._rates is not None
+
+    @property
+    def _is_measuring(self) -> bool:
+        return self.measures and self._measured is None
+
+    def _hook(self, i):
+        # MindSpore goes on calling a hook that was removed.
+        return lambda gradient: self._take(i, gradient) if self.is_attached else gradient
+
+    def _take(self, i, gradient):
+        """Update a parameter by its gradient, and return what is handed on in its place."""
+        layout = self.parts.layout
+        name = layout.names[i]
+        if i in self._sums:
+            raise RuntimeError(
+                f"For '{layout.optimizer}', a second gradient of '{name}' has arrived in one backward pass: call "
+                "optimizer.finish() after each. Gradients cannot be accumulated, as the first has moved the weight "
+                "already. After a backward pass that failed, call optimizer.abandon() first."
+            )
+        if self._rates is None:
+            self.check()
+            self.parts.held.check()
+            self._rates = self.parts.rates(self.parts.held.global_step)
+        check_shapes(layout.optimizer, (name,), (layout.shapes[i],), (gradient.shape,), (gradient.dtype,))
+        gradient = gradient if gradient.is_contiguous() else gradient.contiguous()
+        if self._is_measuring:
+            self._sums[i] = self.path.measure(i, self._rates, gradient)
+        else:
+            self._sums[i] = self.path.move(i, self._rates, self._measured, gradient)
+        return self._handed_on[gradient.dtype]
+
+    def finish(self) -> bool:
+        """End a backward pass; see :meth:`Released.finish`."""
+        layout = self.parts.layout
+        missing = [name for i, name in enumerate(layout.names) if i not in self._sums]
+        if missing:
+            arrived = layout.count - len(missing)
+            moved = self.abandon()
+            raise RuntimeError(
+                f"For '{layout.optimizer}', gradients of all {layout.count} parameters must arrive before finish(), "
+                f"but {arrived} did, without that of '{missing[0]}': pass optimizer.parameters to value_and_grad, in "
+                f"PyNative mode, and compile no function with ms.jit that has them. The step is not counted, and "
+                f"{len(moved)} parameters have moved."
+            )
+        sums, self._sums = self.path.of_all(self._sums), {}
+        if self._is_measuring:
+            self._measured = sums
+            return False
+        self.path.count(self._rates, sums)
+        self._rates = self._measured = None
+        return True
+
+    def abandon(self) -> list[str]:
+        """Forget the step that is under way; see :meth:`Released.abandon`."""
+        moved = [] if self._is_measuring else [self.parts.layout.names[i] for i in sorted(self._sums)]
+        self._rates, self._measured, self._sums = None, None, {}
+        return moved
+
+
+class Released(nn.Optimizer):
+    """Updates parameters inside the backward pass."""
+
+    _parts: Parts
+    _release: Release | None = None
+    fused: bool
+    backend_reason: str
+
+    def attach(self, passes: int = 1) -> None:
+        """Update each parameter inside the backward pass from now on, as soon as its gradient is there.
+
+        A gradient is freed at once: all of them are never in memory together. ``value_and_grad`` hands on a tensor of
+        one element in the place of each. After each backward pass, call :meth:`finish`. The weights and states are
+        those of ordinary steps, to the bit. See docs/gradient_release.md.
+
+        Args:
+            passes: How many backward passes a step has. With 2, the first measures the gradients and changes nothing,
+                which `grad_clip_norm` and `skip_nonfinite` need; both must compute the same gradients. Default: ``1`` .
+
+        Raises:
+            RuntimeError: If no fused kernel for CPU or GPU runs; in Graph mode; if the optimizer exchanges something
+                with other processes; or if gradients are released already.
+            ValueError: If `passes` is neither 1 nor 2; or 1 with `grad_clip_norm` or `skip_nonfinite`.
+        """
+        name, options = self.cls_name, self._parts.options
+        if type(passes) is not int or passes not in (1, 2):
+            fail(ValueError, name, "passes", "1 or 2", passes)
+        asked = "grad_clip_norm" if options.grad_clip_norm is not None else "skip_nonfinite"
+        if passes == 1 and (options.grad_clip_norm is not None or options.skip_nonfinite):
+            fail(ValueError, name, "passes", f"2, as '{asked}' looks at all gradients before a weight moves", passes)
+        why = self._why_not_attached()
+        if why is not None:
+            raise RuntimeError(f"For '{name}', {why}.")
+        if self._release is not None:
+            raise RuntimeError(f"For '{name}', gradients are released already: call detach() before attach().")
+        object.__setattr__(self, "_release", Release(self._parts, passes, self._check_begin))
+
+    def finish(self) -> bool:
+        """End a backward pass: count the step once all parameters are updated.
+
+        Returns:
+            bool, whether the step is done; False after the first of two passes.
+
+        Raises:
+            RuntimeError: If a parameter's gradient has not arrived. The step is abandoned then.
+        """
+        return self._attached("finish()").finish()
+
+    def abandon(self) -> list[str]:
+        """Give up the step that is under way, after a backward pass that failed; training can go on.
+
+        Returns:
+            list[str], names of the parameters that have moved; the step is not counted.
+        """
+        return self._attached("abandon()").abandon()
+
+    def detach(self) -> None:
+        """Update parameters in ordinary steps again.
+
+        Raises:
+            RuntimeError: If a step is under way.
+        """
+        self._check_between("detach()")
+        self._attached("detach()").is_attached = False
+        object.__setattr__(self, "_release", None)
+
+    def _why_not_attached(self):
+        """Say why gradients cannot be released, or return None."""
+        parts = self._parts
+        if not self.fused:
+            return f"attach() needs the fused kernel: {self.backend_reason}"
+        if ms.get_context("mode") == ms.GRAPH_MODE:
+            return "attach() needs PyNative mode: a graph hands all gradients to the optimizer at once"
+        if parts.slices is not None or parts.shares is not None or parts.settings.is_parallel:
+            return "attach() is for optimizers that exchange nothing with other processes"
+        if ms.get_auto_parallel_context("parallel_mode") != "stand_alone":
+            return (
+                "attach() needs the parallel mode 'stand_alone': other workers' gradients come after the backward pass"
+            )
+        return _capabilities.answer(type(self), parts.settings.device, ("attach",)).reason
+
+    def _attached(self, what):
+        """Return what updates the parameters."""
+        if self._release is None:
+            raise RuntimeError(f"For '{self.cls_name}', {what} must be called after attach().")
+        return self._release
+
+    def _check_detached(self):
+        """Raise an error if parameters are updated inside the backward pass."""
+        if self._release is not None:
+            raise RuntimeError(
+                f"For '{self.cls_name}', each parameter is updated inside the backward pass since attach(): call "
+                "finish() after it, and not the optimizer; or call detach() for ordinary steps."
+            )
+
+    def _check_between(self, what):
+        """Raise an error if some parameters have moved and others have not."""
+        if self._release is not None and self._release.is_under_way:
+            raise RuntimeError(
+                f"For '{self.cls_name}', {what} must be called between two steps, but gradients have arrived and "
+                "finish() was not called: call it, or abandon() after a backward pass that failed."
+            )
+
+    def _check_begin(self):
+        """Raise an error where no step may begin; for a subclass to state."""

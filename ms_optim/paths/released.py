@@ -1,0 +1,52 @@
+"""The step as a launch for each tensor, when its gradient arrives, and one that counts the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, ops
+
+from .._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from .launches import Launch, LaunchCell, Maker, no_sums
+
+if TYPE_CHECKING:
+    from .parts import Parts
+
+
+class ReleasedPath:
+    """The launches of a step whose gradients come one after the other.
+
+        gradient (measured) | moments and weight | commit     if all gradients are looked at before a weight moves
+        gradient, moments and weight | commit                 if not
+
+    Args:
+        parts: What every path is made from.
+        looks_first: Whether a backward pass before the one that moves the weights measures the gradients.
+    """
+
+    def __init__(self, parts: Parts, looks_first: bool):
+        maker, every = Maker(parts), range(parts.layout.count)
+
+        def each(stages: int) -> list[LaunchCell]:
+            return [maker.made(Launch(stages, (i,)), picks=False) for i in every]
+
+        self.constants, self.no_sums = maker.constants, no_sums()
+        self.measuring = each(GRADIENT_STAGE) if looks_first else []
+        self.moving = each(MOMENTS_STAGE + APPLY_STAGE + (0 if looks_first else GRADIENT_STAGE))
+        self.commit = maker.made(Launch(COMMIT_STAGE, tuple(every)))
+
+    def measure(self, i: int, rates: Tensor, gradient: Tensor) -> Tensor:
+        """Return the sums of a gradient, and change nothing."""
+        return self.measuring[i](self.constants, rates, self.no_sums, (gradient,))
+
+    def move(self, i: int, rates: Tensor, measured: Tensor | None, gradient: Tensor) -> Tensor:
+        """Update a parameter and return its sums; `measured` has those of all gradients, if they were measured."""
+        return self.moving[i](self.constants, rates, self.no_sums if measured is None else measured, (gradient,))
+
+    def count(self, rates: Tensor, sums: Tensor) -> Tensor:
+        """Count the step, or count it as skipped, and report from the sums of all tensors."""
+        return self.commit(self.constants, rates, sums, ())
+
+    def of_all(self, sums: dict[int, Tensor]) -> Tensor:
+        """Return the sums of all tensors, in their order, from those of each."""
+        return ops.concat([sums[i] for i in range(len(self.moving))])

@@ -1,0 +1,329 @@
+"""Gradients that are released: each weight moves inside the backward pass, as in an ordinary step, to the bit."""
+
+import gc
+import weakref
+
+import mindspore as ms
+import numpy as np
+import pytest
+from cases import CASES
+from harness import digest_of, tensor
+from mindspore import Parameter, Tensor, nn, ops
+from refusals import refused
+
+import ms_optim
+from ms_optim import AdamW, DGCMomentum, Lamb, ReleasedTrainStep
+
+EXCHANGES = ("DGCMomentum",)
+every_case = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name not in EXCHANGES], ids=lambda case: case.name
+)
+
+
+class Net(nn.Cell):
+    """A layer that is used twice, two layers that share a weight, and one that is not used."""
+
+    def __init__(self, dtype="float32"):
+        super().__init__()
+        rng = np.random.default_rng(0)
+        self.first, self.twice, self.last, self.unused = (
+            nn.Dense(*sizes) for sizes in ((20, 70), (70, 70), (70, 20), (3, 3))
+        )
+        for p in self.trainable_params():
+            p.set_dtype(getattr(ms, dtype))
+            p.set_data(tensor(rng.standard_normal(p.shape) * 0.2, dtype))
+
+    def construct(self, x):
+        x = ops.tanh(self.through(self.first, x))
+        x = self.through(self.twice, ops.tanh(self.through(self.twice, x)))
+        tied = ops.cast(self.last.weight, ms.float32)
+        return self.through(self.last, ops.matmul(ops.matmul(x, tied.T), tied))
+
+    def through(self, layer, x):
+        """Return what a layer makes of x in float32: on CPU there are no products of bfloat16 numbers."""
+        return ops.matmul(x, ops.cast(layer.weight, ms.float32).T) + ops.cast(layer.bias, ms.float32)
+
+
+def data(k):
+    rng = np.random.default_rng(k)
+    return tensor(rng.standard_normal((9, 20)), "float32"), tensor(rng.standard_normal((9, 20)), "float32")
+
+
+def pair(make, passes=1, dtype="float32", loss_fn=None):
+    """Return two training steps from the same start, an ordinary one and one that releases, and their optimizers."""
+    loss_fn = loss_fn or nn.MSELoss()
+    nets = [Net(dtype), Net(dtype)]
+    ordinary, releasing = (make(net.trainable_params()) for net in nets)
+    scale = ordinary.loss_scale
+    grad = ms.value_and_grad(lambda x, y: loss_fn(nets[0](x), y) * scale, None, ordinary.parameters)
+
+    def step(x, y):
+        loss, gradients = grad(x, y)
+        ordinary(gradients)
+        return loss / scale
+
+    return step, ReleasedTrainStep(nets[1], loss_fn, releasing, passes), ordinary, releasing
+
+
+def check_same(ordinary, releasing, *without):
+    assert digest_of(ordinary, *without) == digest_of(releasing, *without)
+
+
+@every_case
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"weight_decay": 0.1},
+        {"weight_decay": 0.1, "state_dtype": "8bit", "loss_scale": 64.0},
+        {"grad_clip_norm": 0.05, "weight_decay": 0.1},
+        {"weight_decay": 0.1, "skip_nonfinite": True},
+    ],
+    ids=["plain", "8bit", "clip", "skip"],
+)
+def test_weights_and_states_are_those_of_ordinary_steps(case, asked):
+    looks = "grad_clip_norm" in asked or asked.get("skip_nonfinite", False)
+    asked = asked if looks else {"skip_nonfinite": False, **asked}
+    step, released, *optimizers = pair(lambda params: case.optimizer(params, 0.01, **asked), 2 if looks else 1)
+    for k in range(6):
+        np.testing.assert_array_equal(step(*data(k)).asnumpy(), released(*data(k)).asnumpy())
+    check_same(*optimizers)
+
+
+@pytest.mark.parametrize("master_weights", [True, "split", "split8", False])
+def test_bfloat16_weights(master_weights):
+    step, released, *optimizers = pair(
+        lambda params: AdamW(params, 0.01, weight_decay=0.1, master_weights=master_weights), dtype="bfloat16"
+    )
+    for k in range(4):
+        step(*data(k))
+        released(*data(k))
+    check_same(*optimizers)
+
+
+def test_groups_schedules_and_centralization():
+    def make(params):
+        matrices, vectors = ([p for p in params if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
+        groups = [
+            {"params": matrices, "lr": nn.ExponentialDecayLR(0.05, 0.8, 2), "grad_centralization": True},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return Lamb(groups, 0.01, weight_decay=0.1, average_decay=0.9)
+
+    step, released, *optimizers = pair(make)
+    for k in range(5):
+        step(*data(k))
+        released(*data(k))
+    check_same(*optimizers)
+    with optimizers[0].averaged(), optimizers[1].averaged():
+        check_same(*optimizers)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_an_infinity_that_appears_late_moves_nothing_with_two_passes(poison):
+    """The last gradient to arrive is that of the first layer."""
+    step, released, ordinary, releasing = pair(lambda params: AdamW(params, 0.01, skip_nonfinite=True), 2)
+    x, y = data(0)
+    step(x, y)
+    released(x, y)
+    before = digest_of(releasing, "skipped_steps", "statistics")
+    bad = x.asnumpy()
+    bad[0, 0] = poison
+    released(Tensor(bad), y)
+    assert releasing.skipped_steps.asnumpy()[0] == 1
+    assert releasing.global_step.asnumpy()[0] == 1
+    assert digest_of(releasing, "skipped_steps", "statistics") == before
+    for k in range(2):
+        step(*data(k))
+        released(*data(k))
+    check_same(ordinary, releasing, "skipped_steps")
+
+
+def test_each_gradient_is_free_before_the_next_layer_is_reached():
+    """Of a chain of layers no more than a few gradients are alive at a time, where an ordinary step has all."""
+    net = nn.SequentialCell([nn.Dense(50, 50, has_bias=False) for _ in range(12)])
+    optimizer = AdamW(net.trainable_params(), 0.01)
+    alive, most = weakref.WeakSet(), [0]
+    release = ms_optim._release.Release._take
+
+    def counting(self, i, gradient):
+        alive.add(gradient)
+        gc.collect()
+        most[0] = max(most[0], len(alive))
+        return release(self, i, gradient)
+
+    step = ReleasedTrainStep(net, nn.MSELoss(), optimizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ms_optim._release.Release, "_take", counting)
+        for _ in range(2):
+            step(ops.ones((4, 50)), ops.zeros((4, 50)))
+    assert most[0] <= 2
+    assert optimizer.global_step.asnumpy()[0] == 2
+
+
+def test_a_backward_pass_that_fails_counts_nothing_and_training_goes_on():
+    class Fails(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.fails = False
+
+        def construct(self, x):
+            return x * 1
+
+        def bprop(self, x, out, dout):
+            if self.fails:
+                raise ValueError("no memory")
+            return (dout,)
+
+    middle = Fails()
+    first, last = nn.Dense(5, 6), nn.Dense(6, 7)
+    net = nn.SequentialCell([first, middle, last])
+    optimizer = AdamW(net.trainable_params(), 0.01)
+    step = ReleasedTrainStep(net, nn.MSELoss(), optimizer)
+    x, y = ops.ones((2, 5)), ops.zeros((2, 7))
+    step(x, y)
+    before = {p.name: p.asnumpy().copy() for p in net.trainable_params()}
+    middle.fails = True
+    refused(RuntimeError, "a backward pass failed. The step is not counted, and 2 parameters have moved", step, x, y)
+    assert optimizer.global_step.asnumpy()[0] == 1
+    moved = {name for name, w in before.items() if not np.array_equal(w, dict(net.parameters_dict())[name].asnumpy())}
+    assert moved == {last.weight.name, last.bias.name}
+    middle.fails = False
+    step(x, y)
+    assert optimizer.global_step.asnumpy()[0] == 2
+
+
+def loop(passes=1, **arguments):
+    """Return a loop's function of gradients, of a network with two parameters, and the optimizer."""
+    net = nn.Dense(3, 2)
+    optimizer = AdamW(net.trainable_params(), 0.01, **arguments)
+    optimizer.attach(passes)
+    return ms.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters), optimizer, net
+
+
+def test_gradients_cannot_be_accumulated():
+    grad, optimizer, net = loop()
+    grad(ops.ones((1, 3)))
+    before = {p.name: p.asnumpy().copy() for p in net.trainable_params()}
+    refused(RuntimeError, "a second gradient of '.*' has arrived in one backward pass", grad, ops.ones((1, 3)))
+    for p in net.trainable_params():
+        np.testing.assert_array_equal(before[p.name], p.asnumpy())
+    assert sorted(optimizer.abandon()) == sorted(before)
+    assert optimizer.global_step.asnumpy()[0] == 0
+    grad(ops.ones((1, 3)))
+    assert optimizer.finish()
+    assert optimizer.global_step.asnumpy()[0] == 1
+
+
+def test_gradients_that_never_arrive_are_named():
+    net = nn.Dense(3, 2)
+    optimizer = AdamW(net.trainable_params(), 0.01)
+    optimizer.attach()
+    refused(RuntimeError, "2 parameters must arrive before finish.*0 did.*0 parameters have moved", optimizer.finish)
+    ms.value_and_grad(lambda x: net(x).sum(), None, [net.weight])(ops.ones((1, 3)))
+    refused(RuntimeError, "but 1 did, without that of '.*bias'.* not counted, and 1 parameters", optimizer.finish)
+    assert optimizer.global_step.asnumpy()[0] == 0
+    ms.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)(ops.ones((1, 3)))
+    assert optimizer.finish()
+
+
+def test_the_first_of_two_passes_moves_nothing():
+    grad, optimizer, net = loop(2, grad_clip_norm=1.0)
+    before = [p.asnumpy().copy() for p in net.trainable_params()]
+    grad(ops.ones((1, 3)))
+    assert optimizer.abandon() == []
+    grad(ops.ones((1, 3)))
+    assert optimizer.finish() is False
+    for p, w in zip(net.trainable_params(), before):
+        np.testing.assert_array_equal(p.asnumpy(), w)
+    grad(ops.ones((1, 3)))
+    assert optimizer.finish() is True
+    assert not np.array_equal(net.weight.asnumpy(), before[0])
+
+
+def test_what_is_asked_between_is_refused_in_the_middle_of_a_step(tmp_path):
+    grad, optimizer, net = loop(average_decay=0.9)
+    grad(ops.ones((1, 3)))
+    between = [
+        ("state_dict", optimizer.state_dict),
+        ("load_state_dict", lambda: optimizer.load_state_dict({})),
+        ("save", lambda: ms_optim.save(tmp_path / "x", net, optimizer)),
+        ("averaged", optimizer.eval),
+        ("detach", optimizer.detach),
+    ]
+    for name, call in between:
+        refused(RuntimeError, rf"{name}.* must be called between two steps", call)
+    optimizer.finish()
+    for _, call in (between[0], between[2]):
+        call()
+
+
+def test_an_ordinary_step_is_refused_until_detached():
+    grad, optimizer, _ = loop()
+    _, gradients = grad(ops.ones((1, 3)))
+    assert [g.shape for g in gradients] == [(1,), (1,)]
+    optimizer.finish()
+    refused(RuntimeError, "since attach.*call finish", optimizer, gradients)
+    refused(RuntimeError, "released already: call detach", optimizer.attach)
+    optimizer.detach()
+    _, gradients = grad(ops.ones((1, 3)))
+    assert [g.shape for g in gradients] == [(2, 3), (2,)]
+    optimizer(gradients)
+    assert optimizer.global_step.asnumpy()[0] == 2
+    optimizer.attach()
+    grad(ops.ones((1, 3)))
+    optimizer.finish()
+    assert optimizer.global_step.asnumpy()[0] == 3
+
+
+def test_weights_that_are_set_or_loaded_after_attach_are_updated():
+    grad, optimizer, net = loop()
+    for change in (
+        lambda p: p.set_data(Tensor(np.full(p.shape, 2.0), ms.float32)),
+        lambda p: ops.assign(p, ops.ones_like(p)),
+        lambda p: ms.load_param_into_net(net, {p.name: Parameter(ops.zeros_like(p), name=p.name)}),
+    ):
+        for p in net.trainable_params():
+            change(p)
+        before = [p.asnumpy().copy() for p in net.trainable_params()]
+        grad(ops.ones((1, 3)))
+        optimizer.finish()
+        for p, w in zip(net.trainable_params(), before):
+            assert (p.asnumpy() < w).all()
+
+
+def test_a_step_with_averaged_weights_in_the_parameters_is_refused():
+    grad, optimizer, _ = loop(average_decay=0.9)
+    grad(ops.ones((1, 3)))
+    optimizer.finish()
+    with optimizer.averaged():
+        refused(RuntimeError, "hold the averaged weights", grad, ops.ones((1, 3)))
+    grad(ops.ones((1, 3)))
+    assert optimizer.finish()
+
+
+def test_who_cannot_says_why():
+    def made(kind=AdamW, **arguments):
+        return kind([Parameter(tensor(np.ones((3, 2)), "float32"), name="w")], 0.1, **arguments)
+
+    refused(RuntimeError, "exchanges gradients", made(DGCMomentum, momentum=0.9, rampup_begin_step=0).attach)
+    refused(RuntimeError, "attach.. needs the fused kernel: backend='composite'", made(backend="composite").attach)
+    refused(ValueError, "'passes' must be 2, as 'grad_clip_norm'", made(grad_clip_norm=1.0).attach)
+    refused(ValueError, "'passes' must be 2, as 'skip_nonfinite'", made(skip_nonfinite=True).attach)
+    for wrong in (0, 3, True, "1"):
+        refused(ValueError, "'passes' must be 1 or 2", made().attach, wrong)
+    for call in ("finish", "abandon", "detach"):
+        refused(RuntimeError, f"{call}.. must be called after attach", getattr(made(), call))
+    net = Net()
+    upstream = nn.SGD(net.trainable_params())
+    refused(TypeError, "'optimizer' must be an optimizer of ms_optim", ReleasedTrainStep, net, None, upstream)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    refused(RuntimeError, "attach.. needs PyNative mode", made().attach)
+
+
+def test_a_gradient_that_does_not_fit_is_refused_before_its_weight_moves():
+    _, optimizer, net = loop()
+    before = [p.asnumpy().copy() for p in net.trainable_params()]
+    for wrong, error in ((ops.ones((3, 2)), ValueError), (ops.ones((2, 3), ms.int32), TypeError)):
+        refused(error, "the gradient of '.*weight'", optimizer._release._take, 0, wrong)
+    for p, w in zip(net.trainable_params(), before):
+        np.testing.assert_array_equal(p.asnumpy(), w)

@@ -47,6 +47,7 @@ class Recorded:
         pointers: For each address in a table: the table, the place in it, the array, and an offset in bytes.
         steps: How often it is launched by each of `callers` threads.
         bytes: For single arrays how much memory there is, where it is not what the shape says.
+        remainders: Which arrays are remainders of masters: whole numbers that follow the weights' last bits.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Recorded:
     steps: int = STEPS
     callers: int = 1
     bytes: dict = dataclasses.field(default_factory=dict)
+    remainders: tuple = ()
 
     def __post_init__(self):
         self.passed = self.passed or len(self.arrays)
@@ -108,8 +110,13 @@ class Recorded:
             assert worst.size == 0, f"{where}, the first {a.flat[worst[0]]!r}, not {b.flat[worst[0]]!r}"
 
     def check_close(self, actual, expected, of_float32):
-        """Compare arrays relative to their largest element; integers, codes and momenta are the same all the same."""
+        """Compare arrays relative to their largest element; integers, codes and momenta are the same all the same.
+
+        Weights of split masters are compared, and not what lies below them.
+        """
         for i, (a, b) in enumerate(zip(actual, expected)):
+            if i in self.remainders:
+                continue
             if a.dtype.kind in "iu" or a.tobytes() == b.tobytes():
                 assert a.tobytes() == b.tobytes(), f"{self.name}: array {i}"
                 continue
@@ -221,7 +228,10 @@ def ordinary(rng):
             # Averages, too, if the rule is not one itself.
             options["shared"] |= _kernels.AVERAGES * (k % 3 == 0 and not reference.KERNELS[rule][0].weighs_steps)
             made = launch(rule, rng, **options)
-            cases.append(Recorded(f"{rule}, {options}", made.function, made.arrays))
+            is_split = weights[1] not in (None, "float32")
+            first = made.first + 2 * len(SHAPES) + sum(map(len, made.states))
+            remainders = tuple(range(first, first + len(SHAPES) * is_split))
+            cases.append(Recorded(f"{rule}, {options}", made.function, made.arrays, remainders=remainders))
     return cases
 
 

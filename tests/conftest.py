@@ -1,5 +1,6 @@
 """Fixtures, and the order of running: both modes and both paths of everything."""
 
+import gc
 import pathlib
 import sys
 
@@ -16,6 +17,9 @@ spare_threads()
 def pytest_collection_modifyitems(items):
     """Put tests that compile graphs last: each graph makes every later operator of PyNative mode slower."""
     items.sort(key=lambda item: "graph" in item.name)
+    # Python's collector would go through all that is imported and these thousands of tests again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["graph", "pynative"])

@@ -21,11 +21,11 @@ CONFIGURATIONS = {
 }
 # In the middle of the ramp of these all is saved, and another optimizer goes on from it.
 RESUMED, RESUMING = 4, ("aot", "composite, clipped")
-
-
-def configurations(per_host):
-    """Return those that run with so many processes on a host."""
-    return [name for name in CONFIGURATIONS if per_host == 1 or "clipped" in name]
+# What hosts of so many processes run, one after the other. MindSpore's operators are called one by one on those of two.
+RUNS = {
+    1: [*(("pynative", name) for name in ("aot", "aot, clipped")), *(("graph", name) for name in CONFIGURATIONS)],
+    2: [("pynative", name) for name in ("aot, clipped", "composite, clipped")],
+}
 
 
 def drawn(seed, dtype):

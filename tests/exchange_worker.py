@@ -8,7 +8,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import mindspore as ms
 import numpy as np
 import pytest
-from exchange import CONFIGURATIONS, POISONED, RESUMED, RESUMING, SHAPES, STEPS, configurations, gradients, start
+from exchange import CONFIGURATIONS, POISONED, RESUMED, RESUMING, RUNS, SHAPES, STEPS, gradients, start
 from harness import Step, numbers, tensor
 from mindspore import Parameter, communication
 from runtime import spare_threads
@@ -26,11 +26,10 @@ def made(dtype, arguments):
     return params, DGCMomentum(params, 0.01, **arguments)
 
 
-def main(mode, folder, per_host):
+def main(folder, per_host):
     refused("'group' must be None before", group="hccl_world_group")
     communication.init()
     rank = communication.get_rank()
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     per_host = int(per_host)
     if per_host > 1:  # more processes than processors; the others take MindSpore as it comes
         spare_threads()
@@ -44,7 +43,8 @@ def main(mode, folder, per_host):
         shared["local_group"] = f"host of {first}"
         communication.create_group(shared["local_group"], list(range(first, first + per_host)))
     record = {}
-    for name in configurations(per_host):
+    for mode, name in RUNS[per_host]:
+        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
         dtype, arguments = CONFIGURATIONS[name]
         ms.set_context(pynative_synchronize=arguments["backend"] == "composite")
         params, optimizer = made(dtype, {**arguments, **shared})
@@ -62,11 +62,14 @@ def main(mode, folder, per_host):
                 given[2].reshape(-1)[-1] = np.nan
             call(*(tensor(g, dtype) for g in given))
             for i in range(len(SHAPES)):
-                record[f"{name}/{step}/w{i}"] = numbers(params[i])
-                record[f"{name}/{step}/u{i}"] = numbers(optimizer.states[i])
-                record[f"{name}/{step}/r{i}"] = numbers(optimizer.states[len(SHAPES) + i])
-        record[f"{name}/statistics"] = optimizer.statistics.asnumpy()
-        record[f"{name}/counts"] = [int(optimizer.global_step.asnumpy()[0]), int(optimizer.skipped_steps.asnumpy()[0])]
+                record[f"{mode}/{name}/{step}/w{i}"] = numbers(params[i])
+                record[f"{mode}/{name}/{step}/u{i}"] = numbers(optimizer.states[i])
+                record[f"{mode}/{name}/{step}/r{i}"] = numbers(optimizer.states[len(SHAPES) + i])
+        record[f"{mode}/{name}/statistics"] = optimizer.statistics.asnumpy()
+        record[f"{mode}/{name}/counts"] = [
+            int(optimizer.global_step.asnumpy()[0]),
+            int(optimizer.skipped_steps.asnumpy()[0]),
+        ]
     np.savez(pathlib.Path(folder) / f"{rank}.npz", **record)
     # A process that ends before its peers' last exchange makes that fail.
     ms.ops.AllReduce()(ms.Tensor([1.0], ms.float32)).asnumpy()

@@ -1,5 +1,6 @@
 """One of the processes of test_exchange.py whose exchange is refused: at different steps, or with others' residuals."""
 
+import itertools
 import json
 import pathlib
 import sys
@@ -11,6 +12,7 @@ import mindspore as ms
 import numpy as np
 from harness import Step, tensor
 from mindspore import Parameter, Tensor, communication
+from runtime import spare_threads
 
 from ms_optim import DGCMomentum
 
@@ -28,37 +30,39 @@ def drawn(seed):
     return [rng.standard_normal(s).astype(np.float32) for s in SHAPES]
 
 
-def main(mode, folder):
+def attempted(mode, backend, begin, where, rank):
+    """Take one step; return what was said, whether anything changed, and the weights."""
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    ms.set_context(pynative_synchronize=backend == "composite")
+    params = [Parameter(tensor(w, "float32"), name=f"w{i}") for i, w in enumerate(drawn(0))]
+    optimizer = DGCMomentum(
+        params, 0.1, 0.9, begin, sparsity=[0.9], min_compress_numel=16, backend=backend, skip_nonfinite=True
+    )
+    states = optimizer.state_dict() | {"global_step": Tensor([STEPS[where][rank]], ms.int32)}
+    for i, (u, r) in enumerate(zip(drawn(1), drawn([2, rank]))):
+        states |= {f"dgc_u.w{i}": Tensor(u), f"dgc_r.w{i}": Tensor(r)}
+    optimizer.load_state_dict(states)
+    if where == "another's":
+        optimizer.dgc_worker.set_data(Tensor(np.eye(3, dtype=np.int32)[(rank + 1) % 3]))
+    call = Step(optimizer) if mode == "graph" else lambda *g: optimizer(g)
+    before, said = held(params, optimizer), ""
+    try:
+        call(*(tensor(g, "float32") for g in drawn([3, rank])))
+        changed = held(params, optimizer) != before
+    except RuntimeError as error:
+        changed, said = held(params, optimizer) != before, str(error)
+    return {"said": said, "changed": changed, "weights": b"".join(p.asnumpy().tobytes() for p in params).hex()}
+
+
+def main(folder):
     communication.init()
     rank = communication.get_rank()
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    spare_threads()
     record = {}
     # First what is not refused: after an error raised in a graph MindSpore may fail to compile another.
-    for where, steps in STEPS.items():
-        for backend in ("aot", "composite"):
-            ms.set_context(pynative_synchronize=backend == "composite")
-            for begin in (100, 0):
-                if where == "another's" and begin:
-                    continue
-                params = [Parameter(tensor(w, "float32"), name=f"w{i}") for i, w in enumerate(drawn(0))]
-                optimizer = DGCMomentum(
-                    params, 0.1, 0.9, begin, sparsity=[0.9], min_compress_numel=16, backend=backend, skip_nonfinite=True
-                )
-                states = optimizer.state_dict() | {"global_step": Tensor([steps[rank]], ms.int32)}
-                for i, (u, r) in enumerate(zip(drawn(1), drawn([2, rank]))):
-                    states |= {f"dgc_u.w{i}": Tensor(u), f"dgc_r.w{i}": Tensor(r)}
-                optimizer.load_state_dict(states)
-                if where == "another's":
-                    optimizer.dgc_worker.set_data(Tensor(np.eye(3, dtype=np.int32)[(rank + 1) % 3]))
-                call = Step(optimizer) if mode == "graph" else lambda *g, optimizer=optimizer: optimizer(g)
-                before, said = held(params, optimizer), ""
-                try:
-                    call(*(tensor(g, "float32") for g in drawn([3, rank])))
-                    changed = held(params, optimizer) != before
-                except RuntimeError as error:
-                    changed, said = held(params, optimizer) != before, str(error)
-                weights = b"".join(p.asnumpy().tobytes() for p in params).hex()
-                record[f"{backend}, {begin}, {where}"] = {"said": said, "changed": changed, "weights": weights}
+    for mode, where, backend, begin in itertools.product(("pynative", "graph"), STEPS, ("aot", "composite"), (100, 0)):
+        if where != "another's" or begin == 0:
+            record[f"{mode}, {backend}, {begin}, {where}"] = attempted(mode, backend, begin, where, rank)
     pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(record))
     # No process ends before its peers are done; what has failed in a graph may keep a collective from coming through.
     while len(list(pathlib.Path(folder).glob("*.json"))) < len(STEPS["apart"]):

@@ -15,6 +15,9 @@ from ms_optim import _kernels
 from ms_optim._abi import AddressColumn, MuonFlag
 
 SHAPES = [(), (1,), (7,), (15,), (17,), (255,), (257,), (1025,), (4097,), (40_000,), (33, 31), (3, 8200), (6, 4, 3, 3)]
+# Elements of a tensor that is one chunk. Larger ones, which threads share, are in every third launch of each rule: they
+# show nothing else, and sanitizers, emulators and fibers take a hundred times as long for them.
+FEW = 5000
 STEPS = 3
 # The states' kinds, and the rule's own constants and flags.
 RULES = {name: row[:3] for name, (_, *row) in reference.KERNELS.items()}
@@ -210,6 +213,10 @@ def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32",
     )
 
 
+def small_shapes():
+    return [shape for shape in SHAPES if np.prod(shape) < FEW]
+
+
 def ordinary(rng):
     """Every rule with every storage of weights, and with it in turn the rest."""
     cases = []
@@ -219,6 +226,8 @@ def ordinary(rng):
             options = {
                 "weights": weights,
                 "states": STATES[k % 3],
+                # A multiple of 3 for other states with each rule.
+                "shapes": SHAPES if (i + 2 * j) % 3 == 0 else small_shapes(),
                 "gradients": ["float32", weights[0], "bfloat16", "float16"][k % 4],
                 "shared": _kernels.SKIP_NONFINITE * (k % 5 == 0) | _kernels.CENTRALIZES * ((i + j // 2) % 2),
                 "clip": [0.0, 0.5][(i + j // 3) % 2],
@@ -228,10 +237,11 @@ def ordinary(rng):
             # Averages, too, if the rule is not one itself.
             options["shared"] |= _kernels.AVERAGES * (k % 3 == 0 and not reference.KERNELS[rule][0].weighs_steps)
             made = launch(rule, rng, **options)
-            is_split = weights[1] not in (None, "float32")
-            first = made.first + 2 * len(SHAPES) + sum(map(len, made.states))
-            remainders = tuple(range(first, first + len(SHAPES) * is_split))
-            cases.append(Recorded(f"{rule}, {options}", made.function, made.arrays, remainders=remainders))
+            is_split, count = weights[1] not in (None, "float32"), len(options["shapes"])
+            first = made.first + 2 * count + sum(map(len, made.states))
+            name = f"{rule}, { ({key: value for key, value in options.items() if key != 'shapes'}) }"
+            remainders = tuple(range(first, first + count * is_split))
+            cases.append(Recorded(name, made.function, made.arrays, remainders=remainders))
     return cases
 
 
@@ -245,17 +255,18 @@ def denormal(rng):
     for rule, (kinds, *_) in RULES.items():
         # Not bfloat16: its few bits make products that lie within half a rounding of 2^-126, where processors differ.
         for weights, states in ((WEIGHTS[0], "float32"), (WEIGHTS[1], "bfloat16")):
-            made = launch(rule, rng, weights, states)
+            made = launch(rule, rng, weights, states, shapes=small_shapes())
             unsigned = {id(array) for kind, state in zip(kinds, made.states) for array in state if kind == "u"}
             for array in made.arrays[made.first : -1]:
                 near(array, signed=id(array) not in unsigned)
             yield Recorded(f"{rule}, denormal numbers, {states}", made.function, made.arrays)
-    tensors = zeros(SHAPES), zeros(SHAPES), zeros(SHAPES), zeros(SHAPES)
+    shapes = small_shapes()
+    tensors = zeros(shapes), zeros(shapes), zeros(shapes), zeros(shapes)
     for array in [array for arrays in tensors for array in arrays]:
         near(array)
-    sizes = [int(np.prod(s)) for s in SHAPES]
+    sizes = [int(np.prod(s)) for s in shapes]
     sent = [0 if size == 15 else max(1, size // 50) for size in sizes]
-    made = CompressedLaunch(*tensors, sent, columns=[[0, 1, 0]] * len(SHAPES), rates=(0.5, 0.25))
+    made = CompressedLaunch(*tensors, sent, columns=[[0, 1, 0]] * len(shapes), rates=(0.5, 0.25))
     yield Recorded("dgc_momentum, denormal numbers", "ms_optim_dgc_momentum", made.arrays)
 
 
@@ -368,14 +379,15 @@ def returned(rng, weights):
 
 def compressed(rng):
     """DGCMomentum in one launch, and what two workers send and receive."""
-    sizes = [int(np.prod(s)) for s in SHAPES]
     for j, (dtype, masters, stochastic) in enumerate(WEIGHTS):
+        shapes = SHAPES if j % 3 == 0 else small_shapes()
+        sizes = [int(np.prod(s)) for s in shapes]
         sent = [0 if size == 15 or j == 5 else max(1, size // 50) for size in sizes]
-        tensors = [[normal(rng, s, NUMPY[dtype]) for s in SHAPES], zeros(SHAPES), zeros(SHAPES), zeros(SHAPES), sent]
+        tensors = [[normal(rng, s, NUMPY[dtype]) for s in shapes], zeros(shapes), zeros(shapes), zeros(shapes), sent]
         options = {
             "rates": (0.01, 0.1),
-            "columns": [[0, 1, int(len(s) > 1)] for s in SHAPES],
-            "masters": zeros(SHAPES, masters) if masters else [],
+            "columns": [[0, 1, int(len(s) > 1)] for s in shapes],
+            "masters": zeros(shapes, masters) if masters else [],
             "clip": [0.0, 1.0][j % 2],
             "shared": _kernels.MASTERS * bool(masters)
             | _kernels.STOCHASTIC_ROUNDING * stochastic
@@ -385,7 +397,7 @@ def compressed(rng):
         }
         wires = []
         for worker in range(2):
-            tensors[1] = [normal(rng, s, NUMPY[["float32", dtype][worker]]) for s in SHAPES]
+            tensors[1] = [normal(rng, s, NUMPY[["float32", dtype][worker]]) for s in shapes]
             name, function = f"dgc_momentum, {WEIGHTS[j]}", "ms_optim_dgc_momentum"
             yield Recorded(name, function, CompressedLaunch(*tensors, **options).arrays)
             made = CompressedLaunch(*tensors, workers=2, stages=_kernels.MOMENTS_STAGE, **options)

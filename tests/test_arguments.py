@@ -8,7 +8,7 @@ import re
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, every_case_and_path
+from cases import CASES, MODES, every_case_and_path
 from harness import Step, tensor
 from mindspore import Parameter, nn
 from refusals import refused
@@ -261,7 +261,7 @@ def test_groups(case):
     refused(TypeError, "order_params", lambda: make([group, {"order_params": 3}], 0.1))
 
 
-@every_case_and_path()
+@every_case_and_path(mode=MODES)
 def test_gradients(case, backend, mode):
     pair = params()
     before = [p.asnumpy().copy() for p in pair]

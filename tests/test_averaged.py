@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MIXED, SCENARIOS
+from cases import CASES, MIXED, MODES, SCENARIOS, dealt, for_each
 from harness import Pair, Step, check_close, digest, numbers, tensor
 from mindspore import Parameter, nn, ops
 from refusals import refused
@@ -12,16 +12,20 @@ from tolerances import TOLERANCE
 import ms_optim
 from ms_optim import AdamW, AveragedWeights, ScheduleFreeAdamW
 
-AVERAGING = [pytest.param(case, {"average_decay": 0.9}, id=case.name) for case in CASES if case.is_averaged]
 FREE = next(case for case in CASES if case.cls is ScheduleFreeAdamW)
-EVERY = [*AVERAGING, pytest.param(FREE, {}, id=FREE.name)]
+EVERY = [{"case": case} for case in CASES if case.is_averaged or case is FREE]
 # One of each kind of path: a rule like all others, one that compresses, and one that averages its iterates.
-KINDS = [row for row in EVERY if row.id in ("AdamW", "DGCMomentum", "ScheduleFreeAdamW")]
-BACKENDS = pytest.mark.parametrize("backend", ["aot", "composite"])
+KINDS = [row for row in EVERY if row["case"].name in ("AdamW", "DGCMomentum", "ScheduleFreeAdamW")]
+ON_BOTH_PATHS = [row | {"backend": "aot"} for row in EVERY] + [row | {"backend": "composite"} for row in KINDS]
 
 
 def bits(parameters):
     return [numbers(p).tobytes() for p in parameters]
+
+
+def averaging(case, scenario, **shared):
+    """Return a pair whose optimizer keeps an average, if it is not one of iterates itself."""
+    return Pair(case, scenario, **({} if case is FREE else {"average_decay": 0.9}), **shared)
 
 
 def for_use(pair):
@@ -30,11 +34,10 @@ def for_use(pair):
     return pair.reference.evaluated() if free else pair.reference.averages
 
 
-@BACKENDS
 @pytest.mark.parametrize("dtype", list(MIXED))
-@pytest.mark.parametrize("case, shared", EVERY)
-def test_they_are_in_the_block_and_what_training_holds_is_back_to_the_bit(case, shared, dtype, backend):
-    pair = Pair(case, MIXED[dtype], backend=backend, **shared)
+@for_each(ON_BOTH_PATHS)
+def test_they_are_in_the_block_and_what_training_holds_is_back_to_the_bit(case, dtype, backend):
+    pair = averaging(case, MIXED[dtype], backend=backend)
     pair.run("pynative", 4)
     before, kept = bits(pair.params), digest(pair)
     with pair.optimizer.averaged():
@@ -54,9 +57,9 @@ def test_they_are_in_the_block_and_what_training_holds_is_back_to_the_bit(case, 
     pair.check()
 
 
-@pytest.mark.parametrize("case, shared", EVERY)
-def test_a_state_dict_is_the_same_inside_and_outside(case, shared):
-    pair = Pair(case, MIXED["bfloat16"], **shared)
+@for_each(EVERY)
+def test_a_state_dict_is_the_same_inside_and_outside(case):
+    pair = averaging(case, MIXED["bfloat16"])
     pair.run("pynative", 3)
     outside = pair.optimizer.state_dict()
     pair.optimizer.eval()
@@ -67,10 +70,12 @@ def test_a_state_dict_is_the_same_inside_and_outside(case, shared):
         assert numbers(inside[name]).tobytes() == numbers(value).tobytes(), name
 
 
-@BACKENDS
-@pytest.mark.parametrize("case, shared", KINDS)
-def test_a_step_inside_is_an_error(case, shared, backend, mode):
-    pair = Pair(case, MIXED["float32"], backend=backend, **shared)
+@for_each(
+    dealt([row | {"backend": "aot"} for row in KINDS], mode=MODES)
+    + dealt([row | {"backend": "composite"} for row in KINDS], mode=MODES[::-1])
+)
+def test_a_step_inside_is_an_error(case, backend, mode):
+    pair = averaging(case, MIXED["float32"], backend=backend)
     pair.run(mode, 3)
     gradients, dtype = pair.gradients()
     tensors = tuple(tensor(g, dtype) for g in gradients)
@@ -90,12 +95,9 @@ def test_a_step_inside_is_an_error(case, shared, backend, mode):
     pair.check()
 
 
-@pytest.mark.parametrize("case, shared", EVERY)
-def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(case, shared, tmp_path):
-    def made():
-        return Pair(case, MIXED["bfloat16"], **shared)
-
-    whole, first, second = made(), made(), made()
+@for_each(EVERY)
+def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(case, tmp_path):
+    whole, first, second = (averaging(case, MIXED["bfloat16"]) for _ in range(3))
     whole.run("pynative", 6)
     first.run("pynative", 3)
     ms_optim.save(tmp_path / "half.safetensors", None, first.optimizer)
@@ -106,11 +108,10 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(case, shared, tmp_path):
     assert bits(second.optimizer.averages) == bits(whole.optimizer.averages)
 
 
-@BACKENDS
-@pytest.mark.parametrize("case, shared", EVERY)
-def test_they_start_as_the_weights_of_the_first_step(case, shared, backend):
+@for_each(ON_BOTH_PATHS)
+def test_they_start_as_the_weights_of_the_first_step(case, backend):
     """Weights may be loaded after construction, and steps skipped before the first that is applied."""
-    pair = Pair(case, MIXED["float32"], backend=backend, skip_nonfinite=True, **shared)
+    pair = averaging(case, MIXED["float32"], backend=backend, skip_nonfinite=True)
     with pair.optimizer.averaged():
         assert [numbers(p).tobytes() for p in pair.params] == bits(pair.params)
     rng = np.random.default_rng(8)

@@ -11,18 +11,20 @@ from command import refused, run
 from mindspore import Parameter, Tensor
 
 from ms_optim import OPTIMIZERS, AdamW, _kernels
-from ms_optim.cli import bench
+from ms_optim.cli import bench, doctor
 from ms_optim.compression import CompressedStep
 
 QUICK = ["bench", "--megabytes", 0.1, "--steps", 2]
 
 
 @pytest.fixture
-def quick_bandwidth(monkeypatch):
+def quick(monkeypatch):
+    """Measure no bandwidth, and check in a few steps; tests/test_doctor.py has the doctor's own."""
     monkeypatch.setattr(bench, "bandwidth", lambda threads, size: 1e9)
+    monkeypatch.setattr(doctor, "STEPS", 2)
 
 
-def test_json_has_a_row_for_each_optimizer(quick_bandwidth):
+def test_json_has_a_row_for_each_optimizer(quick):
     status, printed = run(*QUICK, "--json")
     told = json.loads(printed)
     assert status == 0
@@ -35,7 +37,7 @@ def test_json_has_a_row_for_each_optimizer(quick_bandwidth):
         assert row["share"] == pytest.approx(row["bytes"] * 25_000 / row["seconds"] / 1e9)
 
 
-def test_the_table_shows_the_same(quick_bandwidth):
+def test_the_table_shows_the_same(quick):
     status, printed = run(*QUICK, "--optimizer", "AdamW", "Lamb")
     assert status == 0
     assert "a += b moves 1.0 GB/s" in printed
@@ -43,7 +45,7 @@ def test_the_table_shows_the_same(quick_bandwidth):
 
 
 @pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there is no kernel to be wrong")
-def test_what_is_wrong_is_not_timed(quick_bandwidth, monkeypatch):
+def test_what_is_wrong_is_not_timed(quick, monkeypatch):
     monkeypatch.setattr(AdamW, "adam_direction", lambda self, scalars, m, v: m / scalars[0] * 1.001)
     status, printed = run(*QUICK, "--json", "--optimizer", "AdamW")
     row = json.loads(printed)["rows"][0]

@@ -11,7 +11,7 @@ import sys
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, RAMP, SCENARIOS, SHAPES
+from cases import CASES, RAMP, SCENARIOS, SHAPES, every_case, for_each
 from harness import Pair, check_close, tensor
 from mindspore import Parameter, nn
 from mindspore.train import RunContext
@@ -20,8 +20,6 @@ from tolerances import TOLERANCE
 
 from ms_optim import AdamW, DGCMomentum, Lamb, LinearWeightDecay, OptimizerMonitor, __main__, _readings, callbacks, plot
 from ms_optim._kernels import STATISTICS
-
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def table(path):
@@ -48,8 +46,7 @@ def total(norms):
 # ---- Figures ----
 
 
-@every_case
-@pytest.mark.parametrize("scenario", ["grouped", "loss_scale"])
+@every_case(scenario=["grouped", "loss_scale"])
 def test_figures_are_those_of_the_reference(case, scenario, tmp_path):
     """Each row, of norms and trust ratios in float64, and of the rates by their formulas."""
     pair = Pair(case, SCENARIOS[scenario])
@@ -204,6 +201,7 @@ def test_model_and_a_loop_of_ones_own_write_the_same(mode, tmp_path):
     assert both(tmp_path / "scaled.csv") == written
 
 
+@for_each([{"backend": "aot", "mode": "graph"}, {"backend": "composite", "mode": "pynative"}])
 def test_skipped_steps_are_counted(mode, backend, tmp_path):
     in_a_loop(tmp_path / "run.csv", poisoned=True, every=1, backend=backend)
     totals, layers = table(tmp_path / "run.csv"), table(tmp_path / "run.layers.csv")

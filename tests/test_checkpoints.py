@@ -7,7 +7,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from campaign.checkpoints import cut, flip, kill
-from cases import CASES, MIXED
+from cases import MIXED, every_case
 from harness import Around, Pair, digest, numbers, tensor
 from mindspore import Parameter, Tensor, nn
 from refusals import refused
@@ -16,7 +16,6 @@ from safetensors import safe_open
 import ms_optim
 from ms_optim import AdamW, CheckpointSaver, DGCMomentum, SimulatedWorkers, SpoiledError, _kernels, _shares
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 needs_kernel = pytest.mark.skipif(
     _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
 )
@@ -57,8 +56,7 @@ def all_bytes(net, optimizer):
 # ---- What is saved is there again ----------------------------------------------------------------------------------
 
 
-@every_case
-@pytest.mark.parametrize("dtype, wrapped", [("float32", False), ("bfloat16", True)])
+@every_case(dtype=MIXED, wrapped=[False, True])
 def test_a_run_goes_on_bit_for_bit(case, dtype, wrapped, tmp_path):
     unbroken, resumed = (Pair(case, MIXED[dtype]) for _ in range(2))
     nets = [Net(pair.params) for pair in (unbroken, resumed)]

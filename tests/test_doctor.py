@@ -91,6 +91,7 @@ def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path, monkey
     monkeypatch.setenv("COLUMNS", "300")
     # AKG has kernels of the one's rules, not of the other's.
     monkeypatch.setattr(ms_optim, "OPTIMIZERS", (AdamW, DGCMomentum))
+    monkeypatch.setattr(doctor, "STEPS", 2)
     monkeypatch.setattr(choice, "_warned", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

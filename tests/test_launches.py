@@ -5,7 +5,7 @@ import dataclasses
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, SCENARIOS, Scenario, grouped, plain
+from cases import CASES, MODES, SCENARIOS, Scenario, dealt, every_case, fewer_shapes, for_each, grouped, plain
 from harness import Pair, Step, numbers, tensor
 from mindspore import Parameter
 from refusals import refused
@@ -14,7 +14,6 @@ from tolerances import STEPS
 from ms_optim import LANS, AdamW, Lamb
 from ms_optim.paths.launches import Launch, phases_of
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 LANS_CASE = next(case for case in CASES if case.optimizer is LANS)
 GRADIENT, UPDATE, COMMIT = 1, 6, 8
 
@@ -55,7 +54,10 @@ def test_aggregate_num_bounds_a_launch(aggregate_num, launches):
         assert launch.layout.shape[0] <= (aggregate_num or 9)
 
 
-@pytest.mark.parametrize("shared", [{}, {"grad_clip_norm": 3.0}, {"skip_nonfinite": True}])
+SHARED = [{}, {"grad_clip_norm": 3.0}, {"skip_nonfinite": True}]
+
+
+@for_each(dealt([{"shared": shared} for shared in SHARED], mode=MODES))
 def test_the_result_does_not_depend_on_aggregate_num(shared, mode):
     seen = []
     for aggregate_num in (0, 1, 4):
@@ -86,7 +88,8 @@ def test_a_skipped_step_is_skipped_by_all_launches(aggregate_num, mode):
 def test_clipping_before_normalizing_changes_nothing_but_the_launches(shared, backend):
     """LANS normalizes: a global bound can only scale what is scaled away."""
     ms.set_context(mode=ms.GRAPH_MODE)
-    pair = Pair(LANS_CASE, Scenario(groups=plain, shared=shared), backend=backend)
+    scenario = fewer_shapes(LANS_CASE, Scenario(groups=plain, shared=shared), backend, "graph")
+    pair = Pair(LANS_CASE, scenario, backend=backend)
     pair.run("graph", STEPS)
     pair.check()
 
@@ -130,11 +133,8 @@ class Halved:
         return optim_result
 
 
-@every_case
-@pytest.mark.parametrize("shared", [{}, {"grad_clip_norm": 3.0}, {"skip_nonfinite": True}])
+@every_case([case for case in CASES if case.cls._support_parallel_optimizer], shared=SHARED)
 def test_a_process_updates_its_share(case, shared, backend):
-    if not case.cls._support_parallel_optimizer:
-        pytest.skip(f"{case.name} supports no parallel optimizer, as upstream")
     halved = type(case.name, (Halved, case.cls), {})
     scenario = Scenario(shapes=("seven", "lanes-1", "lanes+1", "matrix", "scalar"), groups=grouped, shared=shared)
     share = Pair(dataclasses.replace(case, optimizer=halved), scenario, backend=backend)
@@ -154,7 +154,7 @@ def test_a_process_that_updates_a_share_keeps_no_average():
     refused(ValueError, "enable_parallel_optimizer=False", lambda: halved(params, 0.1, average_decay=0.9))
 
 
-@every_case
+@every_case()
 def test_the_parallel_optimizer_is_supported_as_upstream(case):
     others = ("AdamOffload", "DGCMomentum", "ScheduleFreeAdamW", "Muon")
     assert case.cls._support_parallel_optimizer == (case.name not in others)

@@ -376,7 +376,7 @@ print(f"bits {found}")
 @needs_kernel
 def test_any_number_of_threads_gives_the_same_bits():
     said = set()
-    for threads in ("1", "2", "3"):
+    for threads in ("1", "3"):
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
         command = [sys.executable, "-c", PROGRAM]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent)

@@ -81,10 +81,9 @@ def aarch64(tmp_path_factory):
     return once(shared, "aarch64", lambda f: build(f, "aarch64-linux-gnu-g++", "aarch64", link=["-static"])) / "replay"
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_aarch64_gives_the_same_bits(aarch64, tmp_path, cases, expected, threads):
-    command = ["qemu-aarch64", aarch64]
-    assert replay(tmp_path, command, cases, expected, OMP_NUM_THREADS=str(threads)) == "baseline"
+def test_aarch64_gives_the_same_bits(aarch64, tmp_path, cases, expected):
+    """In three threads, for how many there are changes no bit above."""
+    assert replay(tmp_path, ["qemu-aarch64", aarch64], cases, expected, OMP_NUM_THREADS="3") == "baseline"
 
 
 needs_linux_x86 = pytest.mark.skipif(

@@ -1,10 +1,12 @@
 """Schedules are what their formulas say, in both modes, alone and inside an optimizer."""
 
+import itertools
 import re
 
 import mindspore as ms
 import numpy as np
 import pytest
+from cases import MODES
 from harness import Step, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,12 +118,14 @@ INSTANCES = [(cls, reference, args) for cls, reference, variants in SCHEDULES fo
 every_schedule = pytest.mark.parametrize(
     "cls, reference, args", INSTANCES, ids=[f"{cls.__name__}{args}" for cls, _, args in INSTANCES]
 )
+FIRST = [(cls, reference, variants[0]) for cls, reference, variants in SCHEDULES]
 
-each_schedule = pytest.mark.parametrize(
-    "cls, reference, args",
-    [(cls, reference, variants[0]) for cls, reference, variants in SCHEDULES],
-    ids=[cls.__name__ for cls, _, _ in SCHEDULES],
-)
+
+def in_turn(instances):
+    """Run a test for each of them in one mode; these take turns."""
+    rows = [(*instance, mode) for instance, mode in zip(instances, itertools.cycle(MODES))]
+    ids = [f"{cls.__name__}{args}-{mode}" for cls, _, args, mode in rows]
+    return pytest.mark.parametrize("cls, reference, args, mode", rows, ids=ids, indirect=["mode"])
 
 
 def check(schedule, reference, args, steps=STEPS, form=lambda t: ms.Tensor([t], ms.int32)):
@@ -135,12 +139,12 @@ def check(schedule, reference, args, steps=STEPS, form=lambda t: ms.Tensor([t], 
         assert near or float(value.asnumpy()) == expected == np.inf, t
 
 
-@every_schedule
+@in_turn(INSTANCES)
 def test_values(cls, reference, args, mode):
     check(cls(*args), reference, args)
 
 
-@each_schedule
+@in_turn(FIRST)
 def test_forms_of_the_step(cls, reference, args, mode):
     """Shape () as well as (1,), a Parameter as the optimizer's own, and an int."""
     schedule = cls(*args)
@@ -242,7 +246,7 @@ def decayed(first, rates, decays):
     return weight
 
 
-@each_schedule
+@in_turn(FIRST[::-1])
 def test_drives_an_optimizer(cls, reference, args, mode):
     """AdamW is given the decay, or, by the learning rate, a fixed decay's strength; the step is counted from 0."""
     w = Parameter(tensor([2.0, -3.0], "float32"), name="w")

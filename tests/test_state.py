@@ -7,7 +7,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 import reference
-from cases import CASES, MIXED, HalvingDecay, Scenario, every_case_and_path, grouped
+from cases import CASES, MIXED, MODES, HalvingDecay, Scenario, every_case, every_case_and_path, grouped
 from harness import Around, Pair, Step, check_close, digest, numbers, tensor
 from mindspore import Parameter, nn
 from refusals import refused
@@ -17,14 +17,10 @@ from tolerances import TOLERANCE
 from ms_optim import AdamOffload, AdamW, Lamb
 from ms_optim._writing import write
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
-
 # ---- In and out of a dict ------------------------------------------------------------------------------------------
 
 
-@every_case_and_path()
-@pytest.mark.parametrize("dtype", MIXED)
+@every_case_and_path(mode=MODES, dtype=MIXED)
 def test_a_state_dict_carries_a_run_on(case, dtype, backend, mode):
     unbroken, broken = (Pair(case, MIXED[dtype], backend=backend) for _ in range(2))
     for pair in (unbroken, broken):
@@ -43,7 +39,7 @@ def test_a_state_dict_carries_a_run_on(case, dtype, backend, mode):
     assert digest(resumed) == digest(unbroken)
 
 
-@every_case
+@every_case()
 def test_a_state_dict_holds_what_is_needed_by_name(case):
     pair = Pair(case, MIXED["bfloat16"])
     names = set(pair.optimizer.state_dict())
@@ -54,7 +50,7 @@ def test_a_state_dict_holds_what_is_needed_by_name(case):
     assert expected <= names
 
 
-@every_case
+@every_case()
 def test_a_state_dict_is_a_copy(case):
     pair = Pair(case, MIXED["float32"])
     pair.run("pynative", 1)
@@ -70,7 +66,7 @@ def test_a_state_dict_is_a_copy(case):
         np.testing.assert_array_equal(value.asnumpy(), before[name])
 
 
-@every_case
+@every_case()
 @pytest.mark.parametrize(
     "error, match, spoil",
     [
@@ -145,7 +141,7 @@ def test_a_state_dict_that_lacks_entries_is_taken_on_request():
     refused(ValueError, "'global_step'", lambda: other.optimizer.load_state_dict(wrong, strict=False))
 
 
-@every_case
+@every_case()
 def test_what_save_checkpoint_wrote_is_taken(case, tmp_path):
     pair, other = (Pair(case, MIXED["float32"]) for _ in range(2))
     pair.run("pynative", 2)
@@ -156,7 +152,7 @@ def test_what_save_checkpoint_wrote_is_taken(case, tmp_path):
         np.testing.assert_array_equal(numbers(a), numbers(b))
 
 
-@every_case
+@every_case()
 def test_a_cell_around_the_optimizer_collects_its_parameters(case):
     pair = Pair(case, MIXED["float32"])
     around = nn.SequentialCell([nn.Dense(2, 2)])
@@ -173,7 +169,7 @@ def written(optimizer):
     return {name: value.asnumpy().tobytes() for name, value in optimizer.state_dict().items()}
 
 
-@every_case
+@every_case()
 def test_mindspore_loads_a_state_dict_without_guessing_at_weights(case, tmp_path):
     """Given names that end with those of weights but none of these, it would load moments into them."""
     pair, other = (Pair(case, MIXED["float32"]) for _ in range(2))
@@ -219,7 +215,7 @@ def test_a_compiled_graph_goes_on_from_what_is_loaded(case, backend):
     assert any((w != m).any() for w, m in zip(weights, moved))
 
 
-@every_case
+@every_case()
 @pytest.mark.parametrize("wrapped", ["saved", "loaded", "both"])
 def test_a_cell_around_an_optimizer_changes_no_entry(case, wrapped, tmp_path):
     pair, other = (Pair(case, MIXED["bfloat16"]) for _ in range(2))
@@ -275,7 +271,7 @@ def test_scales_of_another_dtype_are_not_taken_alone():
 # ---- Rates as they stand -------------------------------------------------------------------------------------------
 
 
-@every_case
+@every_case(mode=MODES)
 def test_rates_of_the_step_to_come(case, mode):
     pair = Pair(
         case, Scenario(shapes=("seven", "lanes-1", "lanes+1", "matrix"), groups=grouped, shared={"loss_scale": 8.0})
@@ -303,7 +299,7 @@ def test_one_rate_for_all_is_a_number():
     assert float(AdamW(params, 0.25, weight_decay=0.5, loss_scale=4.0).get_weight_decay().asnumpy()) == 0.5
 
 
-@every_case
+@every_case()
 def test_the_learning_rate_of_a_parameter(case):
     params = [Parameter(tensor(np.ones(3), "float32"), name=f"w{i}") for i in range(3)]
     schedule = nn.ExponentialDecayLR(0.5, 0.9, 10)
@@ -389,7 +385,7 @@ def test_a_run_resumes_in_another_process_bit_for_bit(tmp_path):
     assert len(expected) == 4 * len(CASES)
 
 
-@every_case_and_path()
+@every_case_and_path(mode=MODES)
 def test_weights_loaded_after_construction_are_respected(case, backend, mode):
     """Frameworks build the optimizer first and load the weights then."""
     late, early = (Pair(case, MIXED["bfloat16"], backend=backend) for _ in range(2))

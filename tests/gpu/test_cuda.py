@@ -214,16 +214,24 @@ MISTAKES = {
 
 
 BACKWARDS = {"MS_OPTIM_STANDIN_BACKWARDS": "1"}
+# The one rule that a mistake is looked for with, in place of ops/include/rules.h.
+ADAMW_ALONE = """
+#pragma once
+#include "adamw.h"
+#define MS_OPTIM_RULES(RULE) RULE(adamw, AdamW<false>)
+#define MS_OPTIM_HOST_RULES(RULE)
+#define MS_OPTIM_RULE_FLAGS(FLAG) FLAG(AdamW<false>, kMaximize)
+"""
 
 
-def sanitized(folder, sources):
+def sanitized(folder, ops):
     """Build tests/replay.cc with the CUDA operators under sanitizers."""
     needs("g++")
     program = folder / "replay"
     flags = [*machines.FLAGS, "-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-pthread"]
     flags.append("-fsanitize=address,undefined")
-    include = [machines.INCLUDE[0], machines.INCLUDE[1], f"-I{sources}"]
-    run(["g++", *flags, *include, "-x", "c++", TESTS / "replay.cc", sources / "entry.cu", "-o", program])
+    include = [machines.INCLUDE[0], f"-I{ops / 'include'}", f"-I{ops / 'cuda'}"]
+    run(["g++", *flags, *include, "-x", "c++", TESTS / "replay.cc", ops / "cuda" / "entry.cu", "-o", program])
     return program
 
 
@@ -260,7 +268,7 @@ def little_ones(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole_program(tmp_path_factory):
-    return sanitized(tmp_path_factory.mktemp("sanitized"), ROOT / "ops" / "cuda")
+    return once(shared_folder(tmp_path_factory), "standin_sanitized", lambda f: sanitized(f, ROOT / "ops")) / "replay"
 
 
 def test_address_and_undefined_behavior_sanitizers(stand_in, whole_program, tmp_path, monkeypatch):
@@ -294,12 +302,12 @@ def test_what_belongs_to_another_step_stops_the_kernel(stand_in, whole_program, 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(stand_in, mistake, tmp_path):
     name, right, wrong = MISTAKES[mistake]
-    sources = tmp_path / "cuda"
-    shutil.copytree(ROOT / "ops" / "cuda", sources)
-    text = (sources / name).read_text()
+    ops = shutil.copytree(ROOT / "ops", tmp_path / "ops")
+    (ops / "include" / "rules.h").write_text(ADAMW_ALONE)
+    text = (ops / "cuda" / name).read_text()
     assert text.count(right) == 1
-    (sources / name).write_text(text.replace(right, wrong))
-    program = sanitized(tmp_path, sources)
+    (ops / "cuda" / name).write_text(text.replace(right, wrong))
+    program = sanitized(tmp_path, ops)
     made = recording.launch("adamw", np.random.default_rng(0), shapes=[(4097,), (300,)])
     case = Recorded("small", made.function, made.arrays)
     expected = case.run(stand_in.call)

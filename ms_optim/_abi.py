@@ -50,6 +50,7 @@ class SharedFlag(enum.IntFlag):
     SHARES = 256
     CLIPS = 512
     AVERAGES = 1024
+    BESIDE = 2048
 
 
 class AdamWFlag(enum.IntFlag):

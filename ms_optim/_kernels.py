@@ -83,7 +83,7 @@ STATISTICS = tuple(column.name.lower() for column in Statistic if column < Stati
 GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = tuple(Stage)
 ALL_STAGES = sum(Stage)
 SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES, BY_ADDRESS = tuple(SharedFlag)[:5]
-BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS, AVERAGES = tuple(SharedFlag)[5:]
+BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS, AVERAGES, BESIDE = tuple(SharedFlag)[5:]
 LEAST_CODED = 4096  # elements of the smallest tensor whose states are worth codes
 
 

@@ -139,14 +139,15 @@ class Maker:
         parts: What every path is made from.
         ranges: Which elements of each tensor this process updates, int64 of shape (tensors, 2), where it has whole
             gradients all the same; None: all that it has.
+        more_flags: Shared flags besides those that follow from the arguments.
 
     Attributes:
         constants: What all launches take as their constants.
     """
 
-    def __init__(self, parts: Parts, ranges: np.ndarray | None = None):
+    def __init__(self, parts: Parts, ranges: np.ndarray | None = None, more_flags: int = 0):
         layout, settings = parts.layout, parts.settings
-        self.parts, self.ranges, self.shared = parts, ranges, shared_flags(parts)
+        self.parts, self.ranges, self.shared = parts, ranges, shared_flags(parts) + more_flags
         numbers = (settings.unscale, settings.clip_norm, settings.seed, parts.rule.constants)
         self.constants = Tensor(_abi.constants(*numbers, settings.cautious, settings.average))
         self.columns = _abi.layout(layout.rate_places, layout.decay_places, layout.centralized)

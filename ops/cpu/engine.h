@@ -714,6 +714,9 @@ inline void Populate(void *data, int64_t bytes) {
 // Data that two passes over a run of tensors share should still be in the cache the second time.
 constexpr int64_t kCachedElements = int64_t{1} << 19;
 
+// Chunks that one thread takes alone where other operators run meanwhile: 8 million elements.
+constexpr int64_t kChunksAlone = 256;
+
 // What an engine needs besides its rule: chunks, passes over them, sums and reports.
 class StepEngine {
  public:
@@ -826,8 +829,10 @@ class StepEngine {
   void ForChunks(int first, int last, bool backwards, Body body) {
     const int64_t begin = tasks_[first].first_chunk, count = tasks_[last - 1].last_chunk - begin;
     std::vector<Share> shares(static_cast<size_t>(omp_get_max_threads()));
-    // Of one chunk, waking threads would take longer than the step.
-#pragma omp parallel if (count > 1)
+    // Of one chunk, waking threads would take longer than the step. Threads wait for more work before they sleep, which
+    // takes the processor from operators that run meanwhile.
+    const int64_t alone = (step_.flags & kBeside) != 0 ? kChunksAlone : 1;
+#pragma omp parallel if (count > alone)
     {
       const DenormalsAreZero in_this_thread;
       Buffers buffers;

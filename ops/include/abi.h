@@ -66,6 +66,7 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(SharedFlag::kShares)                       \
   CONSTANT(SharedFlag::kClips)                        \
   CONSTANT(SharedFlag::kAverages)                     \
+  CONSTANT(SharedFlag::kBeside)                       \
   CONSTANT(Sum::kGradientSum)                         \
   CONSTANT(Sum::kWeightSum)                           \
   CONSTANT(Sum::kDirectionSum)                        \

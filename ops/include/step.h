@@ -80,6 +80,7 @@ enum SharedFlag : unsigned {
   kShares = 256,     // of each tensor only a range is updated, and held in states
   kClips = 512,      // there is a bound on the gradients' norm
   kAverages = 1024,  // keep an average of the weights
+  kBeside = 2048,    // on the host, other operators run at the same time: take threads for large tensors alone
 };
 
 // Flags that only a kernel on the host can serve: it reads addresses and ranges before it starts, locks mutexes, and

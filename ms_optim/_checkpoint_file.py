@@ -34,7 +34,8 @@ DTYPES = {
     "I64": mstype.int64,
     "F64": mstype.float64,
 }
-NUMPY = {name: np.dtype(mstype.dtype_to_nptype(dtype)) for name, dtype in DTYPES.items()}
+# MindSpore's function for this is deprecated: it logs a warning for each call, and this runs on import.
+NUMPY = {name: Tensor(0, dtype).asnumpy().dtype for name, dtype in DTYPES.items()}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_CHECKSUM = '"header_crc32": "'
 NO_CHECKSUM = "0" * 8

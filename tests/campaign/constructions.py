@@ -170,6 +170,30 @@ def simulated(workers):
     workers([tuple(tensor(np.ones(p.shape), "float32") for p in o.parameters) for o in workers.optimizers])
 
 
+class Released:
+    """A network, and an optimizer of its parameters: two arguments that belong together."""
+
+    made = nn.Dense(3, 2)
+
+    @classmethod
+    def net(cls):
+        cls.made = nn.Dense(3, 2)
+        return cls.made
+
+    @classmethod
+    def optimizer(cls):
+        return ms_optim.AdamW(cls.made.trainable_params(), 0.1)
+
+
+def released(step):
+    # Another network or function fails with its own words.
+    if step.net is Released.made and isinstance(step.loss_fn, nn.MSELoss | None):
+        inputs = [tensor(np.ones(shape), "float32") for shape in ((4, 3), (4, 2))]
+        loss = step(*inputs[: 1 if step.loss_fn is None else 2])
+        assert np.isfinite(numbers(loss)).all()
+        assert step.optimizer.global_step.asnumpy()[0] == 1
+
+
 def recorded():
     monitored(ms_optim.OptimizerMonitor(1, csv="record.csv", verbose=False))
     return "record.csv"
@@ -222,6 +246,10 @@ PUBLIC = {
     "create_optimizer": ({"name": lambda: "adamw", **NET}, stepped),
     "list_optimizers": ({}, len),
     "AveragedWeights": ({}, evaluated),
+    "ReleasedTrainStep": (
+        {"net": Released.net, "loss_fn": nn.MSELoss, "optimizer": Released.optimizer},
+        released,
+    ),
     "OptimizerMonitor": ({"verbose": lambda: False}, monitored),
     "SimulatedWorkers": ({"count": lambda: 2, "params": parameters, **MAKE}, simulated),
     "fold_residuals": ({"state_dicts": residuals, "workers": lambda: 1}, len),

@@ -1,5 +1,6 @@
 """Builds the native operators: a library for the CPU always, one for GPUs where nvcc is found."""
 
+import concurrent.futures
 import os
 import pathlib
 import platform
@@ -62,6 +63,11 @@ PACKED = ("ascendc",)
 class BuildKernels(build_ext):
     """Builds the libraries, which do not depend on the Python version; a failure leaves a package that lacks one."""
 
+    def finalize_options(self):
+        """Build the libraries at the same time."""
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
     def get_ext_filename(self, fullname):
         """Name the library plainly: it is loaded by MindSpore, not imported."""
         return fullname.replace(".", "/") + ".so"
@@ -82,31 +88,30 @@ class BuildKernels(build_ext):
         """Compile what is compiled once for each instruction set, and link."""
         include = ["ops/include", "ops/cpu"]
         flags = [*FLAGS, "-fopenmp", "-Wno-psabi"]
+
+        def compiled(source, name, own=(), macros=()):
+            folder = f"{self.build_temp}/{name}"
+            arguments = {"include_dirs": include, "macros": list(macros), "extra_postargs": [*flags, *own]}
+            return self.compiler.compile([source], output_dir=folder, **arguments)
+
         objects, lacking = [], []
-        for source, sets, own in (
-            ("ops/cpu/kernels.cc", INSTRUCTION_SETS, []),
-            ("ops/cpu/products.cc", PRODUCT_SETS, PRODUCT_FLAGS),
-        ):
-            for name, options in sets.get(platform.machine(), {"baseline": []}).items():
-                try:
-                    objects += self.compiler.compile(
-                        [source],
-                        output_dir=f"{self.build_temp}/{name}",
-                        include_dirs=include,
-                        macros=[("MS_OPTIM_ISA", name)],
-                        extra_postargs=[*flags, *own, *options],
-                    )
-                except CompileError:
-                    if name not in FOR_BFLOAT16:
-                        raise
-                    lacking.append((f"MS_OPTIM_LACKS_{name.upper()}", None))
-        objects += self.compiler.compile(
-            ["ops/cpu/entry.cc"],
-            output_dir=self.build_temp,
-            include_dirs=include,
-            macros=lacking,
-            extra_postargs=flags,
-        )
+        with concurrent.futures.ThreadPoolExecutor(self.parallel) as threads:
+            jobs = [
+                (name, threads.submit(compiled, source, name, [*own, *options], [("MS_OPTIM_ISA", name)]))
+                for source, sets, own in (
+                    ("ops/cpu/kernels.cc", INSTRUCTION_SETS, []),
+                    ("ops/cpu/products.cc", PRODUCT_SETS, PRODUCT_FLAGS),
+                )
+                for name, options in sets.get(platform.machine(), {"baseline": []}).items()
+            ]
+        for name, job in jobs:
+            try:
+                objects += job.result()
+            except CompileError:
+                if name not in FOR_BFLOAT16:
+                    raise
+                lacking.append((f"MS_OPTIM_LACKS_{name.upper()}", None))
+        objects += compiled("ops/cpu/entry.cc", "entry", macros=lacking)
         self.compiler.link_shared_object(objects, library, extra_postargs=["-fopenmp", "-s"], target_lang="c++")
 
 

@@ -179,6 +179,14 @@ def expect_schedule_free(w, g, t, z, v):
     return w
 
 
+def expect_authors_schedule_free(w, g, t, z, v):
+    """Likewise of its authors' package, which leaves in the gradient what z moved along."""
+    before = w if t == 1 else z.copy()
+    moved = expect_schedule_free(w, g, t, z, v)
+    g[...] = (before - z) / RATE
+    return moved
+
+
 def expect_dgc(w, g, t, u, r):
     """DGCMomentum with one process, compressing from the start."""
     u[...] = BETA1 * u + g + DECAY * w
@@ -518,7 +526,11 @@ ROWS = {
         ),
         36,
     ),
-    "schedulefree AdamWScheduleFree": ("schedulefree", torch_row(authors_schedule_free, expect_schedule_free), 28),
+    "schedulefree AdamWScheduleFree": (
+        "schedulefree",
+        torch_row(authors_schedule_free, expect_authors_schedule_free),
+        28,
+    ),
     "torch Muon + AdamW": ("torch", torch_row(torch_muon, expect_muon), 20),
     "pytorch_optimizer Muon": ("pytorch_optimizer", torch_row(pytorch_muon, expect_muon), 20),
     "pytorch_optimizer Lamb": ("pytorch_optimizer", torch_row(pytorch_lamb, expect_lamb_of_pytorch_optimizer), 40),

@@ -54,6 +54,7 @@ class Options:
     skip_nonfinite: bool = False
     backend: str = "auto"
     shard_states: bool = False
+    offload: bool = False
     decay: str = "decoupled"
     average_decay: float | None = None
     average_warmup: bool = False
@@ -81,7 +82,7 @@ class Options:
         check_positive(optimizer, "loss_scale", options.loss_scale)
         if options.grad_clip_norm is not None:
             check_positive(optimizer, "grad_clip_norm", options.grad_clip_norm)
-        for name in ("stochastic_rounding", "skip_nonfinite", "shard_states", "average_warmup"):
+        for name in ("stochastic_rounding", "skip_nonfinite", "shard_states", "offload", "average_warmup"):
             check_type(optimizer, name, getattr(options, name), bool)
         check_masters(optimizer, options.master_weights)
         check_choice(optimizer, "state_dtype", options.state_dtype, STATE_DTYPES)
@@ -114,7 +115,7 @@ def keywords_of(optimizer: Any) -> list[str]:
     signatures = (inspect.signature(base.__init__).parameters for base in optimizer.__mro__)
     own = next(names for names in signatures if "learning_rate" in names)
     kept = [name for name, p in own.items() if p.kind is not p.VAR_KEYWORD and name not in ("self", "params")]
-    refused = {"shard_states", "decay", "average_decay"} & optimizer.refuses.keys()
+    refused = {"shard_states", "offload", "decay", "average_decay"} & optimizer.refuses.keys()
     refused |= {"average_warmup"} if "average_decay" in refused else set()
     shared = [field.name for field in dataclasses.fields(Options)]
     return kept + [name for name in shared if name not in kept and name not in refused]

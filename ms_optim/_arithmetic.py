@@ -122,6 +122,17 @@ def write(parameter, value):
     return F.assign(parameter, value)
 
 
+def shaped(parameter, output):
+    """Return an operator's output in a parameter's shape; of no dimensions, it would be a number to a graph."""
+    return F.cast(output, mstype.float32).reshape(()) if len(F.shape(parameter)) == 0 else output
+
+
+def receive(parameter, output):
+    """Write an operator's output to a parameter."""
+    write(parameter, shaped(parameter, output))
+    return 0
+
+
 def counted(count, more):
     """Return a count, an int32 tensor, and 0 or 1 more; at the largest number that it can hold it stays."""
     return count + more * F.cast(count < LARGEST_COUNT, mstype.int32)

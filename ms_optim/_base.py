@@ -19,6 +19,7 @@ from ._docs import documented
 from ._gradients import check_gradients, check_shapes, check_tensors
 from ._held import Held, check_held
 from ._layout import Layout, Settings
+from ._offload_report import Offloadable
 from ._params import check_learning_rate, check_params, check_weight_decay
 from ._rates import check_step, collected
 from ._release import Released
@@ -40,7 +41,7 @@ _check_shapes, _check_held = constexpr(check=False)(check_shapes), constexpr(che
 
 
 @documented
-class FusedOptimizer(Statement, Stateful, Averaged, Released):
+class FusedOptimizer(Statement, Stateful, Averaged, Released, Offloadable):
     """Base of the optimizers, and of those of your own: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
@@ -57,6 +58,7 @@ class FusedOptimizer(Statement, Stateful, Averaged, Released):
             from 0, and returns it.
         rule (Rule): What the subclass says of its rule.
         {shared}
+        {offload}
         {decay}
         {average}
 
@@ -164,7 +166,6 @@ class FusedOptimizer(Statement, Stateful, Averaged, Released):
         self.loss_scale, self.options = float(options.loss_scale), options
         self.rule, self.is_cautious = rule, options.decay == "cautious"
         self._succeeded, self.map_ = (True,) * self.param_length, C.HyperMap()
-        self._reads_count = _kernels.device_target() == "CPU"
         if self.decays_every_name and not self.is_group:
             self.decay_flags = (True,) * self.param_length
         count = self.param_length
@@ -179,8 +180,7 @@ class FusedOptimizer(Statement, Stateful, Averaged, Released):
         if rule.others is not None:
             self._layout = layout = self.with_matrices(layout, shard_groups)
         # Graphs know tuples, and no other objects.
-        self._names, self._shapes = layout.names, layout.shapes
-        self.is_sliced = bool(shard_groups)
+        self._names, self._shapes, self.is_sliced = layout.names, layout.shapes, bool(shard_groups)
         self.shares = sharded(layout, rule, options, self.use_parallel, self.is_sliced)
         _memory.check(name, rule, options, layout.names, layout.dtypes)
         kept = self.shares.kept if self.shares else tuple(enumerate(layout.shapes))
@@ -191,8 +191,8 @@ class FusedOptimizer(Statement, Stateful, Averaged, Released):
             self.state_shares = self.shares.entry(held.of_tensors)
         self.step_weights = held.step_weights[0] if held.step_weights else None
         self._hold_more(held)
-        device = _kernels.device_target()
-        settings = Settings.of(name, rule, options, device, self.runs_on_host, self.use_parallel)
+        settings = Settings.of(name, rule, options, _kernels.device_target(), self.runs_on_host, self.use_parallel)
+        self._reads_count = settings.weights_on == "CPU"
         slices = SumOverProcesses([shard_groups.get(p) for p in layout.names]) if shard_groups else None
         self._parts = parts = Parts(self, rule, options, layout, held, self._rates, settings, self.shares, slices)
         choice = choose(parts)

@@ -18,6 +18,7 @@ FEATURES = {
     "master_weights": "master_weights='split'",
     "shard_states": "'shard_states'",
     "shard_group": "the group key 'shard_group'",
+    "offload": "'offload'",
     "skip_nonfinite": "'skip_nonfinite'",
     "decay": "decay='cautious'",
     "average_decay": "'average_decay'",
@@ -26,14 +27,9 @@ FEATURES = {
 _KERNEL = "needs the fused kernel"
 _ON_CPU = "needs the device target 'CPU'"
 _ON_HOST = "needs weights in host memory"
-_FOR_ASCEND: dict[str, str] = dict.fromkeys(
-    (
-        *("stochastic_rounding", "state_dtype", "master_weights"),
-        *("shard_states", "shard_group", "decay"),
-        *("average_decay", "attach"),
-    ),
-    "is unknown to the operators for Ascend",
-)
+_FOR_ASCEND: dict[str, str] = {
+    feature: "is unknown to the operators for Ascend" for feature in FEATURES if feature != "skip_nonfinite"
+}
 DEVICES = ("CPU", "GPU", "Ascend")
 # What a path cannot do, and why. All else it does: with float32, float16 and bfloat16 weights, with and without
 # masters, in Graph and in PyNative mode.
@@ -46,8 +42,9 @@ LACKS: dict[str, Mapping[str, str]] = {
         **dict.fromkeys(("stochastic_rounding", "master_weights", "shard_group", "average_decay", "attach"), _ON_HOST),
         "shard_states": _ON_CPU,
     },
+    "host": {**dict.fromkeys(("shard_group", "attach"), _ON_HOST), "shard_states": _ON_CPU},
     "composite": dict.fromkeys(
-        ("stochastic_rounding", "state_dtype", "master_weights", "shard_states", "attach"), _KERNEL
+        ("stochastic_rounding", "state_dtype", "master_weights", "shard_states", "offload", "attach"), _KERNEL
     ),
 }
 
@@ -66,6 +63,7 @@ def asked(options: Any, is_sharded: bool, is_sliced: bool) -> tuple[str, ...]:
         "master_weights": options.master_weights in SPLIT_MASTERS,
         "shard_states": is_sharded,
         "shard_group": is_sliced,
+        "offload": options.offload,
         "skip_nonfinite": options.skip_nonfinite,
         "decay": options.decay != "decoupled",
         "average_decay": options.average_decay is not None,
@@ -111,6 +109,8 @@ def answer(optimizer: type[FusedOptimizer], device: str, features: Iterable[str]
     path, reason = device, None
     if optimizer.runs_on_host and device != "CPU":
         path = "offload"
+    elif "offload" in features and device != "CPU":
+        path = "host"
     elif device == "Ascend" and optimizer.rules[0].name not in _kernels.ON_ASCEND:
         path, reason = "composite", "there is no kernel for Ascend"
     elif device == "GPU" and optimizer.rules[0].name in _kernels.HOST_RULES:

@@ -85,6 +85,11 @@ shard_states (bool): Whether the workers of data parallel training shard the sta
     mean over the workers, as in the parallel mode "data_parallel" with gradients_mean=True. It needs the fused kernel.
     With one worker it changes nothing. Default: ``False`` .
 """,
+    "offload": """\
+offload (bool): Whether states and masters are in host memory, and the step runs on the host's processor, while weights
+    and gradients are on an accelerator: gradients cross one way, new weights the other. The host has a copy of the
+    weights, too. It needs the fused kernel for CPU; on device target "CPU" it changes nothing. Default: ``False`` .
+""",
     "inputs": """\
 - **gradients** (tuple[Tensor]) - One gradient for each parameter, in the optimizer's order, of the parameter's
   shape and of dtype float32, float16 or bfloat16. They are not modified. In Graph mode the fused kernel also

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import weakref
@@ -137,6 +138,15 @@ class Held:
             for k in range(1, 1 + len(betas))
         )
         return self.beta_powers
+
+    def beside(self, parameters: ParameterTuple, counters: Sequence[Parameter]) -> Held:
+        """Return the same with other parameters and other counters, in the order of these, of the same shapes."""
+        other, count = copy.copy(self), iter(counters)
+        other.parameters = parameters
+        other.global_step, other.skipped_steps, other.statistics = (next(count) for _ in range(3))
+        other.step_weights = tuple(next(count) for _ in self.step_weights)
+        other.beta_powers = tuple(next(count) for _ in self.beta_powers)
+        return other
 
     @property
     def counters(self) -> tuple[Parameter, ...]:

@@ -198,7 +198,7 @@ def operator(
     """Make the operator that runs one launch.
 
     Args:
-        rule: Name of the rule; or "pack" or "unpack", which copy between tensors and what workers exchange.
+        rule: Name of the rule; or "pack" or "unpack", which copy between tensors and what workers exchange, or "copy".
         device: Device target whose kernel it is; the operator is placed there whatever the rest of a graph runs on.
         written: For each input in order, whether the kernel writes it.
         outputs: Shape and dtype of each output; one at least.

@@ -32,6 +32,7 @@ class SharedButLossScale(CommonAndAverage, total=False):
 class Shared(SharedButLossScale, total=False):
     """Keyword arguments that the optimizers share; each takes them after its own."""
 
+    offload: bool
     loss_scale: float
     decay: str
 
@@ -47,6 +48,7 @@ class SharedButSkipping(TypedDict, total=False):
     average_warmup: bool
     grad_clip_norm: float | None
     shard_states: bool
+    offload: bool
     loss_scale: float
     decay: str
 
@@ -56,4 +58,5 @@ class SharedButAverage(Common, total=False):
 
     grad_clip_norm: float | None
     shard_states: bool
+    offload: bool
     loss_scale: float

@@ -126,6 +126,7 @@ class Settings:
 
     Attributes:
         device: The device that the rule's arithmetic runs on.
+        weights_on: The device that the weights are on.
         step_dtype: The dtype in which what depends on the step alone is formed.
         unscale: What gradients are multiplied by.
         clip_norm: The largest norm of all gradients together; None: no limit.
@@ -137,6 +138,7 @@ class Settings:
     """
 
     device: str
+    weights_on: str
     step_dtype: Any
     unscale: float
     clip_norm: float | None
@@ -157,7 +159,7 @@ class Settings:
             rule: Its rule.
             options: Its shared arguments.
             device: The device that the weights are on.
-            runs_on_host: Whether the rule's arithmetic runs on the host all the same.
+            runs_on_host: Whether the optimizer's arithmetic always runs on the host.
             is_parallel: Whether each process updates a part of the parameters.
 
         Raises:
@@ -168,7 +170,8 @@ class Settings:
             expected = f"such that the factor of the gradients, {unscale}, is {NORMAL}"
             fail(ValueError, optimizer, "loss_scale", expected, options.loss_scale)
         return cls(
-            device="CPU" if runs_on_host else device,
+            device="CPU" if runs_on_host or options.offload else device,
+            weights_on=device,
             step_dtype=step_dtype(device),
             unscale=unscale,
             clip_norm=options.grad_clip_norm,

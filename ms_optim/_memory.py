@@ -108,8 +108,18 @@ def averages(options, kept: Iterable) -> Iterator[Held]:
     return (Held("average", i, ms.float32, tuple(shape)) for i, shape in kept if options.average_decay is not None)
 
 
-def placed(device: str, runs_on_host: bool, weights_and_gradients: int, held: int) -> tuple[int, int]:
-    """Return the bytes on the device and in host memory; on "CPU", all are in host memory."""
+def placed(device: str, options, runs_on_host: bool, weights: int, held: int) -> tuple[int, int]:
+    """Return the bytes on the device and in host memory; on "CPU", all are in host memory.
+
+    Args:
+        device: The device that the weights are on.
+        options: The optimizer's shared arguments.
+        runs_on_host: Whether the optimizer's arithmetic always runs on the host.
+        weights: Bytes of the weights; gradients take as many.
+        held: Bytes of what is held besides.
+    """
     if device == "CPU":
-        return 0, weights_and_gradients + held
-    return (weights_and_gradients, held) if runs_on_host else (weights_and_gradients + held, 0)
+        return 0, 2 * weights + held
+    if runs_on_host or options.offload:
+        return 2 * weights, held + (weights if options.offload else 0)
+    return 2 * weights + held, 0

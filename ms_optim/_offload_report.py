@@ -1,17 +1,20 @@
-"""Bytes that an offloaded optimizer needs and moves."""
+"""Bytes that an offloaded optimizer needs and moves, and the method that tells them."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING
 
+from mindspore import nn
 from rich.console import Console
 from rich.table import Table
 
-from . import _memory
+from . import _kernels, _memory
+from ._arguments import check_choice
+from ._capabilities import DEVICES
 
 if TYPE_CHECKING:
-    from ._held import Held
+    from .paths.parts import Parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +24,8 @@ class OffloadReport:
     Attributes:
         device: Device that holds the weights, "CPU", "GPU" or "Ascend".
         device_bytes: Weights and gradients on the device.
-        host_bytes: States and masters in host memory; on "CPU" weights and gradients too.
+        host_bytes: States and masters in host memory, and with `offload` copies of the weights; on "CPU" weights and
+            gradients.
         to_host_bytes: What goes from the device to the host in a step.
         to_device_bytes: What comes back in a step.
     """
@@ -45,17 +49,38 @@ class OffloadReport:
         return capture.get().rstrip("\n")
 
 
-def report(held: Held, device: str) -> OffloadReport:
-    """Count on a device the bytes of an optimizer whose states are on the host.
+class Offloadable(nn.Optimizer):
+    """Tells what an optimizer has on the device and on the host."""
 
-    Gradients are taken to be of their parameter's dtype.
-    """
-    low = [p for p, has_master in zip(held.parameters, held.has_master()) if has_master]
-    full = [p for p, has_master in zip(held.parameters, held.has_master()) if not has_master]
-    kept = sum(p.nbytes for p in held.of_tensors)
-    on_device, on_host = _memory.placed(device, True, 2 * sum(p.nbytes for p in (*low, *full)), kept)
-    if device == "CPU":
-        return OffloadReport(device, on_device, on_host, 0, 0)
-    # Besides, either way, some bytes that do not grow with the weights: rates and the step there, statistics back.
-    crossing = sum(p.nbytes for p in low) + sum(4 * p.size for p in full)
-    return OffloadReport(device, on_device, on_host, crossing, crossing)
+    _parts: Parts
+    runs_on_host: bool
+
+    def offload_report(self, device: str | None = None) -> OffloadReport:
+        """Return the bytes on device and host, and the bytes that cross in a step, before training starts.
+
+        Gradients are taken to be of their parameter's dtype.
+
+        Args:
+            device: "CPU", "GPU" or "Ascend". Default: ``None`` , the current device target.
+
+        Returns:
+            A report of bytes, `device_bytes`, `host_bytes`, `to_host_bytes` and `to_device_bytes`, that prints as a
+            table.
+
+        Raises:
+            ValueError: If there is no such device.
+            RuntimeError: If the optimizer is not offloaded.
+        """
+        device = _kernels.device_target() if device is None else device
+        check_choice(self.cls_name, "device", device, DEVICES)
+        held, options = self._parts.held, self._parts.options
+        if not (self.runs_on_host or options.offload):
+            raise RuntimeError(f"For '{self.cls_name}', offload_report() needs an optimizer made with offload=True.")
+        weights, kept = (sum(p.nbytes for p in tensors) for tensors in (held.parameters, held.of_tensors))
+        on_device, on_host = _memory.placed(device, options, self.runs_on_host, weights, kept)
+        if device == "CPU":
+            return OffloadReport(device, on_device, on_host, 0, 0)
+        in_own_dtype = [options.offload or has_master for has_master in held.has_master()]
+        # Besides, either way, some bytes that do not grow with the weights: rates and the step there, statistics back.
+        crossing = sum(p.nbytes if own_dtype else 4 * p.size for p, own_dtype in zip(held.parameters, in_own_dtype))
+        return OffloadReport(device, on_device, on_host, crossing, crossing)

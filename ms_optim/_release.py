@@ -180,7 +180,8 @@ class Released(nn.Optimizer):
             return (
                 "attach() needs the parallel mode 'stand_alone': other workers' gradients come after the backward pass"
             )
-        return _capabilities.answer(type(self), parts.settings.device, ("attach",)).reason
+        features = ("attach", *(["offload"] if parts.options.offload else []))
+        return _capabilities.answer(type(self), parts.settings.weights_on, features).reason
 
     def _attached(self, what):
         """Return what updates the parameters."""

@@ -100,7 +100,7 @@ class StateEntries:
             given = self.parts.shares.taken(name, self.share, given)
         elif ENTRY in given:
             refuse_share(name, given, "an optimizer that keeps all states")
-        self.convert_masters(own, given, lambda i: self.weight_beside(i, unwrapped(state_dict), beside))
+        given = self.with_masters(own, given, lambda i: self.weight_beside(i, unwrapped(state_dict), beside))
         given = self.converted(own, given)
         if strict:
             missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
@@ -163,17 +163,17 @@ class StateEntries:
         numbers = {id(p) for p in (held.global_step, held.skipped_steps, *held.step_weights, *rates)}
         return scales | {name for name, p in self.own().items() if id(p) in numbers}
 
-    def convert_masters(
+    def with_masters(
         self, own: dict[str, Parameter], given: dict[str, Tensor], weight: Callable[[int], np.ndarray]
-    ) -> None:
-        """Replace masters by what this optimizer holds of them.
+    ) -> dict[str, Tensor]:
+        """Return the entries with masters as this optimizer holds them.
 
         Args:
             own: The optimizer's own parameters by name.
             given: The entries.
             weight: Returns the weight at a place that the entries belong to, in float32.
         """
-        held = self.parts.held
+        given, held = dict(given), self.parts.held
         places = {id(held.masters[k]): i for i, k in enumerate(held.master_places) if k >= 0}
         for name, master in own.items():
             value = given.get(name) if id(master) in places else None
@@ -183,6 +183,7 @@ class StateEntries:
                 masters = value.asnumpy().reshape(-1)
                 masters = _masters.converted(masters, master.asnumpy().dtype, weight(places[id(master)]))
                 given[name] = Tensor(masters.reshape(value.shape))
+        return given
 
     def weight_beside(self, i: int, state_dict: dict[str, Tensor], beside: dict[int, np.ndarray]) -> np.ndarray:
         """Return the weight that comes with a state dict, or else as it is, of what this process has states of."""

@@ -14,8 +14,7 @@ from ._arithmetic import normal, summed
 from ._base import Rule
 from ._capabilities import DEVICES
 from ._docs import documented
-from ._offload_report import OffloadReport, report
-from .paths.choice import offload_path
+from .paths.choice import crossing_path
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,7 +89,10 @@ class AdamOffload(AdamFamily):
 
     _support_parallel_optimizer = False
     runs_on_host = True
-    refuses: ClassVar[dict[str, str]] = {"decay": "has an L2 decay, which acts through the moments"}
+    refuses: ClassVar[dict[str, str]] = {
+        "decay": "has an L2 decay, which acts through the moments",
+        "offload": "always keeps its states on the host",
+    }
     rules: tuple[Rule, ...] = (Rule("adam_offload", ("moment1", "moment2"), is_elementwise=True),)
     trials: tuple[dict[str, Any], ...] = ({"eps": 1e-3},)  # a smaller eps magnifies rounding
     counters: tuple[str, ...] = (*AdamFamily.counters, "beta1_power", "beta2_power")
@@ -133,7 +135,7 @@ class AdamOffload(AdamFamily):
         self.beta1_power, self.beta2_power = held.keep_beta_powers(self.rule.constants[:2])
 
     def _fused_path(self, parts):
-        return offload_path(parts, _kernels.device_target())
+        return crossing_path(parts)
 
     @property
     def target(self) -> str:
@@ -158,23 +160,6 @@ class AdamOffload(AdamFamily):
                 self._paths[value] = self._composite_path(self._parts, None)
             self.fused, self._path = value == "CPU", self._paths[value]
         self._target = value
-
-    def offload_report(self, device: str | None = None) -> OffloadReport:
-        """Return the bytes on device and host, and the bytes that cross in a step, before training starts.
-
-        Args:
-            device: "CPU", "GPU" or "Ascend". Default: ``None`` , the current device target.
-
-        Returns:
-            A report of bytes, `device_bytes`, `host_bytes`, `to_host_bytes` and `to_device_bytes`, that prints as a
-            table.
-
-        Raises:
-            ValueError: If there is no such device.
-        """
-        device = _kernels.device_target() if device is None else device
-        check_choice(self.cls_name, "device", device, DEVICES)
-        return report(self._held, device)
 
     def scalars(self, t: Tensor) -> Scalars:
         """Return the factor sqrt(1 - beta2^t) / (1 - beta1^t) of the rate."""

@@ -53,6 +53,7 @@ class AdamW(AdamFamily):
             Default: ``True`` .
         bias_correction (bool): Whether to divide the moments by :math:`1 - \beta^t`. Default: ``True`` .
         {shared}
+        {offload}
         {decay}
         {average}
 

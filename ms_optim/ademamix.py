@@ -62,6 +62,7 @@ class AdEMAMix(AdamFamily):
         warmup_steps (Union[int, None]): The number of steps :math:`T` over which the schedules rise, 1 or greater; the
             paper takes all steps of the training. ``None`` means that both are constant. Default: ``None`` .
         {shared}
+        {offload}
         {decay}
         {average}
 

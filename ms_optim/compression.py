@@ -60,6 +60,7 @@ class CompressedStep(FusedOptimizer):
         "attach": "exchanges gradients between two launches",
         "state_dtype": "keeps its states in float32",
         "shard_states": "has states of each worker's own, made from that worker's gradients",
+        "offload": "exchanges gradients between two launches",
         "shard_group": "exchanges gradients of whole tensors itself",
         "decay": "decays the gradients, before they are exchanged",
     }

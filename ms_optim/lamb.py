@@ -58,6 +58,7 @@ class Lamb(AdamFamily):
         trust_ratio_bounds (Union[tuple[float], None]): The limits (low, high) of the trust ratio; ``None`` in place of
             either, and infinity above, mean no limit. Default: ``None`` .
         {shared}
+        {offload}
         {decay}
         {average}
 

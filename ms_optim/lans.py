@@ -67,6 +67,7 @@ class LANS(AdamFamily):
             are clipped to it. Default: ``None`` .
         rescale_grad (float): The factor that gradients are multiplied by first, greater than 0. Default: ``1.0`` .
         {shared}
+        {offload}
         {decay}
         {average}
 

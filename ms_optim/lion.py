@@ -43,6 +43,7 @@ class Lion(FusedOptimizer):
             momentum, each in the range (0.0, 1.0). Default: ``(0.9, 0.99)`` .
         {weight_decay}
         {shared}
+        {offload}
         {decay}
         {average}
 

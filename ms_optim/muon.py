@@ -124,6 +124,7 @@ class Muon(AdamFamily):
         {precision}
         {backend}
         {shard_states}
+        {offload}
         {decay}
         {average}
 

@@ -61,6 +61,7 @@ class ScheduleFreeAdamW(AdamFamily):
         weight_lr_power (Union[float, int]): The power :math:`q` of the largest rate so far in it, 0 or greater.
             Default: ``2.0`` .
         {shared}
+        {offload}
 
     Inputs:
         {inputs}

@@ -86,7 +86,7 @@ class Pair:
         ]
         params, rate, decay, rates, decays, centralized = scenario.groups(self.params, case.learning_rate)
         self.optimizer = case.optimizer(params, rate, weight_decay=decay, **variant, **self.shared)
-        known = {k: v for k, v in self.shared.items() if k not in ("master_weights", "backend")}
+        known = {k: v for k, v in self.shared.items() if k not in ("master_weights", "backend", "offload")}
         self.reference = case.reference(
             starts,
             rates,

@@ -546,7 +546,7 @@ SHARED = {
 MOMENTS = {"shard_states": FLAG, "eps": NOTHING}
 BETAS = {"beta1": {"1e-46"}, "beta2": {"1e-46"}}
 AVERAGED = {"average_decay": {"1e-46"} | NONE, "average_warmup": NOTHING}
-DECOUPLED = {"decay": NOTHING, **AVERAGED}
+DECOUPLED = {"decay": NOTHING, "offload": FLAG, **AVERAGED}
 
 
 HEADS = {
@@ -628,7 +628,7 @@ TABLE = [
      {**SHARED, **MOMENTS, **DECOUPLED, "betas": NOTHING, "loss_scale": POSITIVE, "alpha": DECAY,
       "warmup_steps": NONE}),
     (ScheduleFreeAdamW, {"params": params},
-     {**SHARED, **MOMENTS, "betas": NOTHING, "loss_scale": POSITIVE, "warmup_steps": COUNT, "r": DECAY,
+     {**SHARED, **MOMENTS, "betas": NOTHING, "offload": FLAG, "loss_scale": POSITIVE, "warmup_steps": COUNT, "r": DECAY,
       "weight_lr_power": DECAY}),
     (ms_optim.Muon, {"params": params},
      {**SHARED, **DECOUPLED, "loss_scale": POSITIVE, "shard_states": FLAG, "matched_adamw_rms": POSITIVE,

@@ -17,6 +17,7 @@ ASKED = {
     "state_dtype": {"state_dtype": "bfloat16"},
     "master_weights": {"master_weights": "split"},
     "shard_states": {"shard_states": True},
+    "offload": {"offload": True},
     "skip_nonfinite": {"skip_nonfinite": True},
     "decay": {"decay": "cautious"},
     "average_decay": {"average_decay": 0.9},
@@ -29,7 +30,7 @@ ASKED = {
 def test_construction_does_what_the_table_says(optimizer, feature, device, monkeypatch):
     """With paths that are made of nothing: which one is chosen is all that matters, and no device is needed."""
     made = []
-    names = ("FusedPath", "ShardedStatesPath", "TensorByTensorPath", "CompositePath", "CrossingPath")
+    names = ("FusedPath", "ShardedStatesPath", "TensorByTensorPath", "CompositePath", "CrossingPath", "HostPath")
     for module, name in [(choice, name) for name in names] + [
         (compression, "CompressedPath"),
         (compression, "CompressedCompositePath"),
@@ -59,14 +60,14 @@ def test_construction_does_what_the_table_says(optimizer, feature, device, monke
         return
     assert make().fused == (path != "composite")
     kinds = {"CPU": ("FusedPath", "ShardedStatesPath", "CompressedPath"), "GPU": ("FusedPath", "CompressedPath")}
-    kinds |= {"Ascend": ("TensorByTensorPath",), "offload": ("CrossingPath",)}
+    kinds |= {"Ascend": ("TensorByTensorPath",), "offload": ("CrossingPath",), "host": ("HostPath",)}
     kinds |= {"composite": ("CompositePath", "CompressedCompositePath")}
     assert len(made) == 1
     assert made[0] in kinds[path]
 
 
 def test_every_reason_is_of_a_known_feature():
-    assert set(LACKS) == {*DEVICES, "native", "offload", "composite"}
+    assert set(LACKS) == {*DEVICES, "native", "offload", "host", "composite"}
     reasons = [*LACKS.values(), *(optimizer.refuses for optimizer in OPTIMIZERS)]
     assert {feature for one in reasons for feature in one} <= set(FEATURES)
     assert _base.FusedOptimizer.refuses == {}

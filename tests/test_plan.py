@@ -90,6 +90,23 @@ def test_device_and_host_are_those_of_the_offload_report(dtype, device):
     assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 
+@pytest.mark.parametrize("device", ["CPU", "GPU", "Ascend"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_optimizer_is_planned_offloaded(dtype, device):
+    report = Lamb(parameters(dtype), 0.01, state_dtype="8bit", offload=True).offload_report(device)
+    planned = plan(Lamb, weights(dtype), _arguments.Options(state_dtype="8bit", offload=True), device)
+    assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
+
+
+def test_the_command_plans_offloaded():
+    asked = ("--parameters", 1e6, "--dtype", "bfloat16", "--device", "GPU", "--optimizer", "AdamW", "AdamOffload")
+    told = plans(*asked, "--state-dtype", "bfloat16", "--offload")
+    (one,) = told["plans"]
+    # Weights and gradients there; here a copy of the weights, masters and two states.
+    assert (one["device"], one["host"]) == (4e6, 10e6)
+    assert [refusal["optimizer"] for refusal in told["not_possible"]] == ["AdamOffload"]
+
+
 def test_only_offloaded_states_leave_the_device():
     planned = plan(Lamb, weights("bfloat16"), _arguments.Options(), "GPU")
     assert (planned.device, planned.host) == (planned.total, 0)

@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="what masters of 16-bit weights are held in; none: there are no masters; default: float32",
     )
+    parser.add_argument("--offload", action="store_true", help="keep all but weights and gradients on the host")
     parser.add_argument("--average", action="store_true", help="keep an average of the weights (average_decay)")
     parser.add_argument(
         "--device",
@@ -96,6 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
                 state_dtype=state_dtype,
                 master_weights=MASTER_WEIGHTS[arguments.master_weights],
                 shard_states=arguments.shard_states,
+                offload=arguments.offload,
                 average_decay=0.9999 if arguments.average else None,
             )
             try:
@@ -149,7 +151,7 @@ def plan(
     bytes_held = max((held(rules, options, shapes, dtypes, own) for own in kept), key=sum)
     states, scales, masters, averages = bytes_held
     own = sum(_memory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
-    on_device, on_host = _memory.placed(device, optimizer.runs_on_host, 2 * own, sum(bytes_held))
+    on_device, on_host = _memory.placed(device, options, optimizer.runs_on_host, own, sum(bytes_held))
     name = optimizer.__name__
     return Plan(name, options.state_dtype, own, own, masters, states, scales, averages, on_device, on_host)
 
@@ -198,6 +200,7 @@ def as_json(
         "parameters": elements(weights),
         "tensors": len(weights),
         "master_weights": arguments.master_weights,
+        "offload": arguments.offload,
         "average": arguments.average,
     }
     return json.dumps({**asked, "plans": rows, "not_possible": refused}, indent=2)

@@ -9,6 +9,7 @@ from .. import _capabilities, _kernels
 from . import akg, ascend, native
 from .composite import CompositePath
 from .fused import FusedPath
+from .host import HostPath
 from .offload import CrossingPath
 from .sharded_states import ShardedStatesPath
 from .tensor_by_tensor import TensorByTensorPath
@@ -89,6 +90,9 @@ def check(path: str, parts: Parts, reason: str = "") -> None:
 def fused_path(parts: Parts) -> nn.Cell:
     """Return the path in fused kernels."""
     settings, rule = parts.settings, parts.rule
+    if settings.device != settings.weights_on:
+        check("host", parts, f"the device target is '{settings.weights_on}'")
+        return HostPath(parts)
     check(settings.device, parts, f"the device target is '{settings.device}'")
     if parts.shares is not None:
         return ShardedStatesPath(parts, parts.shares)
@@ -105,8 +109,9 @@ def composite_path(parts: Parts, kernels: akg.AkgKernels | None) -> nn.Cell:
     return CompositePath(parts, kernels)
 
 
-def offload_path(parts: Parts, device: str) -> nn.Cell:
-    """Return the path in the host's kernels, for weights on a device."""
+def crossing_path(parts: Parts) -> nn.Cell:
+    """Return the path of :class:`ms_optim.AdamOffload`, in the host's kernels."""
+    device = parts.settings.weights_on
     if device == "CPU":
         return fused_path(parts)
     check("offload", parts, f"the device target is '{device}'")

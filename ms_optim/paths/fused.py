@@ -48,6 +48,7 @@ class FusedPath(nn.Cell):
         exchange: What adds up sums of parts of tensors over processes; None: this process has all of each tensor.
         ranges: Which elements of each tensor this process updates, int64 of shape (tensors, 2), where it has whole
             gradients all the same; None: all that it has.
+        at_most: How many tensors a launch takes at most; None: as many as the rule's kernel can.
 
     Attributes:
         addresses: The table of addresses that steps called from Python fill; None where there is none.
@@ -55,7 +56,13 @@ class FusedPath(nn.Cell):
 
     addresses: AddressTable | None
 
-    def __init__(self, parts: Parts, exchange: nn.Cell | None = None, ranges: np.ndarray | None = None):
+    def __init__(
+        self,
+        parts: Parts,
+        exchange: nn.Cell | None = None,
+        ranges: np.ndarray | None = None,
+        at_most: int | None = None,
+    ):
         super().__init__(auto_prefix=False)
         layout, rule, options = parts.layout, parts.rule, parts.options
         object.__setattr__(self, "rates", parts.rates)
@@ -73,7 +80,8 @@ class FusedPath(nn.Cell):
                 return phases_of_parts(count, at_most, rule.is_layerwise, looks_first)
             return phases_of(count, own, at_most, looks_at_all)
 
-        phases = planned(count if ranges is not None else max(rule.at_most or count, -(-count // MOST_LAUNCHES)))
+        at_most = max(at_most or rule.at_most or count, -(-count // MOST_LAUNCHES))
+        phases = planned(count if ranges is not None else at_most)
         self.launches = nn.CellList([maker.made(launch) for phase in phases for launch in phase])
         self.is_exchanged = self.exchanged_after(phases)
         places = iter(range(len(self.launches)))

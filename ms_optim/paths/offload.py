@@ -17,7 +17,7 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from .. import _abi, _kernels
-from .._arithmetic import norm, rounded, summed, write
+from .._arithmetic import norm, receive, rounded, shaped, summed, write
 from .ascend import OperatorCell, tile_sums, total_of_tiles
 from .counting import Counting, RatesOfEach
 from .launches import LaunchCell, no_sums
@@ -122,7 +122,7 @@ class CrossingPath(nn.Cell):
             if self.adds_at_once and not low:
                 here = ops.stack(self.each(self.add_delta_to, weights, returned[2:]))
             else:
-                self.each(_receive_weight if low else _receive_update, weights, returned[2:])
+                self.each(receive if low else _receive_update, weights, returned[2:])
             weight_norms += (returned[1][:, 1] if low else here,)
         weight_norms = ops.gather(ops.concat(weight_norms), self.order, 0)
         update_norms = ops.gather(ops.concat(update_norms), self.order, 0)
@@ -163,16 +163,6 @@ class CrossingPath(nn.Cell):
         return self.add_delta(parameter, update)[0]
 
 
-def _shaped(parameter, update):
-    """Return what comes from the host in the shape of its weight."""
-    return F.cast(update, mstype.float32).reshape(()) if len(F.shape(parameter)) == 0 else update
-
-
-def _receive_weight(parameter, weight):
-    write(parameter, _shaped(parameter, weight))
-    return 0
-
-
 def _receive_update(parameter, update):
-    write(parameter, summed(F.cast(parameter, mstype.float32), _shaped(parameter, update)))
+    write(parameter, summed(F.cast(parameter, mstype.float32), shaped(parameter, update)))
     return 0

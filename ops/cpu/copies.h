@@ -1,6 +1,6 @@
-// Copies bytes between the ranges of many tensors and one buffer, which workers exchange: a wire.
+// Copies bytes: between the ranges of many tensors and one buffer, which workers exchange, a wire; and between tensors.
 //
-// MindSpore's own slices and concatenations lack some dtypes that weights have, and make copies besides.
+// MindSpore's own slices, concatenations and assignments lack some dtypes that weights have, and make copies besides.
 #pragma once
 
 #include <cstdlib>
@@ -43,6 +43,20 @@ inline Status CopyPieces(ArgumentReader in, int count, void **data, const char *
     char *held = static_cast<char *>(data[first + piece.tensor]) + piece.begin;
     char *sent = static_cast<char *>(data[wire]) + piece.place;
     memcpy(writes_wire ? sent : held, writes_wire ? held : sent, static_cast<size_t>(piece.bytes));
+  }
+  return kOk;
+}
+
+// Copies the first n tensors to the n that follow. An output after these, of any dtype, stays as it is.
+inline Status CopyTensors(ArgumentReader in, int count, void **data, const char **dtypes) {
+  const int n = count / 2;
+  for (int i = 0; i < n; ++i) {
+    if (strcmp(dtypes[i], dtypes[n + i]) != 0) return kWrongDType;
+    if (in.Size(i) != in.Size(n + i)) return kWrongSize;
+  }
+#pragma omp parallel for schedule(dynamic)
+  for (int i = 0; i < n; ++i) {
+    if (in.Size(i) > 0) memcpy(data[n + i], data[i], static_cast<size_t>(in.Size(i) * BytesOf(dtypes[i])));
   }
   return kOk;
 }

@@ -175,6 +175,9 @@ MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 MS_OPTIM_OPERATOR(ms_optim_pack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, true); }
 MS_OPTIM_OPERATOR(ms_optim_unpack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, false); }
 
+// It copies tensors to others.
+MS_OPTIM_OPERATOR(ms_optim_copy) { return ms_optim::CopyTensors(MS_OPTIM_ARGUMENTS, count, data, dtypes); }
+
 MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()->instruction_set; }
 
 // For tests and for the doctor. Null: the best. Returns 0, or 1 if the processor lacks that set.

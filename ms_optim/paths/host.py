@@ -1,0 +1,169 @@
+"""The step of any rule on the host while the weights are on an accelerator: gradients go there, new weights come back.
+
+The host has a copy of each weight beside the states and masters, and the CPU's kernels update it as they update weights
+of the device target "CPU". So all that these do works here. A launch takes whole tensors: norms of layer-wise rules
+need nothing of other launches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.common.initializer import initializer
+from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from .. import _kernels
+from .._arithmetic import receive
+from .fused import FusedPath
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .launches import LaunchCell
+    from .parts import Parts
+
+# One bucket of tensors crosses while the host updates another. Each makes a graph compile longer.
+BUCKETS = 8
+
+
+class HostPath(nn.Cell):
+    """The step of an optimizer whose rule runs on the host while its weights are on an accelerator.
+
+    Args:
+        parts: What every path is made from.
+
+    Attributes:
+        addresses: None: gradients are not where the host's kernels could read them.
+    """
+
+    addresses = None
+
+    def __init__(self, parts: Parts):
+        super().__init__(auto_prefix=False)
+        held, count = parts.held, parts.layout.count
+        copies = ParameterTuple([_on_host(p) for p in held.parameters])
+        host = held.beside(copies, [_on_host(p) for p in held.counters])
+        self.path = FusedPath(dataclasses.replace(parts, held=host), at_most=-(-count // BUCKETS))
+        on_device = {id(copy): p for copy, p in zip(copies, held.parameters)}
+        launches = [(one, [on_device[id(p)] for p in one.weights]) for one in self.path.launches]
+        self.path.launches = nn.CellList([Returning(one, moved) if moved else one for one, moved in launches])
+        self.marks_of = Marks(parts.layout.shapes)
+        marks = Parameter(Tensor(np.full(count, np.nan, np.float32)), name="host_marks", requires_grad=False)
+        self.each = C.Map()
+        self.send_weights, self.send_counters = Send(copies), Send(host.counters)
+        self.fetch_counters = Fetch(host.counters)
+        # Cell would list these: the marks, which are in no checkpoint, and what the optimizer holds already.
+        for name, these in (
+            ("marks", marks),
+            ("weights", held.parameters),
+            ("counters", ParameterTuple(held.counters)),
+        ):
+            object.__setattr__(self, name, these)
+
+    def construct(self, rates, gradients):
+        """Take a step; return its count, once it is taken."""
+        marks = self.marks_of(self.weights)
+        if (marks != self.marks).any():
+            self.send_weights(self.weights)
+        self.send_counters(self.counters)
+        done = self.path(rates, gradients)
+        self.each(receive, self.counters, self.fetch_counters(done))
+        marks = self.marks_of(F.depend(self.weights, done))
+        return F.assign(self.marks, marks)
+
+
+class Send(nn.Cell):
+    """Writes tensors of the device to tensors of the host.
+
+    Args:
+        tensors: Parameters of the host.
+    """
+
+    def __init__(self, tensors: Sequence[Parameter]):
+        super().__init__(auto_prefix=False)
+        n = len(tensors)
+        self.copy = _kernels.operator("copy", "CPU", (False,) * n + (True,) * n, [((1,), mstype.int32)])
+        object.__setattr__(self, "tensors", ParameterTuple(tensors))
+
+    def construct(self, sent):
+        """Write the tensors; return something to wait for."""
+        return self.copy(*sent, *self.tensors)
+
+
+class Fetch(nn.Cell):
+    """Copies tensors of the host to new ones, which MindSpore may take to the device.
+
+    A Parameter that both sides use would have memory on both, and MindSpore would have to keep these alike.
+
+    Args:
+        tensors: Parameters of the host.
+    """
+
+    def __init__(self, tensors: Sequence[Parameter]):
+        super().__init__(auto_prefix=False)
+        outputs = [(p.shape or (1,), p.dtype) for p in tensors]
+        # Copying only reads the tensors, but no earlier than they are written: as if it wrote them.
+        self.copy = _kernels.operator("copy", "CPU", (True,) * len(tensors), outputs)
+        object.__setattr__(self, "tensors", ParameterTuple(tensors))
+
+    def construct(self, done):
+        """Return copies of the tensors, once a step is done; of one without dimensions, as one of a single element."""
+        copied = self.copy(*F.depend(self.tensors, done))
+        return copied if isinstance(copied, tuple) else (copied,)
+
+
+class Returning(nn.Cell):
+    """A launch on the host, after which the weights that it moved go to the device.
+
+    Args:
+        launch: The launch.
+        weights: The weights on the device whose copies it moves.
+    """
+
+    def __init__(self, launch: LaunchCell, weights: Sequence[Parameter]):
+        super().__init__(auto_prefix=False)
+        self.launch, self.fetch, self.each = launch, Fetch(launch.weights), C.Map()
+        object.__setattr__(self, "weights", ParameterTuple(weights))
+
+    def construct(self, constants, rates, sums, gradients):
+        """Run the launch, and return its sums."""
+        made = self.launch(constants, rates, sums, gradients)
+        self.each(receive, self.weights, self.fetch(made))
+        return made
+
+
+class Marks(nn.Cell):
+    """Finds a number for each tensor that tells whether it has changed: a sum in which each place has its own weight.
+
+    A change too small for the sum, which is in float32, goes unnoticed: of the last bits of one among millions.
+
+    Args:
+        shapes: The tensors' shapes.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]):
+        super().__init__(auto_prefix=False)
+        self.sizes = tuple((shape[0] if shape else 1, int(np.prod(shape[1:]))) for shape in shapes)
+        draw = np.random.default_rng(0).uniform
+        extents = sorted({extent for sizes in self.sizes for extent in sizes})
+        drawn = {extent: Tensor(draw(0.5, 1.5, extent).astype(np.float32)) for extent in extents}
+        self.ramps = tuple((drawn[rows].reshape((rows, 1)), drawn[columns]) for rows, columns in self.sizes)
+
+    def construct(self, tensors):
+        """Return the numbers of all tensors."""
+        found = ()
+        for k in range(len(self.sizes)):
+            rows, columns = self.ramps[k]
+            found += ((F.cast(tensors[k], mstype.float32).reshape(self.sizes[k]) * columns * rows).sum(),)
+        return ops.stack(found)
+
+
+def _on_host(parameter: Parameter) -> Parameter:
+    """Return a Parameter for what another holds on the device."""
+    zeros = initializer("zeros", parameter.shape, parameter.dtype)
+    return Parameter(zeros, name=f"host.{parameter.name}", requires_grad=False)

@@ -40,7 +40,7 @@ FOR_BFLOAT16 = ("amx", "avx512bf16")
 CUDA_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-ftz=true", "-prec-div=true", "-prec-sqrt=true"]
 CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden", "--threads=0"]
 # Compute capabilities, without the point: one for those of each generation. What the toolkit does not know is left out;
-# generations to come compile the last for themselves.
+# generations to come compile the last for themselves. Without any, no library for GPUs is built.
 CUDA_ARCHITECTURES = os.environ.get("MS_OPTIM_CUDA_ARCHITECTURES", "70 75 80 90").split()
 
 
@@ -129,7 +129,7 @@ class PackSources(build_py):
 CPU_SOURCES = [f"ops/cpu/{name}.cc" for name in ("entry", "kernels", "products")]
 cpu = Extension("ms_optim.libms_optim_cpu", CPU_SOURCES, language="c++", optional=True)
 cuda = Extension("ms_optim.libms_optim_cuda", ["ops/cuda/entry.cu"], optional=True)
-libraries = [cpu, cuda] if shutil.which("nvcc") else [cpu]
+libraries = [cpu, cuda] if CUDA_ARCHITECTURES and shutil.which("nvcc") else [cpu]
 setup(
     ext_modules=libraries if sys.platform == "linux" else [],
     cmdclass={"build_ext": BuildKernels, "build_py": PackSources},

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from runtime import spare_threads
+from runtime import SYNCHRONOUS, spare_threads
 
 spare_threads()
 
@@ -31,11 +31,7 @@ def mode(request):
 
 @pytest.fixture(params=["aot", "composite"])
 def backend(request):
-    """Run the test on the fused kernel and on MindSpore's operators.
-
-    These wait for each other six times as long as they work, unless one thread does it all.
-    """
-    ms.set_context(pynative_synchronize=request.param == "composite")
+    """Run the test on the fused kernel and on MindSpore's operators."""
     return request.param
 
 
@@ -43,4 +39,4 @@ def backend(request):
 def _pynative_unless_asked():
     """Leave every test in the same mode, whatever the last one asked for."""
     yield
-    ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=False)
+    ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=SYNCHRONOUS)

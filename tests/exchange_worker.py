@@ -31,8 +31,7 @@ def main(folder, per_host):
     communication.init()
     rank = communication.get_rank()
     per_host = int(per_host)
-    if per_host > 1:  # more processes than processors; the others take MindSpore as it comes
-        spare_threads()
+    spare_threads()
     refused("'num_trainers' must be the number of processes that train together .the group", num_trainers=3)
     ms.set_auto_parallel_context(parallel_mode="data_parallel")
     refused("the parallel mode must be 'stand_alone', but is 'data_parallel'")

@@ -5,19 +5,19 @@ import os
 import mindspore as ms
 
 AS_IT_COMES = "MS_OPTIM_TEST_AS_IT_COMES"
+# Whether operators of PyNative mode run one after the other in the thread that calls them.
+SYNCHRONOUS = not os.environ.get(AS_IT_COMES)
 
 
 def spare_threads():
-    """Give MindSpore's operators one thread, unless the environment says to leave MindSpore as it comes.
+    """Run MindSpore's operators in one thread, unless the environment says to leave MindSpore as it comes.
 
     Its threads wait for each other by yielding without rest, and take ten times as long as they work, more where
     several processes share the processors. In PyNative mode the first operator of a process settles whether one thread
     hands operators to the next: pynative_synchronize has its effect later only if that operator was called with it. The
-    package's kernels have threads of their own, which this leaves alone.
+    package's kernels have threads of their own, which this leaves alone. test_runtime.py leaves MindSpore as it comes.
     """
-    if os.environ.get(AS_IT_COMES):
-        return
-    ms.device_context.cpu.op_tuning.threads_num(1)
-    ms.set_context(pynative_synchronize=True)
-    ms.ops.cast(ms.Tensor([1.0], ms.float32), ms.float16).asnumpy()
-    ms.set_context(pynative_synchronize=False)
+    if SYNCHRONOUS:
+        ms.device_context.cpu.op_tuning.threads_num(1)
+        ms.set_context(pynative_synchronize=True)
+        ms.ops.cast(ms.Tensor([1.0], ms.float32), ms.float16).asnumpy()

@@ -61,8 +61,6 @@ def _configurations():
     for optimizer in (ms_optim.Lamb, ms_optim.LANS):
         yield Configuration(optimizer, "aot", "graph", {}, processes=both)
         yield Configuration(optimizer, "aot", "pynative", ALL, processes=both)
-    yield Configuration(ms_optim.Lamb, "aot", "graph", ALL)
-    yield Configuration(ms_optim.LANS, "aot", "pynative", {})
     yield Configuration(ms_optim.LANS, "aot", "graph", ALL, group="pair", processes=(4,))
     yield Configuration(ms_optim.AdamW, "aot", "graph", ALL)
     yield Configuration(ms_optim.AdamW, "aot", "pynative", {}, "bfloat16", processes=both)

@@ -4,7 +4,6 @@ import dataclasses
 import sys
 import warnings
 
-import mindspore as ms
 import numpy as np
 import pytest
 import wrong_kernels
@@ -25,12 +24,6 @@ SHAPES = {
     "graph": ("scalar", "tiles+1", "convolution", "zero"),
     "pynative": ("scalar", "one", "seven", "tiles+1", "convolution", "zero"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Spare operators called one by one the waiting for each other."""
-    ms.set_context(pynative_synchronize=True)
 
 
 @for_each(

@@ -5,7 +5,6 @@ MindSpore runs on the CPU here, and makes none of the copies between host and de
 
 import dataclasses
 
-import mindspore as ms
 import numpy as np
 import pytest
 from cases import CASES, MIXED, MODES, SCENARIOS, Scenario, dealt, for_each, grouped, plain
@@ -38,7 +37,6 @@ def on_accelerator(monkeypatch):
             patch.setattr(_kernels, "device_target", lambda: "GPU")
             return make(*args, **kwargs)
 
-    ms.set_context(pynative_synchronize=True)  # as for all that is made of many operators
     return made
 
 
@@ -56,8 +54,9 @@ def stepped(pairs, mode, steps, **size):
 
 
 def rows():
-    """Return the rows of the test below: every optimizer with every kind that it takes."""
-    found = [{"case": case, "kind": kind} for case in OFFLOADED for kind in KINDS]
+    """Return the rows of the test below: every optimizer with every second kind, of those that it takes."""
+    kinds = list(KINDS)
+    found = [{"case": c, "kind": kinds[k]} for i, c in enumerate(OFFLOADED) for k in range(i % 2, len(kinds), 2)]
     return [row for row in found if row["kind"] != "average" or row["case"].is_averaged]
 
 

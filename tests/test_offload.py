@@ -3,7 +3,6 @@
 import dataclasses
 import threading
 
-import mindspore as ms
 import numpy as np
 import pytest
 from cases import CASES, MODES, SCENARIOS, SMALL, Scenario, dealt, for_each, grouped, plain
@@ -28,7 +27,6 @@ ALSO = {
 def accelerator(monkeypatch):
     """Let the package believe that the weights are on an accelerator; MindSpore goes on running on the CPU."""
     monkeypatch.setattr(_kernels, "device_target", lambda: "Ascend")
-    ms.set_context(pynative_synchronize=True)  # as for all that is made of many operators
 
 
 def params(dtype="float32", n=2):

@@ -8,7 +8,6 @@ import re
 import sys
 import types
 
-import mindspore as ms
 import pytest
 import reference
 from cases import SCENARIOS, Case
@@ -114,7 +113,6 @@ def test_pages_load_nothing_from_the_network(page):
 @pytest.mark.parametrize("mode", ["graph", "pynative"], indirect=True)
 @pytest.mark.parametrize("scenario", ["grouped", "clip", "bfloat16"])
 def test_own_optimizer_follows_its_reference(scenario, mode):
-    ms.set_context(pynative_synchronize=True)  # operators called one by one wait for each other otherwise
     shapes = ("scalar", "zero", "tiles+1", "convolution")
     pair = Pair(OWN, dataclasses.replace(SCENARIOS[scenario], shapes=shapes))
     pair.run(mode, 12)

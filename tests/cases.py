@@ -119,7 +119,8 @@ CASES = [
     Case(
         ms_optim.Lion,
         reference.Lion,
-        {"default": {}, "betas": {"betas": [0.8, 0.95]}, "cautious": {"decay": "cautious"}},
+        # 1 - 0.999 shows where it was formed: in float32 it is off by 1e-5.
+        {"default": {}, "betas": {"betas": [0.8, 0.999]}, "cautious": {"decay": "cautious"}},
         moves_by_sign=True,
     ),
     Case(

@@ -1,9 +1,11 @@
 """Averaged weights: in the parameters for evaluation and use, and out of them again to the bit."""
 
+import dataclasses
+
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MIXED, MODES, SCENARIOS, dealt, for_each
+from cases import CASES, MIXED, MODES, SCENARIOS, Scenario, dealt, for_each, plain
 from harness import Pair, Step, check_close, digest, numbers, tensor
 from mindspore import Parameter, nn, ops
 from refusals import refused
@@ -139,6 +141,41 @@ def test_a_skipped_step_leaves_the_average_alone(backend):
     assert bits(pair.optimizer.averages) == before
 
 
+@for_each([row for row in ON_BOTH_PATHS if row["case"] is not FREE])
+def test_without_masters_it_is_of_the_weights_as_they_are_stored(case, backend):
+    pair = averaging(case, MIXED["bfloat16"], backend=backend, master_weights=False)
+    expected = [numbers(p) for p in pair.params]
+    for _ in range(4):
+        pair.run("pynative", 1)
+        expected = [x + 0.1 * (numbers(p) - x) for p, x in zip(pair.params, expected)]
+    for average, x in zip(pair.optimizer.averages, expected):
+        np.testing.assert_allclose(numbers(average), x, rtol=1e-6, atol=1e-9)
+
+
+def test_a_weight_that_is_set_counts_and_not_its_master():
+    """As in a step: what is for use is of the weight, unless the master rounds to it."""
+    pair = Pair(FREE, MIXED["bfloat16"])
+    pair.run("pynative", 3)
+    changed = pair.params[1]
+    z = numbers(pair.optimizer.states[1])
+    changed.set_data(tensor(np.full(changed.shape, 3.0), "bfloat16"))
+    with pair.optimizer.averaged():
+        np.testing.assert_allclose(numbers(changed), 3.0 + (1 - 1 / 0.9) * (z - 3.0), rtol=2.0**-8)
+
+
+def test_what_is_for_use_is_of_masters_however_they_are_held():
+    inside = []
+    for masters in (True, "split"):
+        quiet = dataclasses.replace(FREE, reference=lambda *a, **k: None)
+        pair = Pair(quiet, Scenario("bfloat16", shapes=("tiles+1",), groups=plain), master_weights=masters)
+        for _ in range(3):
+            gradients, dtype = pair.gradients()
+            pair.optimizer(tuple(tensor(g, dtype) for g in gradients))
+        with pair.optimizer.averaged():
+            inside.append(numbers(pair.params[0]))
+    np.testing.assert_array_equal(*inside)
+
+
 def test_an_average_of_a_million_elements():
     pair = Pair(CASES[0], SCENARIOS["plain"], average_decay=0.99, average_warmup=True)
     pair.run("pynative", 20)
@@ -159,6 +196,23 @@ def test_groups_with_rates_of_their_own_have_sums_of_their_own():
     for _ in range(3):
         optimizer(tuple(tensor(np.ones(3), "float32") for _ in params))
     np.testing.assert_allclose(optimizer.step_weights.asnumpy(), [[0.1, 0.03], [0.01, 0.0003]], rtol=1e-6)
+
+
+def test_steps_without_a_rate_count_for_nothing(backend):
+    """A schedule that begins at 0 gives the first steps no weight: there is no part of z in y, and no 0 / 0."""
+
+    def from_nothing(params, rate):
+        groups, rate, decay, _, *rest = plain(params, rate)
+        rates = [0.0, 0.0, rate, 0.0, 2 * rate, rate]
+        return groups, rates, decay, [lambda k: rates[k]] * len(params), *rest
+
+    pair = Pair(FREE, Scenario(shapes=("seven", "matrix"), groups=from_nothing), backend=backend)
+    for _ in range(6):
+        pair.run("pynative", 1)
+        pair.check()
+    with pair.optimizer.averaged():
+        for p, x in zip(pair.params, pair.reference.evaluated()):
+            check_close(numbers(p), x, TOLERANCE["weight"], np.abs(x) + 1, p.name)
 
 
 def test_a_state_dict_without_averages_starts_them_as_the_weights():

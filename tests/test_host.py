@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cases import CASES, MIXED, MODES, SCENARIOS, Scenario, dealt, for_each, grouped, plain
 from harness import Pair, Step, digest_of, numbers, tensor
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 from refusals import refused
 
 from ms_optim import AdamOffload, AdamW, DGCMomentum, ReleasedTrainStep, _kernels, qk_clip
@@ -95,6 +95,16 @@ def test_the_host_has_all_but_weights_and_gradients(on_accelerator, monkeypatch)
     write(pair.params[1], -pair.params[1].asnumpy())
     pair.run("pynative", 1)
     assert [tensors is path.weights for tensors in sent[4:]] == [True, False]
+
+
+def test_marks_are_of_the_weights_that_a_step_leaves(mode, on_accelerator):
+    """Of others, each step would send all weights once more."""
+    pair = on_accelerator(Pair, OFFLOADED[0], MIXED["float32"], offload=True)
+    pair.run(mode, 2)
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    marks = Marks([p.shape for p in pair.params])
+    expected = marks(tuple(Tensor(p.asnumpy()) for p in pair.params)).asnumpy()
+    np.testing.assert_allclose(pair.optimizer._path.marks.asnumpy(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_tensors_cross_in_buckets(on_accelerator):

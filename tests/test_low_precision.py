@@ -217,6 +217,25 @@ def test_conversion_there_and_back(kind):
     np.testing.assert_allclose(back[np.abs(x) > largest / 100], x[np.abs(x) > largest / 100], rtol=1 / 15)
 
 
+def test_a_second_moment_is_0_only_if_it_is_0_in_a_checkpoint_too():
+    codes, scales = _codes.encode(np.array([1.0, 1e-30, 0.0], np.float32), np.uint8)
+    assert codes.tolist() == [248, 1, 0]
+    assert scales.tolist() == [1.0]
+
+
+def test_blocks_of_codes_are_not_cut_where_rows_are_taken_together():
+    """As many rows as a centralized gradient is taken in at a time have no whole blocks here, but 32,032 elements."""
+    rng = np.random.default_rng(0)
+    g = (rng.standard_normal((40, 1001)) * np.exp2(-3.0 * (np.arange(40) % 5))[:, None]).astype(np.float32)
+    weight = Parameter(tensor(np.zeros(g.shape), "float32"), name="w")
+    optimizer = AdamW([{"params": [weight], "grad_centralization": True}], 0.1, state_dtype="8bit")
+    optimizer((tensor(g, "float32"),))
+    expected = 0.1 * (g.astype(np.float64) - g.mean(axis=1, keepdims=True, dtype=np.float64))
+    held = _codes.decode(optimizer.states[0].asnumpy(), optimizer.scales[0].asnumpy())
+    # A code has 3 bits of mantissa, and is rounded up or down; below 2^-15 of a block's largest number there are none.
+    assert (np.abs(held - expected) <= np.abs(expected) / 8 + np.abs(expected).max() * 2.0**-17).all()
+
+
 # ---- Through the optimizers ----------------------------------------------------------------------------------------
 
 

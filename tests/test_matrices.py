@@ -259,6 +259,27 @@ def test_of_nothing_comes_nothing(backend):
     assert optimizer.statistics.asnumpy()[0, 3] == 0
 
 
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+def test_a_row_of_nearly_nothing_becomes_as_long_as_the_others(backend):
+    """Where rows are normalized: no more is added to the root of its average than the rule says."""
+    g = {"w": np.eye(4, 6, dtype=np.float32) * np.array([[1], [1], [1], [2.0**-18]], np.float32)}
+    check(*trained({"w": (4, 6)}, backend, steps=1, gradients=lambda _: g, normalize_rows=True))
+
+
+@needs_kernel
+def test_tensors_of_several_batches_end_as_each_alone():
+    """The kernel takes tensors of 4 million elements together: here the first two, then the others."""
+    shapes = {"a": (2, 1_100_000), "b": (5,), "c": (1_100_000, 2), "d": (3, 7), "e": (2, 800_000)}
+    given, results = drawn(shapes, 1), []
+    for some in (list(shapes), *([name] for name in shapes)):
+        params = [p for p in parameters(shapes) if p.name in some]
+        Muon(params, 0.02, normalize_rows=True)(tuple(Tensor(given[p.name]) for p in params))
+        results += params
+    together, alone = results[: len(shapes)], results[len(shapes) :]
+    for p, q in zip(together, alone):
+        np.testing.assert_array_equal(p.asnumpy(), q.asnumpy(), p.name)
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("backend", ["aot", "composite"])
 def test_a_gradient_that_is_not_finite_skips_the_step(value, backend):

@@ -218,6 +218,13 @@ def test_gradients_cannot_be_accumulated():
     assert optimizer.global_step.asnumpy()[0] == 1
 
 
+def test_nor_while_they_are_measured():
+    grad, optimizer, _ = loop(2, grad_clip_norm=1.0)
+    grad(ops.ones((1, 3)))
+    refused(RuntimeError, "a second gradient of '.*' has arrived in one backward pass", grad, ops.ones((1, 3)))
+    assert optimizer.abandon() == []
+
+
 def test_gradients_that_never_arrive_are_named():
     net = nn.Dense(3, 2)
     optimizer = AdamW(net.trainable_params(), 0.01)
@@ -242,6 +249,29 @@ def test_the_first_of_two_passes_moves_nothing():
     grad(ops.ones((1, 3)))
     assert optimizer.finish() is True
     assert not np.array_equal(net.weight.asnumpy(), before[0])
+
+
+def test_what_was_measured_is_forgotten_with_its_step():
+    """Between the two passes a step is under way; abandoned there, or in the second pass, the next one begins anew."""
+    grad, optimizer, net = loop(2, grad_clip_norm=1.0)
+    for passes in (1, 2):
+        grad(ops.ones((1, 3)))
+        assert optimizer.finish() is False
+        refused(RuntimeError, "detach.* must be called between two steps", optimizer.detach)
+        refused(RuntimeError, "state_dict.* must be called between two steps", optimizer.state_dict)
+        if passes == 2:
+            grad(ops.ones((1, 3)))
+        assert len(optimizer.abandon()) == (2 if passes == 2 else 0)
+        optimizer.state_dict()
+    before = [p.asnumpy().copy() for p in net.trainable_params()]
+    grad(ops.ones((1, 3)))
+    assert optimizer.finish() is False
+    for p, w in zip(net.trainable_params(), before):
+        np.testing.assert_array_equal(p.asnumpy(), w)
+    grad(ops.ones((1, 3)))
+    assert optimizer.finish() is True
+    assert optimizer.global_step.asnumpy()[0] == 1
+    optimizer.detach()
 
 
 def test_what_is_asked_between_is_refused_in_the_middle_of_a_step(tmp_path):
@@ -322,6 +352,37 @@ def test_who_cannot_says_why():
     refused(TypeError, "'optimizer' must be an optimizer of ms_optim", ReleasedTrainStep, net, None, upstream)
     ms.set_context(mode=ms.GRAPH_MODE)
     refused(RuntimeError, "attach.. needs PyNative mode", made().attach)
+
+
+class WithLoss(nn.Cell):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def construct(self, x, y):
+        return ((self.net(x) - y) ** 2).mean()
+
+
+def test_a_network_that_returns_its_loss():
+    """The loss scale multiplies it, as it does a loss that a function makes."""
+    held, losses = [], []
+    for has_loss in (True, False):
+        net = nn.Dense(20, 20, weight_init=0.1, bias_init=0.0)
+        optimizer = Lamb(net.trainable_params(), 0.1, loss_scale=2.0**20)
+        step = ReleasedTrainStep(*((WithLoss(net), None) if has_loss else (net, nn.MSELoss())), optimizer)
+        losses.append([float(step(*data(k))) for k in range(3)])
+        held.append([*net.trainable_params(), *optimizer.states])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    for p, q in zip(*held):
+        np.testing.assert_allclose(p.asnumpy(), q.asnumpy(), rtol=1e-4, atol=1e-8)
+
+
+def test_a_parameter_that_changed_after_attach_is_named():
+    _, optimizer, net = loop()
+    before = net.weight.asnumpy().copy()
+    optimizer.states[1].set_data(Tensor(np.ones(7, np.float32)), slice_shape=True)
+    refused(ValueError, "must stay as it was", optimizer._release._take, 0, ops.ones((2, 3)))
+    np.testing.assert_array_equal(net.weight.asnumpy(), before)
 
 
 def test_a_gradient_that_does_not_fit_is_refused_before_its_weight_moves():

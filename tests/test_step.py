@@ -9,7 +9,7 @@ import sys
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MODES, SCENARIOS, Scenario, every_case, every_case_and_path, grouped, plain
+from cases import CASES, MODES, SCENARIOS, Scenario, every_case, every_case_and_path, for_each, grouped, plain
 from harness import LAYOUTS, Pair, Step, laid_out, numbers, tensor
 from mindspore import Parameter, nn, ops
 from sources import TESTS
@@ -63,19 +63,49 @@ def test_a_step_with_a_nonfinite_gradient_changes_nothing(case, backend, mode):
         pair.call(mode, tuple(tensor(g, "bfloat16") for g in gradients))
         pair.reference.step(gradients)
         assert snapshot(pair) == before
-        assert pair.optimizer.statistics.asnumpy()[:, 4].tolist() == [float(i != place) for i in range(3)]
+        statistics = pair.optimizer.statistics.asnumpy()
+        assert statistics[:, 4].tolist() == [float(i != place) for i in range(3)]
+        assert (statistics[:, 2:4] == 0).all(), "nothing has moved"
     pair.run(mode, 3)
     pair.check()
     assert pair.reference.skipped == 3
 
 
-def test_without_skip_nonfinite_a_nan_goes_through(backend):
+@for_each([{"case": case, "backend": backend} for backend in ("aot", "composite") for case in CASES])
+def test_without_skip_nonfinite_a_nan_goes_through(case, backend):
+    """No rule takes it for a number, nor the norm that it is in; else it stays in its own element."""
     w = Parameter(tensor([1.0, 2.0], "float32"), name="w")
-    optimizer = AdamW([w], backend=backend)
+    optimizer = case.optimizer([w], case.learning_rate, backend=backend, skip_nonfinite=False)
     optimizer((tensor([np.nan, 1.0], "float32"),))
     assert np.isnan(w.asnumpy()[0])
-    assert w.asnumpy()[1] == pytest.approx(1.999)
+    if case.cls.normalizes_gradient:
+        assert np.isnan(w.asnumpy()[1])
+    elif case.cls.rules[0].is_elementwise:
+        assert 1.9 < w.asnumpy()[1] < 2.0
     assert int(optimizer.global_step.asnumpy()[0]) == 1
+
+
+@for_each(
+    [
+        {"case": case, "backend": backend, "decay": decay}
+        for backend in ("aot", "composite")
+        for case in CASES
+        for decay in ("decoupled", "cautious")
+        if decay == "decoupled" or "cautious" in case.variants
+    ]
+)
+def test_elements_without_a_gradient_are_decayed(case, backend, decay):
+    """Those of words that an embedding has not met, say: what moves them is 0, of any sign, and spares no decay."""
+    scenario = Scenario(shapes=("seven", "convolution"), groups=plain)
+    pair = Pair(case, scenario, {} if decay == "decoupled" else {"decay": decay}, backend=backend)
+    for _ in range(3):
+        gradients, dtype = pair.gradients()
+        for g in gradients:
+            g.reshape(-1)[::2] = 0.0
+            g.reshape(-1)[::4] = -0.0
+        pair.call("pynative", tuple(tensor(g, dtype) for g in gradients))
+        pair.follow(gradients)
+    pair.check()
 
 
 def test_a_zero_gradient_is_not_clipped_into_nan(backend):

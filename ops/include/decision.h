@@ -49,9 +49,9 @@ MS_OPTIM_FN void Decide(const Rule &rule, const Step &step, int i, const double 
   DecideRates(step, i, decision);
   double factor = step.constants[kUnscale] * clip;
   // The inverse of a tiny norm may be too large for float32: the factor is bounded, so that the gradient stays finite.
-  // Its norm is then less than 1.
+  // Its norm is then less than 1. A norm that is NaN stays one: of two numbers Min returns the second then.
   if (Rule::kNormalizesGradient) {
-    factor = sums[kGradientSum] == 0.0 ? 0.0 : Min(1.0 / sqrt(sums[kGradientSum]), 3e38);
+    factor = sums[kGradientSum] == 0.0 ? 0.0 : Min(3e38, 1.0 / sqrt(sums[kGradientSum]));
   }
   decision->factor = static_cast<float>(factor);
   if constexpr (Rule::kWeighsSteps) {

@@ -75,10 +75,11 @@ def check_same(ordinary, releasing, *without):
     [
         {"weight_decay": 0.1},
         {"weight_decay": 0.1, "state_dtype": "8bit", "loss_scale": 64.0},
+        {"weight_decay": 0.1, "state_dtype": "4bit"},
         {"grad_clip_norm": 0.05, "weight_decay": 0.1},
         {"weight_decay": 0.1, "skip_nonfinite": True},
     ],
-    ids=["plain", "8bit", "clip", "skip"],
+    ids=["plain", "8bit", "4bit", "clip", "skip"],
 )
 def test_weights_and_states_are_those_of_ordinary_steps(case, asked):
     looks = "grad_clip_norm" in asked or asked.get("skip_nonfinite", False)

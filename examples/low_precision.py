@@ -1,9 +1,9 @@
 """Train a small Transformer on English text with weights and states in fewer bits, and compare the losses.
 
-The same network, text, batches and learning rates, six times: everything in float32; the states in 8-bit codes; the
-states in bfloat16; the weights in bfloat16 with masters of 24 bits, and the states in 8-bit codes; and the weights in
-bfloat16 without masters, rounded stochastically or to the nearest. The text is the language reference that ships with
-Python, read character by character.
+The same network, text, batches and learning rates, seven times: everything in float32; the states in codes of 8 or of 4
+bits; the states in bfloat16; the weights in bfloat16 with masters of 24 bits, and the states in 8-bit codes; and the
+weights in bfloat16 without masters, rounded stochastically or to the nearest. The text is the language reference that
+ships with Python, read character by character.
 """
 
 import argparse
@@ -46,6 +46,7 @@ NO_MASTERS = {"master_weights": False}
 SETTINGS = {
     "float32": Setting("float32", "0.8"),
     "8bit": Setting("8-bit states", "tab:blue", options={"state_dtype": "8bit"}),
+    "4bit": Setting("4-bit states", "tab:cyan", options={"state_dtype": "4bit"}),
     "bfloat16": Setting("bfloat16 states", "tab:green", options={"state_dtype": "bfloat16"}),
     "split8": Setting(
         "bfloat16 weights, split8, 8-bit states",

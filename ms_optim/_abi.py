@@ -14,7 +14,7 @@ import numpy as np
 
 # ---- Numbers ------------------------------------------------------------------------------------------------------
 
-MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # the last: 8-bit codes that share one scale
+MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # the last: codes that share one scale
 MOST_ELEMENTS = 1 << 31  # of a tensor that is sent in parts
 # The mark at a wire's end: see ops/include/dgc.h.
 LIMB_BITS, LIMBS = 6, 10
@@ -24,7 +24,7 @@ MARK_WORDS = 2 * LIMBS
 class DType(enum.IntEnum):
     """How tensors are stored."""
 
-    FLOAT32, FLOAT16, BFLOAT16, INT8, UINT8, INT16, OTHER = range(7)
+    FLOAT32, FLOAT16, BFLOAT16, INT8, UINT8, INT16, UINT16, OTHER = range(8)
 
 
 class Stage(enum.IntFlag):

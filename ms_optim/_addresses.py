@@ -21,6 +21,7 @@ DTYPES = {
     ms.int8: DType.INT8,
     ms.uint8: DType.UINT8,
     ms.int16: DType.INT16,
+    ms.uint16: DType.UINT16,
 }
 
 

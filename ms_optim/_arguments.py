@@ -19,7 +19,7 @@ from mindspore import dtype as mstype
 
 from ._keywords import Shared, SharedButAverage, SharedButLossScale, SharedButSkipping  # noqa: F401 - read from here
 
-STATE_DTYPES = ("float32", "bfloat16", "8bit")
+STATE_DTYPES = ("float32", "bfloat16", "8bit", "4bit")
 SPLIT_MASTERS = ("split", "split8")
 BACKENDS = ("auto", "aot", "akg", "composite", "native")
 DECAYS = ("decoupled", "cautious")

@@ -69,7 +69,7 @@ class FusedOptimizer(Statement, Stateful, Averaged, Released, Offloadable):
             their names. Default: ``False`` .
         parameters: The parameters, in the order in which gradients are given.
         states: Parameters: all parameters' first states, then all second ones, and so on.
-        scales: Parameters, float32: the scales of states in codes of 8 bits.
+        scales: Parameters, float32: the scales of states in codes.
         masters: Parameters: float32 masters of float16 and bfloat16 parameters, or the remainders of split ones.
         averages: Parameters, float32: the averages of the weights that `average_decay` asks for.
         global_step: Parameter, int32 of shape (1,): steps so far, but for those that were skipped. It stays at

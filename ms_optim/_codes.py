@@ -1,36 +1,82 @@
-"""Converts states between 8-bit codes and float32 for checkpoints, as ops/include/codes.h does in a step.
+"""Converts states between codes and float32 for checkpoints, as ops/include/codes.h does in a step.
 
 A step rounds at random. A checkpoint rounds to the nearest code, as it has no step to draw random numbers for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from ._kernels import CODE_BLOCK
 
-SHIFT = 20  # 23 bits of a float32 mantissa, less the 3 of a code
-OCTAVES = {np.dtype(np.int8): 15, np.dtype(np.uint8): 31}
+
+class Format(NamedTuple):
+    """How codes of a dtype are made.
+
+    Attributes:
+        bits: The bits of a code.
+        mantissa: How many of these are mantissa.
+        octaves: The range above that in which codes are evenly spaced.
+        is_signed: Whether a code has a sign.
+    """
+
+    bits: int
+    mantissa: int
+    octaves: int
+    is_signed: bool
+
+    @property
+    def shift(self) -> int:
+        """How many of the 23 bits of a float32 mantissa a code lacks."""
+        return 23 - self.mantissa
+
+    @property
+    def delta(self) -> np.ndarray:
+        """What is added before a number's upper bits are its code."""
+        return np.array(2.0**-self.octaves, np.float32)
 
 
-def _delta(dtype) -> np.ndarray:
-    return np.array(2.0 ** -OCTAVES[np.dtype(dtype)], np.float32)
+FORMATS = {
+    np.dtype(np.int8): Format(8, 3, 15, True),
+    np.dtype(np.uint8): Format(8, 3, 31, False),
+    np.dtype(np.int16): Format(4, 1, 3, True),
+    np.dtype(np.uint16): Format(4, 1, 7, False),
+}
+# Where the four codes of a word of 16 bits begin.
+PLACES = np.arange(0, 16, 4, dtype=np.uint16)
 
 
-def decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def _unpacked(words: np.ndarray, size: int) -> np.ndarray:
+    """Return the codes of 4 bits that words hold, the first in the lowest bits, as int8."""
+    codes = ((words.reshape(-1, 1).view(np.uint16) >> PLACES) & 15).astype(np.int8).reshape(-1)[:size]
+    return (codes ^ 8) - 8 if FORMATS[words.dtype].is_signed else codes
+
+
+def _packed(codes: np.ndarray, dtype) -> np.ndarray:
+    """Return the words that hold codes of 4 bits."""
+    whole = np.zeros(-(-codes.size // PLACES.size) * PLACES.size, np.uint16)
+    whole[: codes.size] = codes & 15
+    return np.bitwise_or.reduce(whole.reshape(-1, PLACES.size) << PLACES, axis=1).view(dtype)
+
+
+def decode(codes: np.ndarray, scales: np.ndarray, shape: Sequence[int] | None = None) -> np.ndarray:
     """Return the float32 numbers of codes.
 
     Args:
-        codes: int8 or uint8, of any shape.
+        codes: int8 or uint8, of any shape; int16 or uint16 for codes of 4 bits.
         scales: float32, one for each block of 256.
+        shape: The shape of the numbers, which codes of 4 bits do not tell; by default that of the codes.
     """
-    flat = codes.reshape(-1)
-    delta = _delta(codes.dtype)
+    form, shape = FORMATS[codes.dtype], codes.shape if shape is None else tuple(shape)
+    flat = codes.reshape(-1) if form.bits == 8 else _unpacked(codes.reshape(-1), int(np.prod(shape)))
     magnitude = np.abs(flat.astype(np.int32)).astype(np.uint32)
-    numbers = ((magnitude << SHIFT) + delta.view(np.uint32)).view(np.float32) - delta
+    numbers = ((magnitude << form.shift) + form.delta.view(np.uint32)).view(np.float32) - form.delta
     numbers = np.where(flat < 0, -numbers, numbers)
-    units = scales / (1 - delta)
-    return (numbers * np.repeat(units, CODE_BLOCK)[: flat.size]).reshape(codes.shape)
+    units = scales / (1 - form.delta)
+    return (numbers * np.repeat(units, CODE_BLOCK)[: flat.size]).reshape(shape)
 
 
 def encode(numbers: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
@@ -38,17 +84,18 @@ def encode(numbers: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         numbers: float32, of any shape.
-        dtype: int8 for signed codes, uint8 for unsigned ones.
+        dtype: int8 for signed codes, uint8 for unsigned ones; int16 and uint16 for those of 4 bits, four a word.
     """
-    flat = numbers.astype(np.float32).reshape(-1)
+    form, flat = FORMATS[np.dtype(dtype)], numbers.astype(np.float32).reshape(-1)
     padded = np.zeros(-(-flat.size // CODE_BLOCK) * CODE_BLOCK, np.float32)
     padded[: flat.size] = np.abs(flat)
     scales = padded.reshape(-1, CODE_BLOCK).max(axis=1)
-    delta = _delta(dtype)
+    delta = form.delta
     factors = np.divide(1 - delta, scales, out=np.zeros_like(scales), where=scales > np.float32(1e-37))
     z = padded[: flat.size] * np.repeat(factors, CODE_BLOCK)[: flat.size] + delta
-    half = np.uint32(1 << (SHIFT - 1))
-    magnitude = ((z.view(np.uint32) - delta.view(np.uint32) + half) >> SHIFT).astype(np.int32)
-    if np.dtype(dtype) == np.uint8:
+    half = np.uint32(1 << (form.shift - 1))
+    magnitude = ((z.view(np.uint32) - delta.view(np.uint32) + half) >> form.shift).astype(np.int32)
+    if not form.is_signed:
         magnitude = np.maximum(magnitude, flat > 0)
-    return np.where(flat < 0, -magnitude, magnitude).astype(dtype).reshape(numbers.shape), scales
+    codes = np.where(flat < 0, -magnitude, magnitude)
+    return (codes.astype(dtype).reshape(numbers.shape) if form.bits == 8 else _packed(codes, dtype)), scales

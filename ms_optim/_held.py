@@ -60,6 +60,7 @@ class Held:
         parameters: The parameters.
         states: All parameters' first states, then all second ones, and so on.
         scales: The scales of states in codes.
+        numbers: For each state the shape of the numbers that it stands for.
         masters: The float32 masters.
         averages: The float32 averages of the weights.
         state_counts: For each parameter how many states its rule has.
@@ -79,6 +80,7 @@ class Held:
     parameters: ParameterTuple
     states: ParameterTuple
     scales: ParameterTuple
+    numbers: tuple[tuple[int, ...], ...]
     masters: ParameterTuple
     averages: ParameterTuple
     state_counts: tuple[int, ...]
@@ -113,6 +115,7 @@ class Held:
         self.state_counts = tuple(len(rule.states) for rule in rules)
         self.state_places = {(k, state.place): i for i, (k, state) in enumerate(numbered)}
         self.rows = {i: row for row, (i, _) in enumerate(kept)}
+        self.numbers = tuple(state.numbers for state in states)
         self.scale_places = tuple(-1 if scale is None else next(place) for scale in scales)
         self.master_places = tuple(places.get(i, -1) for i in range(layout.count))
 

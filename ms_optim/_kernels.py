@@ -85,6 +85,10 @@ ALL_STAGES = sum(Stage)
 SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES, BY_ADDRESS = tuple(SharedFlag)[:5]
 BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS, AVERAGES, BESIDE = tuple(SharedFlag)[5:]
 LEAST_CODED = 4096  # elements of the smallest tensor whose states are worth codes
+# For each `state_dtype` that means codes: the dtype of signed ones, and of unsigned ones.
+CODED = {"8bit": (ms.int8, ms.uint8), "4bit": (ms.int16, ms.uint16)}
+# How many codes an element of each dtype holds: of 4 bits, the first of four in its lowest bits.
+CODES_EACH = {ms.int8: 1, ms.uint8: 1, ms.int16: 4, ms.uint16: 4}
 
 
 def state_dtype(asked: str, kind: str, size: int) -> ms.dtype.Type:
@@ -99,8 +103,8 @@ def state_dtype(asked: str, kind: str, size: int) -> ms.dtype.Type:
         return ms.float32
     if asked == "bfloat16":
         return ms.bfloat16
-    if asked == "8bit" and size >= LEAST_CODED:
-        return ms.int8 if kind == "signed" else ms.uint8
+    if asked in CODED and size >= LEAST_CODED:
+        return CODED[asked][kind != "signed"]
     return ms.float32
 
 

@@ -17,18 +17,26 @@ from ._arguments import SPLIT_MASTERS, fail
 if TYPE_CHECKING:
     from ._rule import Rule
 
-BYTES = {ms.float32: 4, ms.float16: 2, ms.bfloat16: 2, ms.int16: 2, ms.int8: 1, ms.uint8: 1}
-CODES = (ms.int8, ms.uint8)
+BYTES = {ms.float32: 4, ms.float16: 2, ms.bfloat16: 2, ms.int16: 2, ms.uint16: 2, ms.int8: 1, ms.uint8: 1}
 ROWS = "rows"  # the kind of a state that has one number for each row
 
 
 class Held(NamedTuple):
-    """A tensor that is held for a parameter: the prefix of its name, the parameter's index, its dtype and its shape."""
+    """A tensor that is held for a parameter.
+
+    Attributes:
+        prefix: What its name begins with.
+        place: The parameter's index.
+        dtype: Its dtype.
+        shape: Its shape.
+        numbers: Of a state the shape of the numbers that it stands for; in codes of 4 bits, an element has four.
+    """
 
     prefix: str
     place: int
     dtype: Any
     shape: tuple[int, ...]
+    numbers: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -54,12 +62,19 @@ def check(optimizer: str, rule: Rule, options, names: Sequence[str], dtypes: Seq
             fail(ValueError, optimizer, "master_weights", f"{kept}, and '{name}' is float16", options.master_weights)
 
 
-def bytes_each(rule: Rule, options, dtype, size: int) -> int:
+def stored(dtype, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a state of a dtype that stands for numbers of a shape."""
+    codes = _kernels.CODES_EACH.get(dtype, 1)
+    return tuple(shape) if codes == 1 else (-(-math.prod(shape) // codes),)
+
+
+def bytes_each(rule: Rule, options, dtype, size: int) -> float:
     """Return the bytes of states, master and average for each element of a parameter, but not of scales and rows."""
     dtypes = [_kernels.state_dtype(options.state_dtype, kind, size) for _, kind in rule.kinds if kind != ROWS]
-    dtypes += [ms.float32] if options.average_decay is not None else []
+    average = 0 if options.average_decay is None else BYTES[ms.float32]
     master = master_dtype(options, dtype)
-    return sum(BYTES[d] for d in dtypes) + (0 if master is None else BYTES[master])
+    states = sum(BYTES[d] / _kernels.CODES_EACH.get(d, 1) for d in dtypes)
+    return states + average + (0 if master is None else BYTES[master])
 
 
 def rows_of(shape: tuple[int, ...]) -> int:
@@ -84,14 +99,15 @@ def states(
             if k < len(rules[i].states):
                 prefix, kind = rules[i].kinds[k]
                 dtype = _kernels.state_dtype(options.state_dtype, kind, math.prod(shapes[i]))
-                yield k, Held(prefix, i, dtype, (rows_of(shapes[i]),) if kind == ROWS else tuple(shape))
+                numbers = (rows_of(shapes[i]),) if kind == ROWS else tuple(shape)
+                yield k, Held(prefix, i, dtype, stored(dtype, numbers), numbers)
 
 
 def scale(state: Held) -> Held | None:
     """Return the scales of a state in codes, one for each block; None for any other state."""
-    if state.dtype not in CODES:
+    if state.dtype not in _kernels.CODES_EACH:
         return None
-    blocks = -(-math.prod(state.shape) // _kernels.CODE_BLOCK)
+    blocks = -(-math.prod(state.numbers) // _kernels.CODE_BLOCK)
     return Held(f"{state.prefix}_scale", state.place, ms.float32, (blocks,))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
@@ -137,13 +137,21 @@ class Shares:
         """Return the places of the tensors that a worker has a part of, and the shape of its part."""
         return tuple((i, (int(end - begin),)) for i, (begin, end) in enumerate(self.ranges[rank]) if begin < end)
 
-    def parts(self) -> dict[str, tuple[list[int] | None, list[int]]]:
-        """Return for each entry of a full state dict that may be sharded this worker's range, if any, and its shape."""
+    def parts(self, dtypes: Mapping[str, Any]) -> dict[str, tuple[list[int] | None, list[int]]]:
+        """Return for each entry of a full state dict that may be sharded this worker's range, if any, and its shape.
+
+        Args:
+            dtypes: The dtypes of the entries by name.
+        """
         found, block = {}, _kernels.CODE_BLOCK
         for prefix in self.prefixes:
             for name, shape, size, (begin, end) in zip(self.names, self.shapes, self.sizes, self.own.tolist()):
                 blocks = [begin // block, -(-end // block)]
-                found[f"{prefix}.{name}"] = ([begin, end] if begin < end else None, list(shape))
+                key = f"{prefix}.{name}"
+                # A master of 16 bits is no state in codes of 4.
+                codes = 1 if prefix == "master" else _kernels.CODES_EACH.get(dtypes.get(key), 1)
+                whole = list(shape) if codes == 1 else [-(-size // codes)]
+                found[key] = ([begin // codes, -(-end // codes)] if begin < end else None, whole)
                 if prefix in self.row_prefixes and len(shape) > 1:
                     rows = rows_of(shape)
                     found[f"{prefix}.{name}"] = ([0, rows] if begin < end else None, [rows])
@@ -155,7 +163,7 @@ class Shares:
         for p in held:
             # Else data parallelism would make all workers begin with the first one's.
             p.layerwise_parallel = True
-        parts, these = self.parts(), self.workers
+        parts, these = self.parts({p.name: p.dtype for p in held}), self.workers
         text = {"worker": these.rank, "workers": these.count, "parts": {p.name: parts[p.name] for p in held}}
         data = np.frombuffer(json.dumps(text).encode(), np.uint8)
         return Parameter(Tensor(data), name=ENTRY, requires_grad=False, layerwise_parallel=True)
@@ -171,7 +179,7 @@ class Shares:
                 refuse_share(optimizer, given, f"worker {self.workers.rank} of {self.workers.count}")
             return given
         own: dict[str, Tensor] = {**given, ENTRY: entry}
-        for key, (part, shape) in self.parts().items():
+        for key, (part, shape) in self.parts({key: value.dtype for key, value in given.items()}).items():
             value = own.pop(key, None)
             if value is None or part is None:
                 continue

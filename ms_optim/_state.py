@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from mindspore import dtype as mstype
 
 from . import _codes, _masters
 from ._arguments import check_amounts, check_type
-from ._kernels import CODE_BLOCK
-from ._memory import CODES, MASTERS
+from ._kernels import CODE_BLOCK, CODES_EACH
+from ._memory import MASTERS, stored
 from ._merge_states import ENTRY, refuse_share
 from ._writing import write
 
@@ -195,33 +196,34 @@ class StateEntries:
 
     def converted(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the entries with states in this optimizer's dtypes, and codes only with their scales."""
-        given, held = dict(given), {id(state) for state in self.parts.held.states}
+        held, given = self.parts.held, dict(given)
+        shapes = {id(state): shape for state, shape in zip(held.states, held.numbers)}
         for name, state in own.items():
-            if id(state) not in held:
+            shape = shapes.get(id(state))
+            if shape is None:
                 continue
             prefix, _, parameter = name.partition(".")
             scale = f"{prefix}_scale.{parameter}"
             value = given.get(name)
-            if value is None or value.dtype == state.dtype or value.shape != state.shape:
-                if state.dtype in CODES and (name in given) != (scale in given):
+            if value is None or value.dtype == state.dtype or tuple(value.shape) != stored(value.dtype, shape):
+                if state.dtype in CODES_EACH and (name in given) != (scale in given):
                     given.pop(name, None)
                     given.pop(scale, None)
                 continue
-            if value.dtype in CODES and scale in given:
-                blocks = (-(-value.size // CODE_BLOCK),)
+            if value.dtype in CODES_EACH and scale in given:
+                blocks = (-(-math.prod(shape) // CODE_BLOCK),)
                 if tuple(given[scale].shape) != blocks:
                     raise ValueError(
                         f"For '{self.parts.layout.optimizer}', the entry {scale!r} must have the shape {blocks}, "
                         f"but got {given[scale].shape}."
                     )
-                numbers = _codes.decode(value.asnumpy(), given.pop(scale).asnumpy())
+                numbers = _codes.decode(value.asnumpy(), given.pop(scale).asnumpy(), shape)
             elif value.dtype in FLOATS:
                 numbers = ops.cast(value, mstype.float32).asnumpy()
             else:
                 continue
-            if state.dtype in CODES:
-                kind = np.int8 if state.dtype == mstype.int8 else np.uint8
-                codes, scales = _codes.encode(numbers, kind)
+            if state.dtype in CODES_EACH:
+                codes, scales = _codes.encode(numbers, mstype.dtype_to_nptype(state.dtype))
                 given[name], given[scale] = Tensor(codes), Tensor(scales)
             else:
                 given[name] = Tensor(numbers, state.dtype)
@@ -265,7 +267,7 @@ class Stateful(nn.Optimizer):
                 them, with or without the prefix of an outer Cell. Weights and statistics among them are ignored.
                 States of another `state_dtype` are converted, to fewer bits by rounding to nearest. So are masters: a
                 float32 one is restored from a split one with its weight in `state_dict`, or else in the network.
-            strict: Whether missing and unknown names are an error; if not, they are ignored. 8-bit codes and their
+            strict: Whether missing and unknown names are an error; if not, they are ignored. Codes and their
                 scales are then taken together or not at all; averages that are missing, and other states that start as
                 the weights, start as the weights are now. Default: ``True`` .
 

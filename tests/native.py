@@ -101,7 +101,7 @@ class Launch:
         constants: The rule's constants; `rule_flags` its flags.
         rates: Learning rates and weight decays; `layout` as in ops/include/step.h, by default all tensors take the
             first rate and no decay.
-        scales: For each state in 8-bit codes its arrays of scales.
+        scales: For each state in codes its arrays of scales.
         averages: The arrays of averages of the weights; `average` is the rate they keep, and whether it rises.
         weighs_steps: Whether the rule keeps numbers to weigh steps by, `self.step_weights`.
         forms: Of a rule of matrices: the matrices of each tensor, as ops/include/step.h states them, without it.

@@ -23,7 +23,10 @@ STEPS = 3
 RULES = {name: row[:3] for name, (_, *row) in reference.KERNELS.items()}
 # NorMuon: of a matrix, the second state is a number a row.
 NORMALIZED_ROWS = (*RULES["muon"][:2], MuonFlag.NESTEROV | MuonFlag.NORMALIZES_ROWS)
-CODES = {"s": np.int8, "u": np.uint8, "e": np.float32}
+CODES = {
+    "8bit": {"s": np.int8, "u": np.uint8, "e": np.float32},
+    "4bit": {"s": np.int16, "u": np.uint16, "e": np.float32},  # four codes an element
+}
 # dtype, and that of masters or of their remainders; without masters float16 and bfloat16 are rounded in either way.
 WEIGHTS = [
     ("float32", None, False),
@@ -35,7 +38,7 @@ WEIGHTS = [
     ("bfloat16", "int16", False),
     ("bfloat16", "int8", False),
 ]
-STATES = ("float32", "bfloat16", "8bit")
+STATES = ("float32", "bfloat16", "8bit", "4bit")
 
 
 @dataclasses.dataclass
@@ -159,15 +162,15 @@ def zeros(shapes, dtype=np.float32):
 
 def kinds_of(rule, states):
     """Return the dtypes of a rule's states."""
-    if states == "8bit":
-        return tuple(CODES[kind] for kind in RULES[rule][0])
+    if states in CODES:
+        return tuple(CODES[states][kind] for kind in RULES[rule][0])
     low = ml_dtypes.bfloat16 if states == "bfloat16" else np.float32
     return tuple(np.float32 if kind == "e" else low for kind in RULES[rule][0])
 
 
 def states_of(rule, rule_flags, kinds, shapes):
     """Return the arrays of each state; a matrix has none but the first, or one number a row."""
-    states = [zeros(shapes, kind) for kind in kinds]
+    states = [[state_of(shape, kind) for shape in shapes] for kind in kinds]
     if rule == "muon":
         rows = [np.zeros(s[0] * (s[1] if len(s) == 3 else 1), np.float32) if len(s) > 1 else None for s in shapes]
         normalizes = bool(rule_flags & MuonFlag.NORMALIZES_ROWS)
@@ -175,8 +178,15 @@ def states_of(rule, rule_flags, kinds, shapes):
     return states
 
 
-def scales(shapes):
-    return zeros([-(-int(np.prod(s)) // _kernels.CODE_BLOCK) for s in shapes])
+def state_of(shape, kind):
+    is_packed = np.dtype(kind) in (np.int16, np.uint16)
+    return np.zeros(-(-int(np.prod(shape)) // 4) if is_packed else shape, kind)
+
+
+def scales_of(state):
+    """Return the scales of those of a state's arrays that hold codes, four in each element of 16 bits."""
+    coded = [a for a in state if a.dtype.kind in "iu"]
+    return zeros([-(-a.size * (4 if a.itemsize == 2 else 1) // _kernels.CODE_BLOCK) for a in coded])
 
 
 def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32", shapes=SHAPES, shared=0, **options):
@@ -203,7 +213,7 @@ def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32",
         rates=(0.01, 0.003, 0.1),
         layout=columns,
         masters=zeros(shapes, masters) if masters else [],
-        scales=[scales([a.shape for a in state if a.itemsize == 1]) for state in held],
+        scales=[scales_of(state) for state in held],
         seed=7,
         shared=shared,
         averages=averages,
@@ -225,7 +235,7 @@ def ordinary(rng):
             k = i + j
             options = {
                 "weights": weights,
-                "states": STATES[k % 3],
+                "states": STATES[(k + j // 4) % 4],
                 # A multiple of 3 for other states with each rule.
                 "shapes": SHAPES if (i + 2 * j) % 3 == 0 else small_shapes(),
                 "gradients": ["float32", weights[0], "bfloat16", "float16"][k % 4],
@@ -314,7 +324,7 @@ def matrices(rng):
         MuonFlag.BFLOAT16_PRODUCTS,
         MuonFlag.NORMALIZES_ROWS | MuonFlag.BFLOAT16_PRODUCTS,
     ):
-        for states, weights in zip(STATES, (WEIGHTS[0], WEIGHTS[2], WEIGHTS[4])):
+        for states, weights in zip(STATES, (WEIGHTS[0], WEIGHTS[2], WEIGHTS[4], WEIGHTS[1])):
             made = launch("muon", rng, weights, states, shapes=shapes, more_flags=flags, forms=forms)
             yield Recorded(f"muon, {flags!r}, {states}", made.function, made.arrays)
     for shared in (_kernels.SKIP_NONFINITE, 0):
@@ -339,13 +349,13 @@ def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
         pointers.append((5, row * table.shape[1] + column, at[id(array)], 0))
 
     dtypes = {np.dtype(NUMPY["float32"]): 0, np.dtype(np.float16): 1, np.dtype(NUMPY["bfloat16"]): 2}
-    dtypes |= {np.dtype(np.int8): 3, np.dtype(np.uint8): 4, np.dtype(np.int16): 5}
+    dtypes |= {np.dtype(kind): 3 + k for k, kind in enumerate((np.int8, np.uint8, np.int16, np.uint16))}
     # Weights, gradients, two states, masters, scales of either state.
     tensors = [made.arrays[8 + k * n : 8 + (k + 1) * n] for k in range(7)]
     columns = {0: tensors[0], 1: tensors[1], 4: tensors[2], 5: tensors[3]}
     if weights[1]:
         columns[2] = tensors[4]
-    if states == "8bit":
+    if states in CODES:
         columns[4 + _kernels.MAX_STATES], columns[5 + _kernels.MAX_STATES] = tensors[4 + bool(weights[1]) :][:2]
     for i, shape in enumerate(SHAPES):
         for column, arrays in columns.items():
@@ -421,6 +431,7 @@ def cases():
         by_address(rng),
         by_address(rng, WEIGHTS[0], "bfloat16"),
         by_address(rng, WEIGHTS[7], "8bit"),
+        by_address(rng, WEIGHTS[6], "4bit"),
         by_address(rng, callers=2),
         returned(rng, WEIGHTS[0]),
         returned(rng, WEIGHTS[2]),

@@ -22,6 +22,8 @@ CONFIGURATIONS = {
     "lans": (ms_optim.LANS, "float32", {"skip_nonfinite": True}),
     "muon": (ms_optim.Muon, "float32", {"normalize_rows": True, "splits": {"w0": (100, 200)}}),
     "muon, 8bit": (ms_optim.Muon, "bfloat16", {"state_dtype": "8bit", "grad_clip_norm": 3.0}),
+    "adamw, 4bit": (ms_optim.AdamW, "bfloat16", {**LOW, "state_dtype": "4bit", "amsgrad": True}),
+    "muon, 4bit": (ms_optim.Muon, "float32", {"state_dtype": "4bit"}),
     "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
 }
 _LISTED = {optimizer for optimizer, *_ in CONFIGURATIONS.values()}
@@ -41,7 +43,7 @@ RUNS = {
         ("graph", "muon"),
     ],
 }
-RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, masters", "lamb", "muon", "ScheduleFreeAdamW")
+RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, 4bit", "adamw, masters", "lamb", "muon", "ScheduleFreeAdamW")
 ELEMENTWISE = [name for name, (optimizer, *_) in CONFIGURATIONS.items() if not optimizer.rules[0].is_layerwise]
 
 

@@ -22,6 +22,7 @@ KINDS = {
     "clip": (SCENARIOS["clip"], {"skip_nonfinite": True}),
     "bfloat16": (Scenario("bfloat16", groups=grouped), {"state_dtype": "bfloat16"}),
     "8bit": (Scenario("bfloat16", shapes=("seven", "tiles+1"), groups=plain), {"state_dtype": "8bit"}),
+    "4bit": (Scenario("float16", shapes=("seven", "tiles+1"), groups=plain), {"state_dtype": "4bit"}),
     "split8": (MIXED["bfloat16"], {"master_weights": "split8"}),
     "no_masters": (SCENARIOS["bfloat16_no_masters"], {"stochastic_rounding": True}),
     "average": (SCENARIOS["bfloat16_average"], {}),

@@ -155,6 +155,8 @@ def misfit(change):
         ("a first state of float16", lambda a: a.__setitem__(10, np.zeros(8, np.float16)), 2),
         ("a first state without signs", lambda a: a.__setitem__(10, np.zeros(8, np.uint8)), 2),
         ("a second state with signs", lambda a: a.__setitem__(11, np.zeros(8, np.int8)), 2),
+        ("a second state with signs, in 4 bits", lambda a: a.__setitem__(11, np.zeros(2, np.int16)), 2),
+        ("a state of 4 bits, as long as its weight", lambda a: a.__setitem__(10, np.zeros(8, np.int16)), 3),
         ("a rate that is not there", lambda a: a.__setitem__(1, np.array([[5, -1, 0, 0]], np.int32)), 3),
         ("a row of statistics that is not there", lambda a: a.__setitem__(1, np.array([[0, -1, 0, 1]], np.int32)), 3),
         ("constants of another rule", lambda a: a.__setitem__(2, np.zeros(10)), 3),

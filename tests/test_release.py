@@ -71,12 +71,13 @@ def check_same(ordinary, releasing, *without):
 ASKED = {
     "plain": {"weight_decay": 0.1},
     "8bit": {"weight_decay": 0.1, "state_dtype": "8bit", "loss_scale": 64.0},
+    "4bit": {"weight_decay": 0.1, "state_dtype": "4bit"},
     "clip": {"grad_clip_norm": 0.05, "weight_decay": 0.1},
     "skip": {"weight_decay": 0.1, "skip_nonfinite": True},
 }
 
 
-@every_case(RELEASED, kind=["plain", "8bit"])
+@every_case(RELEASED, kind=["plain", "8bit", "4bit"])
 def test_weights_and_states_are_those_of_ordinary_steps(case, kind):
     check_training(case, {"skip_nonfinite": False, **ASKED[kind]}, 1)
 

@@ -229,7 +229,9 @@ def assert_same(one, other):
         assert one[key].asnumpy().tobytes() == other[key].asnumpy().tobytes(), key
 
 
-@pytest.mark.parametrize("name", ["adamw, masters", "adamw, rounded", "offload", "lamb", "lans, 8bit"])
+@pytest.mark.parametrize(
+    "name", ["adamw, masters", "adamw, rounded", "adamw, 4bit", "muon, 4bit", "offload", "lamb", "lans, 8bit"]
+)
 def test_a_checkpoint_of_some_workers_goes_on_on_others(name, split):
     full = stepped(name)
     for count in (2, 3, 5):
@@ -247,11 +249,16 @@ def test_a_checkpoint_of_some_workers_goes_on_on_others(name, split):
 
 
 def test_states_are_converted_and_cut(split):
-    """From 8-bit codes to float32, and from one state dict to the shares of several workers, at once."""
-    full = stepped("lans, 8bit")
-    converted = build("lans")[1]
-    converted.load_state_dict(full)
-    assert_same(merge_states(loaded(split("lans", 3), full)), converted.state_dict())
+    """From codes to float32 or to other codes, and from one state dict to the shares of several workers, at once."""
+    for there, here in (("lans, 8bit", "lans"), ("adamw, rounded", "adamw, 4bit"), ("adamw, 4bit", "adamw, rounded")):
+        # One of the two keeps the largest second moments, too.
+        full = stepped(there)
+        converted = build(here)[1]
+        converted.load_state_dict(full, strict=False)
+        optimizers = split(here, 3)
+        for optimizer in optimizers:
+            optimizer.load_state_dict(full, strict=False)
+        assert_same(merge_states([optimizer.state_dict() for optimizer in optimizers]), converted.state_dict())
 
 
 def test_there_may_be_more_workers_than_grains(monkeypatch):

@@ -39,9 +39,10 @@ struct Chunk {
 struct Task : Decision {
   int64_t row;  // elements that centralization averages over; 0: none
   Noise noise;
-  bool low_states;                     // some state has fewer bits
-  bool coded_states, bfloat16_states;  // the first and, if there is one, the second are codes; bfloat16
-  bool noisy_weight;                   // weights are rounded with noise
+  bool low_states;       // some state has fewer bits
+  bool bfloat16_states;  // the first and, if there is one, the second are bfloat16
+  int code_bits;         // of these, if they are codes; else 0
+  bool noisy_weight;     // weights are rounded with noise
   int first_chunk, last_chunk;
 };
 
@@ -213,25 +214,52 @@ MS_OPTIM_FN void ForBlocks(int n, Body body) {
   if (whole < n) body(whole, n - whole);
 }
 
+// Returns where the codes of a state are from an element on that begins a word.
+template <class Code>
+MS_OPTIM_FN typename Code::Type *CodesOf(const Tensor &t, int k, int64_t begin) {
+  return static_cast<typename Code::Type *>(t.state[k]) + begin / Code::kInWord;
+}
+
+template <class Code>
+MS_OPTIM_FN void WidenCodes(const typename Code::Type *from, int32_t (&to)[kLanes]) {
+  typedef std::conditional_t<std::is_signed<typename Code::Type>::value, int8_t, uint8_t> Byte;
+  if constexpr (Code::kWidth == 4) {
+    WidenNibbles<Byte>(from, to);
+  } else {
+    Widen<Byte>(from, to);
+  }
+}
+
+template <class Code>
+MS_OPTIM_FN void NarrowCodes(const int32_t (&from)[kLanes], typename Code::Type *to) {
+  if constexpr (Code::kWidth == 4) {
+    NarrowNibbles(from, to);
+  } else {
+    Narrow(from, to);
+  }
+}
+
 template <class Code>
 void DecodeTile(const Tensor &t, int k, int64_t begin, int n, float *tile) {
-  const auto *codes = static_cast<const typename Code::Type *>(t.state[k]) + begin;
+  const auto *codes = CodesOf<Code>(t, k, begin);
   ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
     const float unit = t.scale[k][(begin + first) / kCodeBlock] / Code::Largest();
     const int whole = first + count / kLanes * kLanes;
     for (int i = first; i < whole; i += kLanes) {
       int32_t code[kLanes];
-      Widen(codes + i, code);
+      WidenCodes<Code>(codes + i / Code::kInWord, code);
       MS_OPTIM_IVDEP
       for (int lane = 0; lane < kLanes; ++lane) tile[i + lane] = Code::Decode(code[lane]) * unit;
     }
-    for (int i = whole; i < first + count; ++i) tile[i] = Code::Decode(codes[i]) * unit;
+    for (int i = whole; i < first + count; ++i) {
+      tile[i] = Code::Decode(Code::Unpacked(codes[i / Code::kInWord], i % Code::kInWord)) * unit;
+    }
   });
 }
 
 template <class Code>
 void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
-  auto *codes = static_cast<typename Code::Type *>(t.state[k]) + begin;
+  auto *codes = CodesOf<Code>(t, k, begin);
   ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
     uint32_t most[kLanes] = {};  // compared as bits, of which a NaN has the largest: it is not lost
     ForLanes(count, [&](int i, int lane) __attribute__((always_inline)) {
@@ -245,12 +273,16 @@ void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile,
       int32_t code[kLanes];
       MS_OPTIM_IVDEP
       for (int lane = 0; lane < kLanes; ++lane) {
-        code[lane] = Code::Encode(tile[i + lane], factor, CodeNoiseFor(Code::kUse, noise[i + lane]));
+        code[lane] = Code::Encode(tile[i + lane], factor, noise[i + lane]);
       }
-      Narrow(code, codes + i);
+      NarrowCodes<Code>(code, codes + i / Code::kInWord);
     }
-    for (int i = whole; i < first + count; ++i) {
-      codes[i] = static_cast<typename Code::Type>(Code::Encode(tile[i], factor, CodeNoiseFor(Code::kUse, noise[i])));
+    for (int i = whole; i < first + count; i += Code::kInWord) {
+      int32_t code[Code::kInWord] = {};
+      for (int e = 0; e < Min(int{Code::kInWord}, first + count - i); ++e) {
+        code[e] = Code::Encode(tile[i + e], factor, noise[i + e]);
+      }
+      codes[i / Code::kInWord] = Code::Packed(code);
     }
   });
 }
@@ -292,20 +324,33 @@ void StoreTileWithNoise(const float *tile, int64_t begin, int n, const uint32_t 
   for (int i = 0; i < n; ++i) StoreWithNoise(tile[i], NoiseFor(kUse, noise[i]), &target[i]);
 }
 
+// What noise is for does not matter to decoding.
+template <int kBits>
+void LoadCodes(const Tensor &t, int k, int64_t begin, int n, float *tile) {
+  if (IsSignedCode(t.state_type[k])) return DecodeTile<SignedCode<kBits, kFirstState>>(t, k, begin, n, tile);
+  DecodeTile<UnsignedCode<kBits, kSecondState>>(t, k, begin, n, tile);
+}
+
+template <int kBits>
+void StoreCodes(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
+  const bool is_signed = IsSignedCode(t.state_type[k]);
+  if (k == 0) EncodeTile<SignedCode<kBits, kFirstState>>(t, k, begin, n, tile, noise);
+  if (k == 1) EncodeTile<UnsignedCode<kBits, kSecondState>>(t, k, begin, n, tile, noise);
+  if (k == 2 && is_signed) EncodeTile<SignedCode<kBits, kThirdState>>(t, k, begin, n, tile, noise);
+  if (k == 2 && !is_signed) EncodeTile<UnsignedCode<kBits, kThirdState>>(t, k, begin, n, tile, noise);
+}
+
 float *LoadState(const Tensor &t, int k, int64_t begin, int n, float *buffer) {
   if (t.state_type[k] == DType::kFloat32) return static_cast<float *>(t.state[k]) + begin;
   if (t.state_type[k] == DType::kBFloat16) LoadTile(t.state[k], t.state_type[k], begin, n, buffer);
-  if (t.state_type[k] == DType::kInt8) DecodeTile<SignedCode<kFirstState>>(t, k, begin, n, buffer);
-  if (t.state_type[k] == DType::kUInt8 && k == 1) DecodeTile<UnsignedCode<kSecondState>>(t, k, begin, n, buffer);
-  if (t.state_type[k] == DType::kUInt8 && k == 2) DecodeTile<UnsignedCode<kThirdState>>(t, k, begin, n, buffer);
+  if (CodeBits(t.state_type[k]) == 8) LoadCodes<8>(t, k, begin, n, buffer);
+  if (CodeBits(t.state_type[k]) == 4) LoadCodes<4>(t, k, begin, n, buffer);
   return buffer;
 }
 
 void StoreState(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
-  if (t.state_type[k] == DType::kInt8 && k == 0) EncodeTile<SignedCode<kFirstState>>(t, k, begin, n, tile, noise);
-  if (t.state_type[k] == DType::kInt8 && k == 2) EncodeTile<SignedCode<kThirdState>>(t, k, begin, n, tile, noise);
-  if (t.state_type[k] == DType::kUInt8 && k == 1) EncodeTile<UnsignedCode<kSecondState>>(t, k, begin, n, tile, noise);
-  if (t.state_type[k] == DType::kUInt8 && k == 2) EncodeTile<UnsignedCode<kThirdState>>(t, k, begin, n, tile, noise);
+  if (CodeBits(t.state_type[k]) == 8) StoreCodes<8>(t, k, begin, n, tile, noise);
+  if (CodeBits(t.state_type[k]) == 4) StoreCodes<4>(t, k, begin, n, tile, noise);
   if (t.state_type[k] != DType::kBFloat16) return;
   if (k == 0) StoreTileWithNoise<kFirstState, bfloat16>(tile, begin, n, noise, t.state[k]);
   if (k == 1) StoreTileWithNoise<kSecondState, bfloat16>(tile, begin, n, noise, t.state[k]);
@@ -482,12 +527,13 @@ void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, co
 
 // Prefetches what the loop reaches a tile later. Loops that convert states are too long for the processor to look ahead
 // by itself: without this, it waited for a fifth of the time. Loops without conversion would only become slower.
-template <class State0, class State1>
+// States have so many elements in a word.
+template <int kInWord, class State0, class State1>
 MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, const State1 *s1) {
   __builtin_prefetch(w + kTile, 1, 2);
   __builtin_prefetch(g + kTile, 0, 2);
-  __builtin_prefetch(s0 + kTile, 1, 2);
-  __builtin_prefetch(s1 + kTile, 1, 2);
+  __builtin_prefetch(s0 + kTile / kInWord, 1, 2);
+  __builtin_prefetch(s1 + kTile / kInWord, 1, 2);
 }
 
 // Runs the rule over a tile whose one or two states are bfloat16, and converts these in the same loop. It takes whole
@@ -503,7 +549,7 @@ int BFloat16Tile(const Rule &rule, const Task &task, const Tensor &t, int64_t be
   auto *__restrict s1 = static_cast<uint16_t *>(t.state[kSecond ? 1 : 0]) + begin;
   const int whole = n / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes) {
-    FetchAhead(w + i, g + i, s0 + i, s1 + i);
+    FetchAhead<1>(w + i, g + i, s0 + i, s1 + i);
     int32_t bits0[kLanes], bits1[kLanes] = {};
     WidenShorts(s0 + i, bits0);
     if (kSecond) WidenShorts(s1 + i, bits1);
@@ -525,35 +571,45 @@ int BFloat16Tile(const Rule &rule, const Task &task, const Tensor &t, int64_t be
   return whole;
 }
 
-typedef SignedCode<kFirstState> First;
-typedef UnsignedCode<kSecondState> Second;
+template <int kBits>
+using First = SignedCode<kBits, kFirstState>;
+template <int kBits>
+using Second = UnsignedCode<kBits, kSecondState>;
 
 // A block of new states, one or two, that waits to be encoded.
 template <bool kSecond>
 struct PendingBlock {
   const float *state[2] = {};
-  int8_t *code0;
-  uint8_t *code1;
+  void *codes[2];
+  int bits;
   float factor[2];
   const uint32_t *noise;
   uint32_t noise_above;
 
+  template <int kBits>
   MS_OPTIM_FN void Encode(int i) const {
     const float *__restrict s0 = state[0] + i, *__restrict s1 = kSecond ? state[1] + i : nullptr;
     int32_t new0[kLanes], new1[kLanes];
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
-      const uint32_t bits = noise[i + lane] ^ noise_above;
-      new0[lane] = First::Encode(s0[lane], factor[0], CodeNoiseFor(kFirstState, bits));
-      if (kSecond) new1[lane] = Second::Encode(s1[lane], factor[1], CodeNoiseFor(kSecondState, bits));
+      const uint32_t random = noise[i + lane] ^ noise_above;
+      new0[lane] = First<kBits>::Encode(s0[lane], factor[0], random);
+      if (kSecond) new1[lane] = Second<kBits>::Encode(s1[lane], factor[1], random);
     }
-    Narrow(new0, code0 + i);
-    if (kSecond) Narrow(new1, code1 + i);
+    constexpr int kInWord = Stored<kBits>::kInWord;
+    NarrowCodes<First<kBits>>(new0, static_cast<typename First<kBits>::Type *>(codes[0]) + i / kInWord);
+    if (kSecond) NarrowCodes<Second<kBits>>(new1, static_cast<typename Second<kBits>::Type *>(codes[1]) + i / kInWord);
+  }
+
+  template <int kBits>
+  void EncodeAll() const {
+    for (int i = 0; i < kCodeBlock; i += kLanes) Encode<kBits>(i);
   }
 
   void Finish() {
     if (state[0] == nullptr) return;
-    for (int i = 0; i < kCodeBlock; i += kLanes) Encode(i);
+    if (bits == 4) EncodeAll<4>();
+    if (bits == 8) EncodeAll<8>();
     state[0] = nullptr;
   }
 };
@@ -561,7 +617,7 @@ struct PendingBlock {
 // Runs the rule over a block of a tensor whose one or two states are codes. Encoding needs the largest element of the
 // block, so a block is encoded while the rule runs over the next one: decoding and encoding hide behind the rule's root
 // and division.
-template <class Rule, bool kPending>
+template <class Rule, int kBits, bool kPending>
 void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, const float *__restrict w,
                 const float *__restrict g, float *__restrict s0, float *__restrict s1, float *__restrict d,
                 TileSums &total, PendingBlock<(Rule::kStates > 1)> &pending) {
@@ -571,19 +627,20 @@ void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
   const PendingBlock<kSecond> last = pending;
   TileSums sums = total;
   const int64_t block = begin / kCodeBlock;
-  auto *__restrict c0 = static_cast<int8_t *>(t.state[0]) + begin;
-  auto *__restrict c1 = static_cast<uint8_t *>(t.state[kSecond ? 1 : 0]) + begin;
-  const float unit0 = t.scale[0][block] / First::Largest();
-  const float unit1 = kSecond ? t.scale[1][block] / Second::Largest() : 0.0f;
+  constexpr int kInWord = Stored<kBits>::kInWord;
+  auto *__restrict c0 = CodesOf<First<kBits>>(t, 0, begin);
+  auto *__restrict c1 = CodesOf<Second<kBits>>(t, kSecond ? 1 : 0, begin);
+  const float unit0 = t.scale[0][block] / First<kBits>::Largest();
+  const float unit1 = kSecond ? t.scale[1][block] / Second<kBits>::Largest() : 0.0f;
   uint32_t largest0[kLanes] = {}, largest1[kLanes] = {};
   for (int i = 0; i < kCodeBlock; i += kLanes) {
-    FetchAhead(w + i, g + i, c0 + i, c1 + i);
+    FetchAhead<kInWord>(w + i, g + i, c0 + i / kInWord, c1 + i / kInWord);
     int32_t code0[kLanes], code1[kLanes] = {};
-    Widen(c0 + i, code0);
-    if (kSecond) Widen(c1 + i, code1);
+    WidenCodes<First<kBits>>(c0 + i / kInWord, code0);
+    if (kSecond) WidenCodes<Second<kBits>>(c1 + i / kInWord, code1);
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
-      float state[] = {First::Decode(code0[lane]) * unit0, Second::Decode(code1[lane]) * unit1, 0.0f};
+      float state[] = {First<kBits>::Decode(code0[lane]) * unit0, Second<kBits>::Decode(code1[lane]) * unit1, 0.0f};
       float direction[kMaxDirections];
       RuleElement<Rule, true, true>(r, p, w[i + lane], g[i + lane], state, direction, lane, sums);
       s0[i + lane] = state[0];
@@ -592,7 +649,7 @@ void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
       largest0[lane] = Max(largest0[lane], BitsOf(state[0]) & 0x7fffffffu);
       if (kSecond) largest1[lane] = Max(largest1[lane], BitsOf(state[1]));
     }
-    if (kPending) last.Encode(i);
+    if constexpr (kPending) last.template Encode<kBits>(i);
   }
   total = sums;
   const float scale0 = LargestOf(largest0), scale1 = LargestOf(largest1);
@@ -600,10 +657,11 @@ void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
   if (kSecond) t.scale[1][block] = scale1;
   pending.state[0] = s0;
   pending.state[1] = s1;
-  pending.code0 = c0;
-  pending.code1 = c1;
-  pending.factor[0] = scale0 > 1e-37f ? First::Largest() / scale0 : 0.0f;
-  pending.factor[1] = scale1 > 1e-37f ? Second::Largest() / scale1 : 0.0f;
+  pending.codes[0] = c0;
+  pending.codes[1] = c1;
+  pending.bits = kBits;
+  pending.factor[0] = scale0 > 1e-37f ? First<kBits>::Largest() / scale0 : 0.0f;
+  pending.factor[1] = scale1 > 1e-37f ? Second<kBits>::Largest() / scale1 : 0.0f;
   pending.noise = noise_table.bits + begin % kNoises;
   pending.noise_above = task.noise.Above(begin);
 }
@@ -651,19 +709,21 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chu
     if (kMove && t.average != nullptr) FetchTile(t.average + begin, n);
     StartTile<Rule>(t, task, begin, n, w);
     int first = 0;
-    if ((task.low_states && !task.coded_states) || (kMove && task.noisy_weight))
+    if ((task.low_states && task.code_bits == 0) || (kMove && task.noisy_weight))
       FillNoise(task.noise, begin, n, b.noise);
     if constexpr (kMove && Rule::kStates <= 2 && Rule::kDirections == 1) {
       if (task.bfloat16_states) first = BFloat16Tile(rule, task, t, begin, n, w, g, b.direction[0], b.noise, sums);
-      for (; task.coded_states && first + kBlock <= n; first += kBlock) {
-        const auto block = pending.state[0] == nullptr ? CodedBlock<Rule, false> : CodedBlock<Rule, true>;
+      for (; task.code_bits != 0 && first + kBlock <= n; first += kBlock) {
+        const auto of_8 = pending.state[0] == nullptr ? CodedBlock<Rule, 8, false> : CodedBlock<Rule, 8, true>;
+        const auto of_4 = pending.state[0] == nullptr ? CodedBlock<Rule, 4, false> : CodedBlock<Rule, 4, true>;
+        const auto block = task.code_bits == 8 ? of_8 : of_4;
         block(rule, task, t, begin + first, w + first, g + first, b.state[0] + first, b.state[1] + first,
               b.direction[0] + first, sums, pending);
       }
     }
     if (first < n) {
       pending.Finish();
-      if (task.coded_states) FillNoise(task.noise, begin, n, b.noise);
+      if (task.code_bits != 0) FillNoise(task.noise, begin, n, b.noise);
       auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
       StatesAndDirections(rule, t, task, begin + first, n - first, w + first, g + first, b.noise + first, d, b, sums);
     }
@@ -799,7 +859,8 @@ class StepEngine {
     for (int k = 0; k < kMaxStates; ++k) task.low_states |= t.state_type[k] != DType::kFloat32;
     const bool alone = t.state[1] == nullptr;
     task.bfloat16_states = t.state_type[0] == DType::kBFloat16 && (alone || t.state_type[1] == DType::kBFloat16);
-    task.coded_states = t.state_type[0] == DType::kInt8 && (alone || t.state_type[1] == DType::kUInt8);
+    const int bits = CodeBits(t.state_type[0]);
+    task.code_bits = alone || CodeBits(t.state_type[1]) == bits ? bits : 0;
   }
 
   void PopulateStates() {
@@ -808,8 +869,8 @@ class StepEngine {
       for (int k = 0; k < kMaxStates; ++k) {
         const Tensor &t = step_.tensors[i];
         if (t.begin == t.end || t.state[k] == nullptr || (k > 0 && t.matrix_rows > 0)) continue;
-        const int64_t bytes = SizeOf(t.state_type[k]);
-        Populate(static_cast<char *>(t.state[k]) + t.begin * bytes, (t.end - t.begin) * bytes);
+        const int64_t before = BytesOfState(t.state_type[k], t.begin);
+        Populate(static_cast<char *>(t.state[k]) + before, BytesOfState(t.state_type[k], t.end) - before);
       }
     }
   }

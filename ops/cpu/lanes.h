@@ -94,6 +94,35 @@ MS_OPTIM_FN void Narrow(const int32_t (&from)[kLanes], T *to) {
   memcpy(to, &bytes, sizeof(bytes));
 }
 
+// Numbers of 4 bits, two in a byte, the first in its lower bits: to bytes first, then as above. Pairs of bytes are
+// made in vectors of shorts, since compilers know no shuffle of lanes for this.
+typedef uint8_t PackedLanes __attribute__((vector_size(kLanes / 2)));
+typedef uint16_t PairsOfLanes __attribute__((vector_size(kLanes)));
+
+template <class T>
+MS_OPTIM_FN void WidenNibbles(const void *from, int32_t (&to)[kLanes]) {
+  PackedLanes packed;
+  memcpy(&packed, from, sizeof(packed));
+  PairsOfLanes pairs = __builtin_convertvector(packed, PairsOfLanes);
+  pairs = (pairs | (pairs << 4)) & 0x0f0f;
+  LanesOf<T> bytes;
+  memcpy(&bytes, &pairs, sizeof(bytes));
+  if (std::is_signed<T>::value) bytes = (bytes ^ 8) - 8;
+  T numbers[kLanes];
+  memcpy(numbers, &bytes, sizeof(numbers));
+  Widen(numbers, to);
+}
+
+MS_OPTIM_FN void NarrowNibbles(const int32_t (&from)[kLanes], void *to) {
+  uint8_t numbers[kLanes];
+  Narrow(from, numbers);
+  PairsOfLanes pairs;
+  memcpy(&pairs, numbers, sizeof(pairs));
+  pairs &= 0x0f0f;
+  const auto packed = __builtin_convertvector(pairs | (pairs >> 4), PackedLanes);
+  memcpy(to, &packed, sizeof(packed));
+}
+
 template <class T>
 MS_OPTIM_FN void WidenShorts(const T *from, int32_t (&to)[kLanes]) {
   static_assert(sizeof(T) == sizeof(int16_t), "shorts");

@@ -24,47 +24,52 @@ struct Tile {
   __device__ bool Has(int e) const { return whole || At(e) < end; }
 };
 
-template <class T>
-struct alignas(kRun * sizeof(T)) Run {
-  T x[kRun];
+template <class T, int kWords>
+struct alignas(kWords * sizeof(T)) Run {
+  T x[kWords];
 };
 
-// Calls take(e, element) for each element that a thread has; beyond the tensor's end elements are zero.
-template <class T, class Take>
+// Calls take(e, word) for each word of kInWord elements that a thread has, e the first of these; beyond the tensor's
+// end elements are zero.
+template <class T, int kInWord = 1, class Take>
 __device__ void Read(const void *from, const Tile &tile, Take take) {
+  constexpr int kWords = kRun / kInWord;
   const T *source = static_cast<const T *>(from);
   MS_OPTIM_UNROLL
   for (int r = 0; r < kRuns; ++r) {
-    Run<T> run{};
+    Run<T, kWords> run{};
     if (tile.whole) {
-      run = *reinterpret_cast<const Run<T> *>(source + tile.At(r * kRun));
+      run = *reinterpret_cast<const Run<T, kWords> *>(source + tile.At(r * kRun) / kInWord);
     } else {
       MS_OPTIM_UNROLL
-      for (int k = 0; k < kRun; ++k) {
-        if (tile.At(r * kRun + k) < tile.end) run.x[k] = source[tile.At(r * kRun + k)];
+      for (int k = 0; k < kWords; ++k) {
+        const int64_t i = tile.At(r * kRun + k * kInWord);
+        if (i < tile.end) run.x[k] = source[i / kInWord];
       }
     }
     MS_OPTIM_UNROLL
-    for (int k = 0; k < kRun; ++k) take(r * kRun + k, run.x[k]);
+    for (int k = 0; k < kWords; ++k) take(r * kRun + k * kInWord, run.x[k]);
   }
 }
 
-// Stores what make(e, &element) makes.
-template <class T, class Make>
+// Stores what make(e, &word) makes.
+template <class T, int kInWord = 1, class Make>
 __device__ void Write(void *to, const Tile &tile, Make make) {
+  constexpr int kWords = kRun / kInWord;
   T *target = static_cast<T *>(to);
   MS_OPTIM_UNROLL
   for (int r = 0; r < kRuns; ++r) {
-    Run<T> run;
+    Run<T, kWords> run;
     MS_OPTIM_UNROLL
-    for (int k = 0; k < kRun; ++k) make(r * kRun + k, &run.x[k]);
+    for (int k = 0; k < kWords; ++k) make(r * kRun + k * kInWord, &run.x[k]);
     if (tile.whole) {
-      *reinterpret_cast<Run<T> *>(target + tile.At(r * kRun)) = run;
+      *reinterpret_cast<Run<T, kWords> *>(target + tile.At(r * kRun) / kInWord) = run;
       continue;
     }
     MS_OPTIM_UNROLL
-    for (int k = 0; k < kRun; ++k) {
-      if (tile.At(r * kRun + k) < tile.end) target[tile.At(r * kRun + k)] = run.x[k];
+    for (int k = 0; k < kWords; ++k) {
+      const int64_t i = tile.At(r * kRun + k * kInWord);
+      if (i < tile.end) target[i / kInWord] = run.x[k];
     }
   }
 }
@@ -149,8 +154,10 @@ __device__ inline void StoreWeight(const Tensor &t, const Tile &tile, const floa
 template <class Code>
 __device__ void LoadCodes(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
   const float unit = t.scale[k][tile.begin / kCodeBlock] / Code::Largest();
-  Read<typename Code::Type>(t.state[k], tile,
-                            [&](int e, typename Code::Type code) { s[e] = Code::Decode(code) * unit; });
+  Read<typename Code::Type, Code::kInWord>(t.state[k], tile, [&](int e, typename Code::Type word) {
+    MS_OPTIM_UNROLL
+    for (int j = 0; j < Code::kInWord; ++j) s[e + j] = Code::Decode(Code::Unpacked(word, j)) * unit;
+  });
 }
 
 template <class Code>
@@ -160,31 +167,48 @@ __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise
   for (int e = 0; e < kEach; ++e) largest = Max(largest, BitsOf(s[e]) & 0x7fffffffu);
   const float scale = FromBits(LargestOfWarp(largest)), factor = scale > 1e-37f ? Code::Largest() / scale : 0.0f;
   if (LaneOfThread() == 0) t.scale[k][tile.begin / kCodeBlock] = scale;
-  Write<typename Code::Type>(t.state[k], tile, [&](int e, typename Code::Type *code) {
-    *code =
-        static_cast<typename Code::Type>(Code::Encode(s[e], factor, CodeNoiseFor(Code::kUse, noise.At(tile.At(e)))));
+  Write<typename Code::Type, Code::kInWord>(t.state[k], tile, [&](int e, typename Code::Type *word) {
+    int32_t code[Code::kInWord];
+    MS_OPTIM_UNROLL
+    for (int j = 0; j < Code::kInWord; ++j) {
+      code[j] = tile.Has(e + j) ? Code::Encode(s[e + j], factor, noise.At(tile.At(e + j))) : 0;
+    }
+    *word = Code::Packed(code);
   });
   // All lanes may read the scale again, which lane 0 wrote.
   __syncwarp();
 }
 
-__device__ inline void LoadState(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
-  if (IsFloat(t.state_type[k])) {
-    LoadAs(t.state_type[k], t.state[k], tile, s);
-  } else if (t.state_type[k] == DType::kInt8) {
-    LoadCodes<SignedCode<kFirstState>>(t, k, tile, s);
+// What noise is for does not matter to decoding.
+template <int kBits>
+__device__ void LoadCoded(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
+  if (IsSignedCode(t.state_type[k])) {
+    LoadCodes<SignedCode<kBits, kFirstState>>(t, k, tile, s);
   } else {
-    LoadCodes<UnsignedCode<kSecondState>>(t, k, tile, s);
+    LoadCodes<UnsignedCode<kBits, kSecondState>>(t, k, tile, s);
   }
+}
+
+template <int kBits>
+__device__ void StoreCoded(const Tensor &t, int k, const Tile &tile, const Noise &noise, const float (&s)[kEach]) {
+  const bool is_signed = IsSignedCode(t.state_type[k]);
+  if (k == 0) StoreCodes<SignedCode<kBits, kFirstState>>(t, k, tile, noise, s);
+  if (k == 1) StoreCodes<UnsignedCode<kBits, kSecondState>>(t, k, tile, noise, s);
+  if (k == 2 && is_signed) StoreCodes<SignedCode<kBits, kThirdState>>(t, k, tile, noise, s);
+  if (k == 2 && !is_signed) StoreCodes<UnsignedCode<kBits, kThirdState>>(t, k, tile, noise, s);
+}
+
+__device__ inline void LoadState(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
+  LoadAs(t.state_type[k], t.state[k], tile, s);
+  if (CodeBits(t.state_type[k]) == 8) LoadCoded<8>(t, k, tile, s);
+  if (CodeBits(t.state_type[k]) == 4) LoadCoded<4>(t, k, tile, s);
 }
 
 __device__ inline void StoreState(const Tensor &t, int k, const Tile &tile, const Noise &noise,
                                   const float (&s)[kEach]) {
   if (t.state_type[k] == DType::kFloat32) StoreFloats(t.state[k], tile, s);
-  if (t.state_type[k] == DType::kInt8 && k == 0) StoreCodes<SignedCode<kFirstState>>(t, k, tile, noise, s);
-  if (t.state_type[k] == DType::kInt8 && k == 2) StoreCodes<SignedCode<kThirdState>>(t, k, tile, noise, s);
-  if (t.state_type[k] == DType::kUInt8 && k == 1) StoreCodes<UnsignedCode<kSecondState>>(t, k, tile, noise, s);
-  if (t.state_type[k] == DType::kUInt8 && k == 2) StoreCodes<UnsignedCode<kThirdState>>(t, k, tile, noise, s);
+  if (CodeBits(t.state_type[k]) == 8) StoreCoded<8>(t, k, tile, noise, s);
+  if (CodeBits(t.state_type[k]) == 4) StoreCoded<4>(t, k, tile, noise, s);
   if (t.state_type[k] != DType::kBFloat16) return;
   const NoiseUse use = k == 0 ? kFirstState : (k == 1 ? kSecondState : kThirdState);
   Write<bfloat16>(t.state[k], tile, [&](int e, bfloat16 *element) {

@@ -50,6 +50,7 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(DType::kInt8)                              \
   CONSTANT(DType::kUInt8)                             \
   CONSTANT(DType::kInt16)                             \
+  CONSTANT(DType::kUInt16)                            \
   CONSTANT(DType::kOther)                             \
   CONSTANT(Stage::kGradientStage)                     \
   CONSTANT(Stage::kMomentsStage)                      \

@@ -169,10 +169,12 @@ inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::v
         if (!in->ok()) return;
         continue;
       }
-      void *state = in->TakeTensor(t.end - t.begin, true, &t.state_type[k]);
+      const int i = in->next();
+      void *state = in->TakeTensor(-1, true, &t.state_type[k]);
       in->Require(HoldsState(t.state_type[k], k), kWrongDType);
       if (!in->ok()) return;
-      t.state[k] = AsIfWhole(state, t.begin * SizeOf(t.state_type[k]));
+      in->Require(in->Size(i) == LengthOfState(t.state_type[k], t.end - t.begin), kWrongSize);
+      t.state[k] = AsIfWhole(state, BytesOfState(t.state_type[k], t.begin));
     }
   }
   for (Tensor &t : *tensors) {

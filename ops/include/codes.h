@@ -1,13 +1,15 @@
-// States in fewer bits: bfloat16, and 8-bit codes with one float32 scale for each block of 256.
+// States in fewer bits: bfloat16, and codes of 8 or 4 bits with one float32 scale for each block of 256.
 //
 // A moving average changes by less in a step than numbers of so few bits are apart: rounding to nearest would keep it
 // where it is. So rounding is stochastic, with noise from a hash of seed, step, tensor and element. It is unbiased, and
 // the same for any number of threads and in a run that resumes.
 //
 // A code holds the upper bits of the float32 number z = |x| / scale + delta, minus those of delta. From delta up, codes
-// are small floating-point numbers with 3 bits of mantissa; below delta they are evenly spaced; 0 has the code 0.
-// Encoding is an addition and a shift, and so is decoding.
+// are small floating-point numbers, with 3 bits of mantissa in codes of 8 bits and 1 in codes of 4; below delta they
+// are evenly spaced; 0 has the code 0. Encoding is an addition and a shift, and so is decoding.
 #pragma once
+
+#include <type_traits>
 
 #include "numbers.h"
 
@@ -46,16 +48,19 @@ MS_OPTIM_FN uint32_t NoiseFor(NoiseUse use, uint32_t bits) {
   return (bits * (use == kThirdState ? 0x9e3779b1u : 0x85ebca6bu)) >> 16;
 }
 
-// Returns 20 bits of noise, as many as encoding cuts off a float32 number. Only the third state, which few rules have,
+// Returns as many bits of noise as encoding cuts off a float32 number. Only the third state, which few rules have,
 // costs a multiplication.
+template <int kCutOff>
 MS_OPTIM_FN uint32_t CodeNoiseFor(NoiseUse use, uint32_t bits) {
-  if (use == kFirstState) return bits & 0xfffffu;
-  return (use == kSecondState ? bits : bits * 0x9e3779b1u) >> 12;
+  if (use == kFirstState) return bits & ((1u << kCutOff) - 1u);
+  return (use == kSecondState ? bits : bits * 0x9e3779b1u) >> (32 - kCutOff);
 }
 
-template <int kOctaves>
+// A code without sign: of its bits, those above the mantissa count octaves.
+template <int kBits, int kMantissa>
 struct SmallFloat {
-  static constexpr int kShift = 20;  // 23 - 3 bits of mantissa
+  static constexpr int kShift = 23 - kMantissa;
+  static constexpr int kOctaves = (1 << (kBits - kMantissa)) - 1;
   static constexpr uint32_t kDeltaBits = static_cast<uint32_t>(127 - kOctaves) << 23;
 
   // The largest number of a block is mapped to this, so that its z is 1 and its code exact.
@@ -68,33 +73,75 @@ struct SmallFloat {
   }
 };
 
-// Signed codes, for moments of gradients. They reach down to 2^-15 of the block's largest number, and run from -120 to
-// 120.
-template <NoiseUse kState>
-struct SignedCode : SmallFloat<15> {
-  typedef int8_t Type;
-  static constexpr NoiseUse kUse = kState;
+// How codes lie in memory: those of 8 bits one by one; of 4 bits four in a word of 16, the first in its lowest bits. So
+// a state's dtype alone says how it is held.
+template <int kBits>
+struct Stored;
+
+template <>
+struct Stored<8> {
+  static constexpr int kMantissa = 3, kInWord = 1;
+  typedef int8_t Signed;
+  typedef uint8_t Unsigned;
+};
+
+template <>
+struct Stored<4> {
+  static constexpr int kMantissa = 1, kInWord = 4;
+  typedef int16_t Signed;
+  typedef uint16_t Unsigned;
+};
+
+// Packs codes, which are the lowest bits of numbers of 32 bits, into words, and unpacks them.
+template <int kBits, class Word>
+struct CodeWords {
+  typedef Word Type;
+  static constexpr int kWidth = kBits;
+  static constexpr int kInWord = Stored<kBits>::kInWord;  // codes in a word
+
+  MS_OPTIM_FN static int32_t Unpacked(Word word, int place) {
+    const uint32_t highest = static_cast<uint32_t>(word) << (32 - kBits * (place + 1));
+    return std::is_signed<Word>::value ? static_cast<int32_t>(highest) >> (32 - kBits)
+                                       : static_cast<int32_t>(highest >> (32 - kBits));
+  }
+  MS_OPTIM_FN static Word Packed(const int32_t *code) {
+    uint32_t word = 0;
+    for (int k = 0; k < kInWord; ++k) word |= (static_cast<uint32_t>(code[k]) & ((1u << kBits) - 1u)) << (kBits * k);
+    return static_cast<Word>(word);
+  }
+};
+
+// Signed codes, for moments of gradients. Those of 8 bits reach down to 2^-15 of the block's largest number, and run
+// from -120 to 120; those of 4 bits to 2^-3, from -6 to 6.
+template <int kBits, NoiseUse kState>
+struct SignedCode : CodeWords<kBits, typename Stored<kBits>::Signed> {
+  typedef SmallFloat<kBits - 1, Stored<kBits>::kMantissa> Magnitude;
+  MS_OPTIM_FN static float Largest() { return Magnitude::Largest(); }
   MS_OPTIM_FN static float Decode(int32_t code) {
-    const float x = SmallFloat<15>::Decode(static_cast<uint32_t>(code < 0 ? -code : code));
+    const float x = Magnitude::Decode(static_cast<uint32_t>(code < 0 ? -code : code));
     return code < 0 ? -x : x;
   }
+  // `noise` is all 32 random bits of an element.
   MS_OPTIM_FN static int32_t Encode(float x, float factor, uint32_t noise) {
     x *= factor;
-    const uint32_t magnitude = SmallFloat<15>::Encode(FromBits(BitsOf(x) & 0x7fffffffu), noise);
+    noise = CodeNoiseFor<Magnitude::kShift>(kState, noise);
+    const uint32_t magnitude = Magnitude::Encode(FromBits(BitsOf(x) & 0x7fffffffu), noise);
     return static_cast<int32_t>(static_cast<int32_t>(BitsOf(x)) < 0 ? 0u - magnitude : magnitude);
   }
 };
 
-// Unsigned codes, for second moments. They reach down to 2^-31, so that the moments' roots span what signed codes span,
-// and run from 0 to 248. Code 0 stands for 0 alone: a second moment that was rounded to 0, next to a first moment that
-// was not, would make the step explode.
-template <NoiseUse kState>
-struct UnsignedCode : SmallFloat<31> {
-  typedef uint8_t Type;
-  static constexpr NoiseUse kUse = kState;
+// Unsigned codes, for second moments. Those of 8 bits reach down to 2^-31, so that the moments' roots span what signed
+// codes span, and run from 0 to 248; those of 4 bits to 2^-7, from 0 to 14. Code 0 stands for 0 alone: a second moment
+// that was rounded to 0, next to a first moment that was not, would make the step explode.
+template <int kBits, NoiseUse kState>
+struct UnsignedCode : CodeWords<kBits, typename Stored<kBits>::Unsigned> {
+  typedef SmallFloat<kBits, Stored<kBits>::kMantissa> Magnitude;
+  MS_OPTIM_FN static float Largest() { return Magnitude::Largest(); }
+  MS_OPTIM_FN static float Decode(int32_t code) { return Magnitude::Decode(static_cast<uint32_t>(code)); }
   // The product may underflow to 0: x itself says whether the code may be 0.
   MS_OPTIM_FN static int32_t Encode(float x, float factor, uint32_t noise) {
-    return static_cast<int32_t>(Max(SmallFloat<31>::Encode(x * factor, noise), Min(BitsOf(x), 1u)));
+    noise = CodeNoiseFor<Magnitude::kShift>(kState, noise);
+    return static_cast<int32_t>(Max(Magnitude::Encode(x * factor, noise), Min(BitsOf(x), 1u)));
   }
 };
 

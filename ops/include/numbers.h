@@ -18,7 +18,7 @@
 
 namespace ms_optim {
 
-enum class DType { kFloat32, kFloat16, kBFloat16, kInt8, kUInt8, kInt16, kOther };
+enum class DType { kFloat32, kFloat16, kBFloat16, kInt8, kUInt8, kInt16, kUInt16, kOther };
 
 struct float16 {
   uint16_t bits;

@@ -24,8 +24,10 @@
 //   statistics    float32 [N, kStatistics], written
 //   n weights, written; n gradients; n of each state, written; a float32 master, written, for each weight of
 //   lower precision if kMasters; a float32 average of each weight, written, if kAverages; a float32 array of scales,
-//   written, for each state held in 8-bit codes. A launch of
+//   written, for each state held in codes. A launch of
 //   the gradient stage alone takes the gradients and nothing else of these, one of the commit stage alone nothing.
+//
+// A state is as long as its weight; one in codes of 4 bits, int16 or uint16, a fourth of that, rounded up.
 //
 // If the rule weighs steps, step_weights, float64 [N, 2], written, follow statistics: for each tensor the largest
 // learning rate so far, and the sum of the steps' weights.
@@ -136,7 +138,7 @@ struct Tensor {
   void *weight;
   const void *gradient;
   void *state[kMaxStates];
-  float *scale[kMaxStates];  // of an 8-bit state, else null
+  float *scale[kMaxStates];  // of a state in codes, else null
   float *master;             // null: the weight is its own master, or has a remainder
   void *remainder;           // the bits of a master below those of its weight; null: there are none
   float *average;            // null: none is kept
@@ -196,6 +198,7 @@ inline DType ParseDType(const char *name) {
   if (strcmp(name, "int8") == 0) return DType::kInt8;
   if (strcmp(name, "uint8") == 0) return DType::kUInt8;
   if (strcmp(name, "int16") == 0) return DType::kInt16;
+  if (strcmp(name, "uint16") == 0) return DType::kUInt16;
   return DType::kOther;
 }
 
@@ -204,14 +207,32 @@ MS_OPTIM_FN bool IsFloat(DType type) {
 }
 
 inline int64_t SizeOf(DType type) {
-  return type == DType::kFloat32 ? 4 : IsFloat(type) || type == DType::kInt16 ? 2 : 1;
+  if (type == DType::kFloat32) return 4;
+  return type == DType::kInt8 || type == DType::kUInt8 ? 1 : 2;
 }
+
+// Returns the bits of the codes that a state of a dtype is held in, 0 if it is held in numbers.
+MS_OPTIM_FN int CodeBits(DType state) {
+  if (state == DType::kInt8 || state == DType::kUInt8) return 8;
+  return state == DType::kInt16 || state == DType::kUInt16 ? 4 : 0;
+}
+
+MS_OPTIM_FN bool IsSignedCode(DType state) { return state == DType::kInt8 || state == DType::kInt16; }
+
+// Returns how long an array is that holds so many elements of a state.
+MS_OPTIM_FN int64_t LengthOfState(DType state, int64_t elements) {
+  constexpr int kInWord = Stored<4>::kInWord;
+  return CodeBits(state) == 4 ? (elements + kInWord - 1) / kInWord : elements;
+}
+
+// Returns the bytes of so many elements of a state.
+inline int64_t BytesOfState(DType state, int64_t elements) { return LengthOfState(state, elements) * SizeOf(state); }
 
 // Moments of gradients have either sign, moments of their squares are never negative: a first state is of the one kind,
 // a second one of the other, a third one may be either.
 inline bool HoldsState(DType type, int k) {
-  return type == DType::kFloat32 || type == DType::kBFloat16 || (type == DType::kInt8 && k != 1) ||
-         (type == DType::kUInt8 && k != 0);
+  if (CodeBits(type) == 0) return type == DType::kFloat32 || type == DType::kBFloat16;
+  return k == 2 || IsSignedCode(type) == (k == 0);
 }
 
 }  // namespace ms_optim

@@ -49,6 +49,7 @@ VALUES = {
     "text": lambda: "0.5",
     "word": lambda: "float32",
     "8bit": lambda: "8bit",
+    "4bit": lambda: "4bit",
     "bfloat16": lambda: "bfloat16",
     "composite": lambda: "composite",
     "empty text": lambda: "",

@@ -60,7 +60,7 @@ def recorded(i, rule, states, weights, gradients, shapes, shared, centralizes, s
         with np.errstate(over="ignore"):
             g[...] = (g.astype(np.float64) * size).astype(g.dtype)
     # The code of a NaN has its sign, which is the processor's own.
-    if poison and (states != "8bit" or shared & _kernels.SKIP_NONFINITE):
+    if poison and (states not in recording.CODES or shared & _kernels.SKIP_NONFINITE):
         made.arrays[first + n].reshape(-1)[-1:] = poison
     return recording.Recorded(f"{i}: {rule}", made.function, made.arrays)
 

@@ -47,7 +47,7 @@ split = st.fixed_dictionaries(
         "count": st.integers(1, 6),
         "sizes": st.lists(st.integers(1, 12_000), min_size=1, max_size=6),
         "rule": st.sampled_from(["adamw", "adamw_amsgrad", "adam_offload"]),
-        "states": st.sampled_from(["float32", "8bit"]),
+        "states": st.sampled_from(["float32", "8bit", "4bit"]),
         "seed": seed,
     }
 )
@@ -88,14 +88,14 @@ def splits(count, sizes, rule, states, seed):
     """What workers make of their shares is, end to end, what one makes of everything, bit for bit."""
     rng = np.random.default_rng(seed)
     _, constants, flags = RULES[rule]
-    kinds = kinds_of(rule, states)
+    kinds, each = kinds_of(rule, states), 4 if states == "4bit" else 1
     weights, gradients = ([rng.standard_normal(size).astype(np.float32) for size in sizes] for _ in range(2))
     names = [f"w{i}" for i in range(len(sizes))]
 
     def launched(lengths, ranges=None):
         blocks = [-(-n // _kernels.CODE_BLOCK) for n in lengths]
-        scales = [[np.zeros(n, np.float32) for n in blocks] for _ in kinds] if states == "8bit" else []
-        held, own = [[np.zeros(n, kind) for n in lengths] for kind in kinds], [w.copy() for w in weights]
+        scales = [[np.zeros(n, np.float32) for n in blocks] for _ in kinds] if states != "float32" else []
+        held, own = [[np.zeros(-(-n // each), kind) for n in lengths] for kind in kinds], [w.copy() for w in weights]
         shared = _kernels.SHARES if ranges is not None else 0
         launch = Launch(
             f"ms_optim_{rule}", own, gradients, held, constants, flags, scales=scales, seed=5, shared=shared
@@ -118,7 +118,8 @@ def splits(count, sizes, rule, states, seed):
             own[i][begin:end] = weights[i][begin:end]
             assert own[i].tobytes() == weights[i].tobytes(), f"Worker {rank} wrote outside of its share of w{i}."
             for part, full in zip(held, whole_states) if i in place else ():
-                assert part[place[i]].tobytes() == full[i][begin:end].tobytes(), f"Worker {rank}: states of w{i}"
+                same = full[i][begin // each : -(-end // each)].tobytes()
+                assert part[place[i]].tobytes() == same, f"Worker {rank}: states of w{i}"
     for a, b, name in zip(moved, whole, names):
         assert a.tobytes() == b.tobytes(), name
     return {"shares": count}

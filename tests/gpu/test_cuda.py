@@ -207,8 +207,8 @@ MISTAKES = {
     ),
     "the tail is written whole": (
         "tiles.cuh",
-        "      if (tile.At(r * kRun + k) < tile.end) target[tile.At(r * kRun + k)] = run.x[k];",
-        "      target[tile.At(r * kRun + k)] = run.x[k];",
+        "      if (i < tile.end) target[i / kInWord] = run.x[k];",
+        "      target[i / kInWord] = run.x[k];",
     ),
 }
 
@@ -258,7 +258,7 @@ def little_ones(monkeypatch):
     rng, kept = np.random.default_rng(5), []
     for i, rule in enumerate(rule for rule in recording.RULES if rule not in _kernels.HOST_RULES):
         for k, states in enumerate(recording.STATES):
-            shared = [_kernels.SKIP_NONFINITE, _kernels.CENTRALIZES, 0][k]
+            shared = [_kernels.SKIP_NONFINITE, _kernels.CENTRALIZES, 0][k % 3]
             made = recording.launch(
                 rule, rng, recording.WEIGHTS[(i + k) % len(recording.WEIGHTS)], states, shapes=shapes, shared=shared
             )

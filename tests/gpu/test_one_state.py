@@ -83,7 +83,7 @@ def cases(rule):
     rng, made = np.random.default_rng(3), {}
     for weights in recording.WEIGHTS:
         for states in recording.STATES:
-            shared = _kernels.SKIP_NONFINITE * (states == "8bit")
+            shared = _kernels.SKIP_NONFINITE * (states in recording.CODES)
             made[f"{rule}, {weights}, {states}"] = recording.launch(rule, rng, weights, states, shared=shared)
     return [Recorded(name, launch.function, launch.arrays) for name, launch in made.items()]
 
@@ -122,7 +122,7 @@ def test_both_devices_give_the_same_bits(cpu, stand_in):
         compare(case, case.run(stand_in.call), case.run(call_on(cpu)), exactly=True)
 
 
-@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
+@pytest.mark.parametrize("states", ["bfloat16", "8bit", "4bit"])
 def test_states_of_lower_precision_stay_close(cpu, states):
     """Rounding is unbiased: of the sum of many elements hardly anything of it is left."""
     shapes, results = [(65_536,)], {}

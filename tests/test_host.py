@@ -5,6 +5,7 @@ MindSpore runs on the CPU here, and makes none of the copies between host and de
 
 import dataclasses
 
+import mindspore as ms
 import numpy as np
 import pytest
 from cases import CASES, MIXED, MODES, SCENARIOS, Scenario, dealt, for_each, grouped, plain

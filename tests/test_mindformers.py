@@ -424,6 +424,7 @@ def test_every_key_that_is_listed_is_taken():
         "skip_nonfinite": True,
         "backend": "aot",
         "shard_states": False,
+        "offload": True,
         "decay": "cautious",
         "average_decay": 0.99,
         "average_warmup": True,
@@ -433,6 +434,7 @@ def test_every_key_that_is_listed_is_taken():
     assert optimizer.amsgrad
     assert optimizer.maximize
     assert optimizer.options.skip_nonfinite
+    assert optimizer.options.offload
     assert optimizer.loss_scale == 2.0
     assert optimizer.grad_centralization_flags == (True, True)
 

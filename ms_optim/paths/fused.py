@@ -86,7 +86,7 @@ class FusedPath(nn.Cell):
         self.is_exchanged = self.exchanged_after(phases)
         places = iter(range(len(self.launches)))
         self.phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
-        if parts.settings.device == "CPU" and not parts.settings.is_parallel and ranges is None:
+        if parts.settings.weights_on == "CPU" and not parts.settings.is_parallel and ranges is None:
             self.launches_by_address = maker.made_by_address([stages for ((stages, _),) in planned(count)])
             self.phases_by_address = tuple((k,) for k in range(len(self.launches_by_address)))
             self.by_address = ByAddress(self.launch_by_address)

@@ -139,6 +139,26 @@ class MatrixColumn(enum.IntEnum):
     MATRIX_TENSOR, FIRST_ROW, RUN, RUNS, STRIDE, COLUMNS, MATRIX_COLUMNS = range(7)
 
 
+class LocalNumber(enum.IntEnum):
+    """What a launch of local steps is told besides tensors, and how many numbers these are."""
+
+    LOCAL_WORKERS, LOCAL_RANK, OUTER_RATE, OUTER_MOMENTUM, OUTER_NESTEROV, RESIDUAL_DECAY = range(6)
+    VALUE_BITS, CHUNK_ELEMENTS, DENSITY, LOCAL_NUMBERS = range(6, 10)
+
+
+class LocalMark(enum.IntEnum):
+    """What workers compare before an exchange, and how many numbers these are."""
+
+    MARK_STEP, MARK_EVERY, MARK_FRAGMENTS, MARK_RATE, MARK_MOMENTUM, MARK_NESTEROV, MARK_BITS = range(7)
+    MARK_CHUNK, MARK_DENSITY, MARK_DECAY, MARK_OPTIMIZER, MARK_TENSORS, MARK_START, LOCAL_MARKS = range(7, 14)
+
+
+class LocalReport(enum.IntEnum):
+    """Columns of the report of an exchange, and their number."""
+
+    DIFFERENCE_NORM, RESIDUAL_NORM, MEAN_NORM, AGREEMENT, LOCAL_REPORTS = range(5)
+
+
 class Status(enum.IntEnum):
     """What a launch returns."""
 
@@ -147,7 +167,8 @@ class Status(enum.IntEnum):
 
 
 _COLUMNS = (AddressColumn, SharedAddressColumn, MatrixColumn)
-_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, *_COLUMNS, Status)
+_LOCAL = (LocalNumber, LocalMark, LocalReport)
+_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, *_COLUMNS, *_LOCAL, Status)
 _RULES = (AdamWFlag, LambFlag, AdamOffloadFlag, DgcMomentumFlag, MuonFlag)
 # By what the library calls them.
 GROUPS: dict[str, type[enum.IntEnum | enum.IntFlag]] = {

@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from . import _described
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -61,6 +63,21 @@ def library(name: str) -> ctypes.CDLL:
 def described(device: str) -> dict[str, _described.DescribedRule]:
     """Return what the library for "CPU" or "GPU" says of its rules."""
     return _described.rules(library(LIBRARIES[device].file))
+
+
+def why_missing(device: str) -> str | None:
+    """Say why the library of a device is missing, with the remedy; None where it is there."""
+    path = path_of(device)
+    return None if path.exists() else f"{path} is missing: {LIBRARIES[device].remedy}"
+
+
+def difference_of_marks(marks: np.ndarray) -> str | None:
+    """Say what differs in the marks that workers compare, int32 of shape (workers, numbers); None if nothing does."""
+    marks = np.ascontiguousarray(marks, np.int32)
+    text = ctypes.create_string_buffer(256)
+    address = ctypes.c_void_p(marks.ctypes.data)
+    differs = library(LIBRARIES["CPU"].file).ms_optim_local_difference
+    return text.value.decode() if differs(address, ctypes.c_int64(len(marks)), text, ctypes.c_int64(256)) else None
 
 
 def workspace_bytes(library: ctypes.CDLL, shapes: Sequence[tuple[int, ...]], centralizes: bool, exchanges: bool) -> int:

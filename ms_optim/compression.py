@@ -15,7 +15,7 @@ from ._gradients import check_gradients
 from .dgc.composite import CompressedCompositePath, largest
 from .dgc.path import CompressedPath
 from .dgc.schedule import Schedule
-from .dgc.transport import Workers
+from .dgc.transport import Workers, together
 from .dgc.wire import WIRE_DTYPES, Compression, place_bytes, ramp, sent, settings_number, wire_words
 from .residuals import worker_of
 
@@ -153,7 +153,7 @@ class CompressedStep(FusedOptimizer):
             for w, table, (sums, _) in zip(workers, tables, looks)
         ]
         cell = first._path.exchanges[1][known]
-        wires = first.workers.together([wire for _, wire in sent], cell.compressed)
+        wires = Tensor(together([wire.asnumpy() for _, wire in sent], cell.compressed))
         for w, table, (sums, _) in zip(workers, tables, sent):
             w._path.by_address.apply(step, table, sums, skipping, wires, known).data_ptr()
         return 4 * cell.words

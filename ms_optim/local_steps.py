@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from . import _kernels, _libraries
 from ._arguments import check_count, check_momentum, check_type, fail, is_number
 from ._base import FusedOptimizer
 from ._gradients import check_gradients
+from ._state import Stateful
 from ._writing import write
 from .compression import Workers
 from .dgc.local_mean import LocalMean
+from .dgc.transport import together
 from .local.entries import LocalEntries
 from .local.exchange import Exchange
 from .local.kept import Kept
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
     from ._arguments import Tensors
 
 NAME = "LocalSteps"
+# What checkpoints and callbacks take.
+AnyOptimizer: TypeAlias = "FusedOptimizer | LocalSteps"
 
 
-class LocalSteps(nn.Optimizer):
+class LocalSteps(Stateful):
     r"""Local steps: workers train by themselves, and exchange the differences of their weights every few dozen steps.
 
     Each worker takes `every` steps of an optimizer of its own. Then the difference of its weights since the last
@@ -108,15 +112,20 @@ class LocalSteps(nn.Optimizer):
         >>> net = nn.Dense(256, 100)
         >>> optimizer = AdamW(net.trainable_params(), 1e-3, weight_decay=0.1)
         >>> diloco = LocalSteps(optimizer, every=30)
-        >>> sparse = LocalSteps(
-        ...     AdamW(net.trainable_params(), 1e-3), 30, outer_learning_rate=1.0, outer_momentum=0.0, compress=SparseTopK()
-        ... )
+        >>> inner, outer = AdamW(net.trainable_params(), 1e-3), {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
+        >>> sparseloco = LocalSteps(inner, every=30, compress=SparseTopK(), **outer)
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), diloco)
     """
 
     # Each worker needs the whole of every gradient.
     _support_parallel_optimizer = False
     optimizer: FusedOptimizer
+    # What `nn.Cell` finds among its parameters.
+    local_start: ParameterTuple
+    local_velocity: ParameterTuple
+    local_residual: ParameterTuple
+    local_step: Parameter
+    local_worker: Parameter
 
     def __init__(
         self,
@@ -143,11 +152,11 @@ class LocalSteps(nn.Optimizer):
         kept = Kept(held.parameters, layout.names, outer, np.eye(workers.count, dtype=np.int32)[workers.rank])
         self.local_start, self.local_velocity, self.local_residual = kept.starts, kept.velocities, kept.residuals
         self.local_step, self.local_worker = kept.step, kept.worker
-        object.__setattr__(self, "reports", kept.reports)
+        object.__setattr__(self, "kept", kept)
         self.own_worker = Tensor(kept.worker.asnumpy())
         self.due, self.all_fragments = due(every, fragments), tuple(range(fragments))
         rule = (optimizer.rule.name, optimizer.rule.constants, optimizer.rule.flags)
-        mark = outer.mark(rule, zip(layout.names, layout.shapes))
+        mark = outer.mark(rule, [*zip(layout.names, layout.shapes)])
         self._on_host = _kernels.device_target() == "CPU"
         self.exchanges = nn.CellList(
             [
@@ -182,11 +191,11 @@ class LocalSteps(nn.Optimizer):
         done = self.optimizer(gradients)
         for k in self._counted():
             exchange = self.exchanges[k]
-            wire, mark = exchange.run_send()
+            wires, mark = self._sent(k)
             if self.workers.count > 1:
-                self._check_alike(exchange.run_gather(mark))
-                wire = exchange.run_exchange(wire)
-            exchange.run_apply(wire).asnumpy()  # the operator may run later, unless waited for
+                self._check_alike(exchange.gather(Tensor(mark)).asnumpy())
+                wires = exchange.exchange(Tensor(wires)).asnumpy()
+            exchange.apply_here(wires)
         return done
 
     @ms.jit(backend="ms_backend")
@@ -217,7 +226,7 @@ class LocalSteps(nn.Optimizer):
             )
         if self.local_step.asnumpy()[0] == 0:
             for exchange in self.exchanges:
-                exchange.run_begin().asnumpy()
+                exchange.begin_here()
 
     def _counted(self) -> list[int]:
         """Count a step, and return the fragments that are to be exchanged after it."""
@@ -225,9 +234,13 @@ class LocalSteps(nn.Optimizer):
         write(self.local_step, np.array([step], np.int32))
         return [k for k in self.all_fragments if step % self.every == self.due[k]]
 
-    def _check_alike(self, marks: Tensor) -> None:
+    def _sent(self, fragment: int) -> list[np.ndarray]:
+        """Return what this worker sends of a fragment, and its mark."""
+        return self.exchanges[fragment].send_here()
+
+    def _check_alike(self, marks: np.ndarray) -> None:
         """Raise an error that says how workers differ."""
-        if difference := _libraries.difference_of_marks(marks.asnumpy()):
+        if difference := _libraries.difference_of_marks(marks):
             raise RuntimeError(f"For '{NAME}', {difference}")
 
     @classmethod
@@ -239,44 +252,14 @@ class LocalSteps(nn.Optimizer):
             worker.optimizer(own)
         due_now, *_ = [worker._counted() for worker in workers]
         for k in due_now:
-            sent = [worker.exchanges[k].run_send() for worker in workers]
-            wire = sent[0][0]
-            if len(workers) > 1:
-                workers[0]._check_alike(ops.stack([mark for _, mark in sent]))
-                wire = workers[0].workers.together([wire for wire, _ in sent], workers[0].outer.compress is not None)
+            sent = [worker._sent(k) for worker in workers]
+            workers[0]._check_alike(np.stack([mark for _, mark in sent]))
+            wires = together([wire for wire, _ in sent], workers[0].outer.compress is not None)
             for worker in workers:
-                worker.exchanges[k].run_apply(wire).asnumpy()
+                worker.exchanges[k].apply_here(wires)
         return sum(workers[0].exchanges[k].bytes_sent for k in due_now)
 
     # ---- What it keeps --------------------------------------------------------------------------------------------
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return a copy of the weights and of all that is kept from step to step; see :meth:`AdamW.state_dict`.
-
-        Args:
-            args: Arguments of ``nn.Cell.state_dict``, which an outer Cell passes; its result is then returned.
-            kwargs: Likewise.
-        """
-        if args or kwargs:
-            return super().state_dict(*args, **kwargs)
-        return self._entries.copied()
-
-    def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True) -> None:
-        """Load the states of another run of this worker and go on from its step; see :meth:`AdamW.load_state_dict`.
-
-        Args:
-            state_dict: Tensors or Parameters by name, as :meth:`state_dict` returns them.
-            strict: Whether missing and unknown names are an error; if not, they are ignored. Default: ``True`` .
-
-        Raises:
-            TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
-            KeyError: If `strict` and an entry is missing or unknown.
-            ValueError: If an entry has another shape, or the entries are those of another worker.
-
-        Nothing is changed where an error is raised.
-        """
-        for parameter, value in self._entries.fitting(state_dict, strict):
-            write(parameter, value)
 
     def exchange_report(self) -> dict[str, float]:
         """Return what was found at the last exchange; of several fragments over all of them.
@@ -287,7 +270,7 @@ class LocalSteps(nn.Optimizer):
             all sent; ``agreement``, the mean cosine between what two workers sent, weighted by their norms: 1 where
             all sent the same, 0 where they are orthogonal.
         """
-        rows = np.array([report.asnumpy() for report in self.reports], np.float64)
+        rows = np.array([report.asnumpy() for report in self.kept.reports], np.float64)
         difference, residual, mean = np.sqrt(np.sum(rows[:, :3] ** 2, axis=0)).tolist()
         weight = rows[:, 2] ** 2
         agreement = float(rows[:, 3] @ weight / weight.sum()) if weight.sum() > 0 else float(rows[:, 3].mean())

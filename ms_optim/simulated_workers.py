@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor
 
 from ._arguments import check_count, fail
 from ._writing import write
@@ -29,25 +28,6 @@ class SimulatedWorker(Workers):
     def exchange(self, compressed: bool, words: int) -> Callable[[Tensor], Tensor]:
         """Return what stands in the place of the exchange, and is never called."""
         return _refuse
-
-    def together(self, wires: Sequence[Tensor], compressed: bool) -> Tensor:
-        """Return what an exchange makes of all workers' wires."""
-        return ops.stack(list(wires)) if compressed else Tensor(ring_sum([w.asnumpy() for w in wires])).reshape((1, -1))
-
-
-def ring_sum(wires: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the sum of float32 arrays with the bits that MindSpore's AllReduce gives them on CPU.
-
-    Each worker's share of the elements goes round once, and is added up in the order in which it meets the workers.
-    """
-    count = len(wires)
-    total = np.empty_like(wires[0])
-    for first, share in enumerate(np.array_split(np.arange(total.size), count)):
-        own = slice(share[0], share[-1] + 1) if share.size else slice(0, 0)
-        total[own] = wires[first][own]
-        for k in range(1, count):
-            total[own] += wires[(first + k) % count][own]
-    return total
 
 
 def _refuse(wire):
@@ -86,8 +66,7 @@ class SimulatedWorkers:
         RuntimeError: If there is no fused kernel: what is simulated is what it would send.
 
     Examples:
-        >>> import numpy as np
-        >>> import mindspore as ms
+        >>>         >>> import mindspore as ms
         >>> from mindspore import nn
         >>> from ms_optim import DGCMomentum, SimulatedWorkers
         >>> net = nn.Dense(256, 100)

@@ -67,8 +67,9 @@ class LocalEntries:
             raise KeyError(
                 f"For '{self.name}', 'state_dict' must have the entry {missing[0]!r}, one of {len(missing)} missing."
             )
-        if self.worker in given and worker_of(self.name, given[self.worker]) != self.place:
-            rank, count = worker_of(self.name, given[self.worker])
+        whose = worker_of(self.name, given[self.worker], self.worker) if self.worker in given else self.place
+        if whose != self.place:
+            rank, count = whose
             raise ValueError(
                 f"For '{self.name}', 'state_dict' must be that of worker {self.place[0]} of {self.place[1]}, but got "
                 f"that of worker {rank} of {count}: ms_optim.fold_residuals() makes the states of one number of "

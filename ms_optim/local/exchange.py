@@ -9,10 +9,10 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .. import _kernels
+from .. import _kernels, _libraries
 from .._abi import LocalMark, LocalReport
 from .._arithmetic import receive
-from ..dgc.transport import GatherWires
+from .._writing import write
 from ..paths.host import Fetch, Send, on_host
 from ..paths.launches import as_tuple
 
@@ -41,11 +41,18 @@ class Launch(nn.Cell):
         super().__init__(auto_prefix=False)
         writes = (False,) * (len(numbers) + given) + tuple(written)
         self.kernel, self.numbers = _kernels.operator(f"local_{name}", "CPU", writes, outputs), numbers
+        self.name, self.outputs = f"local_{name}", tuple((shape, str(dtype).lower()) for shape, dtype in outputs)
         object.__setattr__(self, "tensors", as_tuple(tensors))
 
     def construct(self, *given):
         """Run the launch."""
         return self.kernel(*self.numbers, *given, *self.tensors)
+
+    def here(self, *given):
+        """Run the launch, called from Python, on the memory that its tensors have now; return its outputs."""
+        outputs = [np.zeros(shape, dtype) for shape, dtype in self.outputs]
+        _libraries.run_here(self.name, [*self.numbers, *given, *self.tensors], outputs)
+        return outputs
 
 
 class Copies(nn.Cell):
@@ -126,7 +133,7 @@ class Exchange(nn.Cell):
         self.agree = Launch("agree", (), (), (), 1, [done])
         self.mark, self.worker_count = Tensor(mark), workers.count
         self.bytes_sent = 4 * (self.words + int(LocalMark.LOCAL_MARKS)) if workers.count > 1 else 0
-        self.gather: Any = GatherWires(workers, int(LocalMark.LOCAL_MARKS)) if workers.count > 1 else None
+        self.gather: Any = workers.exchange(True, int(LocalMark.LOCAL_MARKS)) if workers.count > 1 else None
         self.exchange: Any = workers.exchange(outer.compress is not None, self.words) if workers.count > 1 else None
         for name, these in (("step", kept.step), ("report", report)):
             object.__setattr__(self, name, these)
@@ -140,9 +147,7 @@ class Exchange(nn.Cell):
 
     def begun(self):
         """Have a round begin at the weights; return something to wait for."""
-        if self.copies is None:
-            return self.starter()
-        return F.depend(self.starter(), self.copies())
+        return self.starter() if self.copies is None else F.depend(self.copies(), self.starter())
 
     def sent(self):
         """Return what this worker sends, and its mark."""
@@ -157,29 +162,17 @@ class Exchange(nn.Cell):
         done = F.assign(self.report, found)
         return done if self.copies is None else F.depend(done, self.copies.back(found))
 
-    # The parts of an exchange that is called from Python, compiled each by itself.
+    # The parts of an exchange that is called from Python, where weights and masters are on the host.
 
-    @ms.jit(backend="ms_backend")
-    def run_begin(self):
+    def begin_here(self):
         """Have a round begin at the weights."""
-        return self.begun()
+        self.starter.here()
 
-    @ms.jit(backend="ms_backend")
-    def run_send(self):
+    def send_here(self):
         """Return what this worker sends, and its mark."""
-        return self.sent()
+        return self.sender.here(np.concatenate((self.step.asnumpy(), self.mark.asnumpy())))
 
-    @ms.jit(backend="ms_backend")
-    def run_gather(self, mark):
-        """Return the marks of all workers."""
-        return self.gather(mark)
-
-    @ms.jit(backend="ms_backend")
-    def run_exchange(self, wire):
-        """Return what all workers sent, or its sum."""
-        return self.exchange(wire)
-
-    @ms.jit(backend="ms_backend")
-    def run_apply(self, wires):
+    def apply_here(self, wires):
         """Take the outer step along what all sent."""
-        return self.applied(wires)
+        (found,) = self.receiver.here(np.ascontiguousarray(wires))
+        write(self.report, found)

@@ -1,4 +1,4 @@
-"""What workers send of the differences of weights, in bytes, and what they compare before: see ops/include/local_steps.h."""
+"""What workers send of the differences of weights, and what they compare before: see ops/include/local_steps.h."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ._abi_local import LocalMark, LocalNumber, LocalReport
+
 # ---- Numbers ------------------------------------------------------------------------------------------------------
 
 MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # the last: codes that share one scale
@@ -137,26 +139,6 @@ class MatrixColumn(enum.IntEnum):
     """Columns of a table of matrices: the tensor, and which of its rows; and their number."""
 
     MATRIX_TENSOR, FIRST_ROW, RUN, RUNS, STRIDE, COLUMNS, MATRIX_COLUMNS = range(7)
-
-
-class LocalNumber(enum.IntEnum):
-    """What a launch of local steps is told besides tensors, and how many numbers these are."""
-
-    LOCAL_WORKERS, LOCAL_RANK, OUTER_RATE, OUTER_MOMENTUM, OUTER_NESTEROV, RESIDUAL_DECAY = range(6)
-    VALUE_BITS, CHUNK_ELEMENTS, DENSITY, LOCAL_NUMBERS = range(6, 10)
-
-
-class LocalMark(enum.IntEnum):
-    """What workers compare before an exchange, and how many numbers these are."""
-
-    MARK_STEP, MARK_EVERY, MARK_FRAGMENTS, MARK_RATE, MARK_MOMENTUM, MARK_NESTEROV, MARK_BITS = range(7)
-    MARK_CHUNK, MARK_DENSITY, MARK_DECAY, MARK_OPTIMIZER, MARK_TENSORS, MARK_START, LOCAL_MARKS = range(7, 14)
-
-
-class LocalReport(enum.IntEnum):
-    """Columns of the report of an exchange, and their number."""
-
-    DIFFERENCE_NORM, RESIDUAL_NORM, MEAN_NORM, AGREEMENT, LOCAL_REPORTS = range(5)
 
 
 class Status(enum.IntEnum):

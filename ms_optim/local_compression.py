@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ._arguments import check_count, fail, is_number
+from ._arguments import check_count, check_positive, fail, is_number
 
 VALUE_BITS = (2, 4, 8, 16, 32)
 LARGEST_CHUNK = 1 << 16
@@ -36,6 +36,11 @@ class SparseTopK:
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of its range.
+
+    Examples:
+        >>> from ms_optim import SparseTopK
+        >>> print(SparseTopK(density=0.01, bits=4))
+        SparseTopK(density=0.01, bits=4, chunk=4096, decay=0.95)
     """
 
     density: float = 0.0156
@@ -43,10 +48,11 @@ class SparseTopK:
     chunk: int = 4096
     decay: float = 0.95
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_format("SparseTopK", self.bits, self.chunk)
-        if not is_number(self.density) or not 0.0 < self.density <= 1.0:
-            fail(_error(self.density), "SparseTopK", "density", "a number in the range (0.0, 1.0]", self.density)
+        check_positive("SparseTopK", "density", self.density)
+        if self.density > 1.0:
+            fail(ValueError, "SparseTopK", "density", "a number in the range (0.0, 1.0]", self.density)
         if not is_number(self.decay) or not 0.0 <= self.decay <= 1.0:
             fail(_error(self.decay), "SparseTopK", "decay", "a number in the range [0.0, 1.0]", self.decay)
 
@@ -65,12 +71,17 @@ class Quantized:
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of its range.
+
+    Examples:
+        >>> from ms_optim import Quantized
+        >>> print(Quantized())
+        Quantized(bits=8, chunk=4096)
     """
 
     bits: int = 8
     chunk: int = 4096
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_format("Quantized", self.bits, self.chunk)
 
     @property

@@ -11,7 +11,6 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from . import _kernels, _libraries
-from ._arguments import check_count, check_momentum, check_type, fail, is_number
 from ._base import FusedOptimizer
 from ._gradients import check_gradients
 from ._state import Stateful
@@ -19,6 +18,7 @@ from ._writing import write
 from .compression import Workers
 from .dgc.local_mean import LocalMean
 from .dgc.transport import together
+from .local.arguments import check_local_steps
 from .local.entries import LocalEntries
 from .local.exchange import Exchange
 from .local.kept import Kept
@@ -63,8 +63,9 @@ class LocalSteps(Stateful):
     same weights. Whatever the device, the outer step runs on the host's processor, and what it keeps is in host memory:
     4 bytes a parameter, 4 more with outer momentum, and 4 more with residuals.
 
-    What the optimizer has, this has, too: `global_step`, `statistics`, :meth:`FusedOptimizer.averaged` and so on. The
-    average that `average_decay` keeps is each worker's own.
+    Its own `local_step`, int32 of shape (1,), counts all steps, skipped ones among them. What the optimizer has, this
+    has, too: `global_step`, `statistics`, :meth:`FusedOptimizer.averaged` and so on. The average that `average_decay`
+    keeps is each worker's own.
 
     Args:
         optimizer (FusedOptimizer): The optimizer of this package that takes the steps, but not DGCMomentum, nor one
@@ -82,10 +83,6 @@ class LocalSteps(Stateful):
         local_group (Union[str, None]): The communication group of the processes on this host, if these average their
             gradients every step: then hosts take the place of workers. Hosts have equally many processes, which are
             next to each other in `group`. Default: ``None`` .
-
-    Attributes:
-        optimizer: The optimizer that takes the steps.
-        local_step: Parameter, int32 of shape (1,): steps so far, skipped ones among them.
 
     Inputs:
         - **gradients** (tuple[Tensor]) - The gradients of this worker, as the optimizer takes them.
@@ -120,6 +117,16 @@ class LocalSteps(Stateful):
     # Each worker needs the whole of every gradient.
     _support_parallel_optimizer = False
     optimizer: FusedOptimizer
+    every: int
+    fragments: int
+    workers: Workers
+    outer: Outer
+    kept: Kept
+    own_worker: Tensor
+    due: tuple[int, ...]
+    all_fragments: tuple[int, ...]
+    exchanges: nn.CellList
+    local_mean: nn.Cell
     # What `nn.Cell` finds among its parameters.
     local_start: ParameterTuple
     local_velocity: ParameterTuple
@@ -143,7 +150,7 @@ class LocalSteps(Stateful):
         # Not that of nn.Optimizer, which would make a learning rate and a count besides those of the optimizer.
         nn.Cell.__init__(self, auto_prefix=False)
         outer = Outer(every, fragments, outer_learning_rate, outer_momentum, nesterov, compress)
-        _check(optimizer, outer, group)
+        check_local_steps(NAME, optimizer, outer, group)
         workers = group if isinstance(group, Workers) else Workers(NAME, group, local_group)
         layout, held = optimizer._layout, optimizer._held
         self.optimizer, self.every, self.fragments = optimizer, every, fragments
@@ -287,32 +294,3 @@ class LocalSteps(Stateful):
             RuntimeError: Always.
         """
         raise RuntimeError(f"For '{NAME}', gradients cannot be released: exchanges follow calls of the optimizer.")
-
-
-def _check(optimizer: Any, outer: Outer, group: Any) -> None:
-    if not isinstance(optimizer, FusedOptimizer):
-        fail(TypeError, NAME, "optimizer", "an optimizer of ms_optim", optimizer)
-    check_count(NAME, "every", outer.every, 1)
-    check_count(NAME, "fragments", outer.fragments, 1)
-    if not is_number(outer.learning_rate):
-        fail(TypeError, NAME, "outer_learning_rate", "a number", outer.learning_rate)
-    if not 0.0 < outer.learning_rate < float("inf"):
-        fail(ValueError, NAME, "outer_learning_rate", "greater than 0 and finite", outer.learning_rate)
-    check_momentum(NAME, "outer_momentum", outer.momentum)
-    check_type(NAME, "nesterov", outer.nesterov, bool)
-    if outer.compress is not None and not isinstance(outer.compress, (SparseTopK, Quantized)):
-        fail(TypeError, NAME, "compress", "a SparseTopK, a Quantized or None", outer.compress)
-    if outer.every % outer.fragments or outer.fragments > optimizer._layout.count:
-        what = f"a divisor of 'every', {outer.every}, and at most the number of parameters, {optimizer._layout.count}"
-        fail(ValueError, NAME, "fragments", what, outer.fragments)
-    if reason := optimizer.refuses.get("local_steps"):
-        raise ValueError(f"For '{NAME}', the argument 'optimizer' cannot be {optimizer.cls_name}, which {reason}.")
-    if optimizer.shares is not None:
-        raise ValueError(f"For '{NAME}', the optimizer must not shard its states, whose workers hold the same weights.")
-    if optimizer.is_sliced and group is None:
-        raise ValueError(
-            f"For '{NAME}', the optimizer's tensors are sliced: 'group' must name the processes that hold the same "
-            "slices."
-        )
-    if reason := _libraries.why_missing("CPU"):
-        raise RuntimeError(f"For '{NAME}', the library for CPU is needed, but {reason}.")

@@ -66,7 +66,8 @@ class SimulatedWorkers:
         RuntimeError: If there is no fused kernel: what is simulated is what it would send.
 
     Examples:
-        >>>         >>> import mindspore as ms
+        >>> import numpy as np
+        >>> import mindspore as ms
         >>> from mindspore import nn
         >>> from ms_optim import DGCMomentum, SimulatedWorkers
         >>> net = nn.Dense(256, 100)

@@ -10,7 +10,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from .. import _kernels, _libraries
-from .._abi import LocalMark, LocalReport
+from .._abi_local import LocalMark, LocalReport
 from .._arithmetic import receive
 from .._writing import write
 from ..paths.host import Fetch, Send, on_host
@@ -151,7 +151,7 @@ class Exchange(nn.Cell):
 
     def sent(self):
         """Return what this worker sends, and its mark."""
-        mark = ops.concat((self.step, self.mark))
+        mark = ops.concat((self.mark, self.step))
         if self.copies is not None:
             mark = F.depend(mark, self.copies())
         return self.sender(mark)
@@ -170,7 +170,7 @@ class Exchange(nn.Cell):
 
     def send_here(self):
         """Return what this worker sends, and its mark."""
-        return self.sender.here(np.concatenate((self.step.asnumpy(), self.mark.asnumpy())))
+        return self.sender.here(np.concatenate((self.mark.asnumpy(), self.step.asnumpy())))
 
     def apply_here(self, wires):
         """Take the outer step along what all sent."""

@@ -8,7 +8,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor
 from mindspore import dtype as mstype
 
-from .._abi import LocalReport
+from .._abi_local import LocalReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

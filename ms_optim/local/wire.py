@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .._abi import LocalMark, LocalNumber
+from .._abi_local import LocalMark, LocalNumber
 
 if TYPE_CHECKING:
     from ..dgc.transport import Workers
@@ -45,7 +45,7 @@ class Outer(NamedTuple):
         return self.format()[3] is not None
 
     def mark(self, optimizer: Sequence[Any], tensors: Sequence[Any]) -> np.ndarray:
-        """Return what workers compare, without the step in front and the checksum of their weights behind."""
+        """Return what workers compare, without the step and the checksum of their weights, which come last."""
         bits, chunk, density, decay = self.format()
         real = np.array((self.learning_rate, self.momentum, density, -1.0 if decay is None else decay), np.float32)
         rate, momentum, density_bits, decay_bits = real.view(np.int32).tolist()

@@ -106,8 +106,7 @@ inline int LaunchLocal(const ArgumentReader &arguments, LocalStage stage, Status
 
 // Says what differs in the marks of workers, as a sentence; returns whether anything does.
 inline bool DifferenceOf(const int32_t *marks, int64_t workers, char *text, size_t size) {
-  static constexpr const char *kNames[] = {"step",
-                                           "every",
+  static constexpr const char *kNames[] = {"every",
                                            "fragments",
                                            "outer_learning_rate",
                                            "outer_momentum",
@@ -118,6 +117,7 @@ inline bool DifferenceOf(const int32_t *marks, int64_t workers, char *text, size
                                            "decay",
                                            "optimizer",
                                            "parameters",
+                                           "step",
                                            "weights at the last exchange"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kLocalMarks, "each mark has a name");
   const auto put = [](int i, int32_t value, char *out, size_t room) {
@@ -125,7 +125,8 @@ inline bool DifferenceOf(const int32_t *marks, int64_t workers, char *text, size
     if (real) {
       snprintf(out, room, "%g", static_cast<double>(FromBits(static_cast<uint32_t>(value))));
     } else {
-      snprintf(out, room, i >= kMarkOptimizer ? "the checksum %08x" : "%d", static_cast<unsigned>(value));
+      const bool is_checksum = i == kMarkOptimizer || i == kMarkTensors || i == kMarkStart;
+      snprintf(out, room, is_checksum ? "the checksum %08x" : "%d", static_cast<unsigned>(value));
     }
   };
   for (int64_t k = 1; k < workers; ++k) {

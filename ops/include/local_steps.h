@@ -26,7 +26,6 @@ enum LocalNumber {
 
 // What workers compare before an exchange: numbers that must be the same on all of them, each of 32 bits.
 enum LocalMark {
-  kMarkStep,
   kMarkEvery,
   kMarkFragments,
   kMarkRate,  // float32, like the others that are no whole numbers
@@ -36,9 +35,10 @@ enum LocalMark {
   kMarkChunk,
   kMarkDensity,
   kMarkDecay,
-  kMarkOptimizer,  // checksums: of the rule, of the tensors' names and shapes, of the weights at the last exchange
+  kMarkOptimizer,  // a checksum of the rule, like that of the tensors' names and shapes
   kMarkTensors,
-  kMarkStart,
+  kMarkStep,
+  kMarkStart,  // a checksum of the weights at the last exchange
   kLocalMarks
 };
 

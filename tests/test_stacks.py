@@ -109,7 +109,8 @@ def test_the_result_does_not_depend_on_the_stacks(mode, masters, monkeypatch):
         tensors = (*params, *optimizer.states, *optimizer.masters, optimizer.statistics)
         return [x.float().asnumpy() for x in tensors]
 
-    alone, few, many = trained(1), trained(3), trained(100)
-    for one, two, three in zip(alone, few, many):
-        np.testing.assert_array_equal(one, two)
-        np.testing.assert_array_equal(one, three)
+    alone = trained(1)
+    # Each is compiled anew, in seconds: there, only stacks of as many as there are.
+    for most in (100,) if mode == ms.GRAPH_MODE else (3, 100):
+        for one, several in zip(alone, trained(most)):
+            np.testing.assert_array_equal(one, several)

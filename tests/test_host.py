@@ -176,7 +176,7 @@ def test_qk_clip_is_kept(on_accelerator):
         np.testing.assert_allclose(numbers(p), before, atol=1e-2)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (13, 11), (6, 4, 3, 3), (100, 10_000)])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (13, 11), (9, 9), (6, 4, 3, 3), (100, 10_000)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_changes_are_noticed(shape, dtype):
     rng = np.random.default_rng(0)
@@ -195,6 +195,8 @@ def test_changes_are_noticed(shape, dtype):
     if len(shape) > 1:
         changes["swapped rows"] = weight[::-1]
         changes["swapped columns"] = weight[..., ::-1]
+    if shape == (9, 9):
+        changes["transposed"] = weight.T
     for what, changed in changes.items():
         assert mark(changed) != before, what
 

@@ -88,6 +88,7 @@ def test_the_host_has_all_but_weights_and_gradients(on_accelerator, monkeypatch)
     held = [p for launch in path.path.launches for p in (*launch.launch.before, *launch.launch.weights)]
     held += [p for launch in path.path.launches for p in launch.launch.held]
     assert on_device.isdisjoint(map(id, held))
+    assert path.path.addresses is None, "nor launches by address, which it cannot use"
     assert {id(p) for p in pair.optimizer._held.of_tensors} <= set(map(id, held))
     for launch in path.path.launches:
         assert launch.launch.kernel.attrs["primitive_target"] == "CPU"

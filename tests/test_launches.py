@@ -11,7 +11,7 @@ from mindspore import Parameter
 from refusals import refused
 from tolerances import STEPS
 
-from ms_optim import LANS, AdamW, Lamb
+from ms_optim import LANS, AdamW, Lamb, _kernels
 from ms_optim.paths.launches import MOST_LAUNCHES, Launch, phases_of
 
 LANS_CASE = next(case for case in CASES if case.optimizer is LANS)
@@ -58,6 +58,19 @@ def test_a_phase_has_few_launches_however_many_tensors_there_are():
     params = [Parameter(tensor(np.ones(3), "float32"), name=f"w{i}") for i in range(2 * MOST_LAUNCHES + 1)]
     taken = [launch.layout.shape[0] for launch in LANS(params, 0.1, aggregate_num=1)._path.launches]
     assert taken == [3] * (len(params) // 3)
+
+
+def test_flags_say_what_kernels_cannot_read_where_they_are_started():
+    """On a GPU, whether there is a bound, and whether gradients are centralized: the CPU's kernels need no flag."""
+
+    def shared(**settings):
+        bound = {"grad_clip_norm": settings.pop("grad_clip_norm", None)}
+        group = {"params": [Parameter(tensor(np.ones((2, 3)), "float32"), name="w")], **settings}
+        (launch,) = AdamW([group], 0.1, **bound)._path.launches
+        return launch.flags.shape[1] - 1
+
+    assert shared(grad_clip_norm=1.0) == shared() + _kernels.CLIPS
+    assert shared(grad_centralization=True) == shared() + _kernels.CENTRALIZES
 
 
 SHARED = [{}, {"grad_clip_norm": 3.0}, {"skip_nonfinite": True}]

@@ -191,14 +191,15 @@ def every_case(cases=CASES, **choices):
     return for_each(dealt([{"case": case} for case in cases], **choices))
 
 
-def every_case_and_path(**choices):
+def every_case_and_path(on_operators=None, **choices):
     """Run a test for every optimizer on its fused kernel, and for one of each kind on MindSpore's operators.
 
-    There the choices go round the other way, for that an optimizer meets others of them than on its kernel.
+    There the choices go round the other way, for that an optimizer meets others of them than on its kernel, but for
+    those that `on_operators` gives.
     """
     kinds = [case for case in CASES if case.name in OF_EACH_KIND]
     fused = dealt([{"case": case, "backend": "aot"} for case in CASES], **choices)
-    others = {name: list(values)[::-1] for name, values in choices.items()}
+    others = {name: list(values)[::-1] for name, values in choices.items()} | (on_operators or {})
     return for_each(fused + dealt([{"case": case, "backend": "composite"} for case in kinds], **others))
 
 
@@ -304,6 +305,8 @@ SCENARIOS = {
     "average": Scenario(shared={"average_decay": 0.95}, groups=grouped),
     "bfloat16_average": Scenario("bfloat16", shared={"average_decay": 0.95, "average_warmup": True}, groups=plain),
 }
+# As many steps as DGCMomentum's ramp takes, and one at its end.
+ONCE_AROUND = RAMP["rampup_begin_step"] + RAMP["rampup_step"] + 1
 # Few tensors of every kind, for what is about states.
 MIXED = {
     dtype: Scenario(dtype, shapes=("scalar", "seven", "matrix"), groups=grouped) for dtype in ("float32", "bfloat16")
@@ -323,8 +326,9 @@ def fewer_shapes(case, scenario, backend, mode):
 
 
 def steps(case, scenario, backend, mode):
-    """Likewise most of the steps; in Graph mode the same operators take them all."""
+    """Likewise most of the steps. Every optimizer takes all of them on its kernel in one scenario."""
     if backend != "aot" and mode == "pynative":
         return 12 if case.name == "DGCMomentum" else 6  # it compresses from the eleventh on
-    # The chunks of a large tensor, some of them compressed, are there after half of the steps.
-    return STEPS // 2 if "million" in scenario.shapes else STEPS
+    if "million" in scenario.shapes:
+        return 12  # in the last two, chunks are compressed
+    return STEPS if scenario is SCENARIOS["grouped"] else ONCE_AROUND

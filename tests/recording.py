@@ -318,14 +318,17 @@ def matrices(rng):
     forms = forms_of(shapes)
     # Two matrices of runs of rows: 3 and 1 of 4, 6 times.
     forms[0] = [(0, 3, 6, 4, 10), (3, 1, 6, 4, 10)]
-    for flags in (
+    all_flags = (
         MuonFlag.NORMALIZES_ROWS,
         MuonFlag.ORIGINAL_SCALE,
         MuonFlag.BFLOAT16_PRODUCTS,
         MuonFlag.NORMALIZES_ROWS | MuonFlag.BFLOAT16_PRODUCTS,
-    ):
-        for states, weights in zip(STATES, (WEIGHTS[0], WEIGHTS[2], WEIGHTS[4], WEIGHTS[1])):
-            made = launch("muon", rng, weights, states, shapes=shapes, more_flags=flags, forms=forms)
+    )
+    for i, flags in enumerate(all_flags):
+        for j, (states, weights) in enumerate(zip(STATES, (WEIGHTS[0], WEIGHTS[2], WEIGHTS[4], WEIGHTS[1]))):
+            # The largest, of several tiles, with each flag and each of the states once.
+            n = len(shapes) - (i != j)
+            made = launch("muon", rng, weights, states, shapes=shapes[:n], more_flags=flags, forms=forms[:n])
             yield Recorded(f"muon, {flags!r}, {states}", made.function, made.arrays)
     for shared in (_kernels.SKIP_NONFINITE, 0):
         made = launch("muon", rng, shapes=shapes, shared=shared)

@@ -14,7 +14,6 @@ from runtime import spare_threads
 from sharding import (
     AXES,
     CENTRALIZED,
-    NAMES,
     RATE,
     SPLIT_DECAY,
     STACKED,
@@ -78,14 +77,14 @@ def run(configuration, group, place, sharers, record):
     ms.set_context(mode=ms.GRAPH_MODE if c.mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_context(pynative_synchronize=c.backend != "aot")
     stacks.MOST_ELEMENTS = STACKED if c.optimizer is Muon else MOST_ELEMENTS
-    parts = {name: own_part(name, w, place, sharers) for name, w in start(c.dtype).items()}
+    parts = {name: own_part(name, w, place, sharers) for name, w in start(c).items()}
     params = {name: Parameter(tensor(w, c.dtype), name=name) for name, w in parts.items()}
     optimizer = c.optimizer(groups(params, group, c.optimizer is Muon), RATE, backend=c.backend, **c.arguments)
     assert optimizer.fused == (c.backend == "aot")
     call = Step(optimizer) if c.mode == "graph" else lambda *g: optimizer(g)
     for step in range(STEPS):
         given = gradients(step, c)
-        call(*(tensor(own_part(name, given[name], place, sharers), c.dtype) for name in NAMES))
+        call(*(tensor(own_part(name, given[name], place, sharers), c.dtype) for name in c.tensors))
         for name, p in params.items():
             record[f"{c.name}/{step}/{name}"] = numbers(p).astype(np.float32)
         record[f"{c.name}/{step}/statistics"] = optimizer.statistics.asnumpy().copy()

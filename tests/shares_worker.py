@@ -79,8 +79,7 @@ def main(folder):
     folder = pathlib.Path(folder)
     communication.init()
     rank, count = communication.get_rank(), communication.get_group_size()
-    if count > 2:  # more processes than processors; two take MindSpore as it comes
-        spare_threads()
+    spare_threads()
     record = {}
     for mode in ("pynative", "graph"):
         ms.reset_auto_parallel_context()

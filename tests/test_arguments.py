@@ -318,6 +318,18 @@ def test_learning_rates_of_every_kind(rate, expected):
     np.testing.assert_allclose(moved, expected, rtol=1e-5)
 
 
+def test_equal_learning_rates_of_groups_are_one_each():
+    """Each can be set; and one that MindSpore makes a schedule of, as another group has one, stays what it is."""
+    p, q = params()
+    optimizer = AdamW([{"params": [p], "lr": 0.1}, {"params": [q], "lr": 0.1}], betas=(1e-9, 1e-9))
+    optimizer.learning_rate[1].set_data(ms.Tensor(0.2, ms.float32))
+    optimizer((tensor(np.ones((2, 3)), "float32"),) * 2)
+    np.testing.assert_allclose([1.0 - x.asnumpy()[0, 0] for x in (p, q)], [0.1, 0.2], rtol=1e-6)
+    groups = [{"params": [p], "lr": 1e-5}, {"params": [q], "lr": nn.ExponentialDecayLR(0.1, 0.5, 1)}]
+    rates = AdamW(groups)._parts.rates(ms.Tensor([0], ms.int32)).asnumpy()
+    np.testing.assert_array_equal(rates, np.array([1e-5, 0.1], np.float32))
+
+
 def test_parameters_of_every_kind_of_list():
     p, q = params()
     assert [x.name for x in AdamW(iter([p, q])).parameters] == ["w0", "w1"]

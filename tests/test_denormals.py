@@ -49,6 +49,18 @@ def test_kernels_give_the_same_bits_whatever_threads_do_with_denormal_numbers():
 
 
 @needs_kernel
+def test_matrices_are_orthogonalized_without_denormal_numbers():
+    """Where all elements but one become such a number by being divided by the norm, that one alone moves a weight."""
+    made = recording.launch("muon", np.random.default_rng(0), shapes=[(64, 48)])
+    weight, gradient = made.arrays[made.first : made.first + 2]
+    weight[...], gradient[...] = 0.0, 2.0**-123
+    gradient[0, 0] = 16.0
+    with flushing(False):
+        assert made.run() == 0
+    assert np.transpose(weight.nonzero()).tolist() == [[0, 0]]
+
+
+@needs_kernel
 def test_a_kernel_flushes_what_it_reads_and_each_result():
     """AdamW in NumPy, one rounding after the other."""
     rng = np.random.default_rng(1)

@@ -11,8 +11,8 @@ from mindspore import Parameter
 from refusals import refused
 from tolerances import STEPS
 
-from ms_optim import LANS, AdamW, Lamb
-from ms_optim.paths.launches import Launch, phases_of
+from ms_optim import LANS, AdamW, Lamb, _kernels
+from ms_optim.paths.launches import MOST_LAUNCHES, Launch, phases_of
 
 LANS_CASE = next(case for case in CASES if case.optimizer is LANS)
 GRADIENT, UPDATE, COMMIT = 1, 6, 8
@@ -52,6 +52,25 @@ def test_aggregate_num_bounds_a_launch(aggregate_num, launches):
     assert len(pair.optimizer._path.launches) == launches
     for launch in pair.optimizer._path.launches:
         assert launch.layout.shape[0] <= (aggregate_num or 9)
+
+
+def test_a_phase_has_few_launches_however_many_tensors_there_are():
+    params = [Parameter(tensor(np.ones(3), "float32"), name=f"w{i}") for i in range(2 * MOST_LAUNCHES + 1)]
+    taken = [launch.layout.shape[0] for launch in LANS(params, 0.1, aggregate_num=1)._path.launches]
+    assert taken == [3] * (len(params) // 3)
+
+
+def test_flags_say_what_kernels_cannot_read_where_they_are_started():
+    """On a GPU, whether there is a bound, and whether gradients are centralized: the CPU's kernels need no flag."""
+
+    def shared(**settings):
+        bound = {"grad_clip_norm": settings.pop("grad_clip_norm", None)}
+        group = {"params": [Parameter(tensor(np.ones((2, 3)), "float32"), name="w")], **settings}
+        (launch,) = AdamW([group], 0.1, **bound)._path.launches
+        return launch.flags.shape[1] - 1
+
+    assert shared(grad_clip_norm=1.0) == shared() + _kernels.CLIPS
+    assert shared(grad_centralization=True) == shared() + _kernels.CENTRALIZES
 
 
 SHARED = [{}, {"grad_clip_norm": 3.0}, {"skip_nonfinite": True}]
@@ -96,10 +115,12 @@ def test_clipping_before_normalizing_changes_nothing_but_the_launches(shared, ba
 
 def test_zero_gradients_and_weights_leave_numbers(backend, mode):
     w, zero = (Parameter(tensor(np.full(4, x), "float32"), name=f"w{x}") for x in (1.0, 0.0))
-    optimizer = LANS([w, zero], 0.1, weight_decay=0.1, backend=backend)
+    optimizer = LANS([w, zero], 0.1, weight_decay=0.1, rescale_grad=0.5, backend=backend)
     call = Step(optimizer)
     for g in (0.0, 0.0, 1.0, 0.0):
         call(*[tensor(np.full(4, g), "float32")] * 2)
+        # Of normalized gradients, only this tells what they were multiplied by.
+        assert optimizer.statistics.asnumpy()[:, 0].tolist() == [g, g]
         for p in (w, zero, *optimizer.states, optimizer.statistics):
             assert np.isfinite(numbers(p)).all()
     assert (numbers(optimizer.states[0]) != 0).all()

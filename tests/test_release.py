@@ -1,5 +1,6 @@
 """Gradients that are released: each weight moves inside the backward pass, as in an ordinary step, to the bit."""
 
+import dataclasses
 import gc
 import weakref
 
@@ -103,6 +104,8 @@ def test_bfloat16_weights(master_weights):
         step(*data(k))
         released(*data(k))
     check_same(*optimizers)
+    _, handed_on = released.forward_and_backward(*data(4))
+    assert (handed_on[0].shape, handed_on[0].dtype) == ((1,), ms.bfloat16)
 
 
 def test_groups_schedules_and_centralization():
@@ -253,7 +256,10 @@ def test_the_first_of_two_passes_moves_nothing():
     before = [p.asnumpy().copy() for p in net.trainable_params()]
     grad(ops.ones((1, 3)))
     assert optimizer.abandon() == []
+    begun, check = [], optimizer._release.check
+    optimizer._release.check = lambda: begun.append(check())
     check_two_passes(grad, optimizer, net, before)
+    assert len(begun) == 1
     assert not np.array_equal(net.weight.asnumpy(), before[0])
 
 
@@ -349,6 +355,14 @@ def test_who_cannot_says_why():
     for call in ("finish", "abandon", "detach"):
         refused(RuntimeError, f"{call}.. must be called after attach", getattr(made(), call))
     net = Net()
+    settings = dataclasses.replace(made()._parts.settings, is_parallel=True)
+    for part in ({"slices": net}, {"shares": net}, {"settings": settings}):
+        exchanging = made()
+        exchanging._parts = dataclasses.replace(exchanging._parts, **part)
+        refused(RuntimeError, "attach.. is for optimizers that exchange nothing", exchanging.attach)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ms, "get_auto_parallel_context", lambda _: "data_parallel")
+        refused(RuntimeError, "attach.. needs the parallel mode 'stand_alone'", made().attach)
     upstream = nn.SGD(net.trainable_params())
     refused(TypeError, "'optimizer' must be an optimizer of ms_optim", ReleasedTrainStep, net, None, upstream)
     ms.set_context(mode=ms.GRAPH_MODE)

@@ -9,7 +9,6 @@ from processes import launched
 from sharding import (
     AXES,
     CENTRALIZED,
-    NAMES,
     POISONED_TENSOR,
     RATE,
     REFERENCES,
@@ -59,15 +58,15 @@ def joined_rows(name, parts, sharers):
 
 
 def whole_reference(c):
-    n = len(NAMES)
-    decays = [SPLIT_DECAY if name.startswith("split") else WHOLE_DECAY for name in NAMES]
+    n = len(c.tensors)
+    decays = [SPLIT_DECAY if name.startswith("split") else WHOLE_DECAY for name in c.tensors]
     return REFERENCES[c.optimizer](
-        list(start(c.dtype).values()),
+        list(start(c).values()),
         [constant(RATE)] * n,
         [constant(decay) for decay in decays],
-        [name in CENTRALIZED for name in NAMES],
+        [name in CENTRALIZED for name in c.tensors],
         [c.dtype] * n,
-        names=NAMES,
+        names=c.tensors,
         **c.arguments,
     )
 
@@ -78,7 +77,7 @@ def check_trajectory(c, held, sharers):
     for step in range(STEPS):
         given = gradients(step, c)
         expected.step(list(given.values()))
-        for i, name in enumerate(NAMES):
+        for i, name in enumerate(c.tensors):
             where = f"{c.name}, step {step}, {name}"
             parts = [record[f"{c.name}/{step}/{name}"] for record in held]
             for rank, part in enumerate(parts):
@@ -96,7 +95,7 @@ def check_trajectory(c, held, sharers):
         else:
             peak = expected.peak["statistics"]
             check_close(statistics[0], expected.statistics, TOLERANCE["statistics"], peak, where)
-    for i, name in enumerate(NAMES):
+    for i, name in enumerate(c.tensors):
         for prefix in expected.states_of(i):
             put_together = joined_rows if prefix == "muon_v" else joined
             actual = put_together(name, [record[f"{c.name}/{prefix}.{name}"] for record in held], sharers)
@@ -115,7 +114,7 @@ def check_tensor(actual, exact, kind, peak, expected, where):
 
 def check_skipped(c, given, statistics):
     """Statistics of a skipped step know whole gradients, and that nothing moved."""
-    finite = np.array([name != POISONED_TENSOR for name in NAMES])
+    finite = np.array([name != POISONED_TENSOR for name in c.tensors])
     np.testing.assert_array_equal(statistics[:, 4], finite)
     np.testing.assert_array_equal(statistics[:, 2:4], 0.0)
     norms = []

@@ -79,11 +79,17 @@ def test_the_copies_refuse_what_is_out_of_bounds():
         ((0, 0, 16, 4), 3),
         ((1, 0, 4, 0), 3),
         ((0, 0, 4, -4), 3),
+        ((-1, 0, 4, 0), 3),
+        ((0, 4, -4, 4), 3),
     ]:
         assert call("ms_optim_pack", [np.array([piece]), weight, wire]) == status
         assert call("ms_optim_unpack", [np.array([piece]), wire, weight, np.zeros(1, np.int32)]) == status
     assert wire.view(np.float32).tolist() == [2.0, 3.0, 4.0, 5.0]
     assert call("ms_optim_pack", [np.array([[0, 0, 4, 0]]), weight, np.zeros(4, np.float32)]) == 2
+    for n, dtype, status in ((10, np.int8, 0), (10, np.uint8, 2), (9, np.int8, 3)):
+        there = np.zeros(n, dtype)
+        assert call("ms_optim_copy", [np.arange(10, dtype=np.int8), there, np.zeros(1, np.int32)]) == status
+        assert there.tolist() == (list(range(10)) if status == 0 else [0] * n)
 
 
 @pytest.mark.parametrize(

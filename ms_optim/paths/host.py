@@ -150,9 +150,12 @@ class Marks(nn.Cell):
         super().__init__(auto_prefix=False)
         self.sizes = tuple((shape[0] if shape else 1, int(np.prod(shape[1:]))) for shape in shapes)
         draw = np.random.default_rng(0).uniform
-        extents = sorted({extent for sizes in self.sizes for extent in sizes})
-        drawn = {extent: Tensor(draw(0.5, 1.5, extent).astype(np.float32)) for extent in extents}
-        self.ramps = tuple((drawn[rows].reshape((rows, 1)), drawn[columns]) for rows, columns in self.sizes)
+        # Rows and columns have their own, or a square would count as its transpose does.
+        of_rows, of_columns = (
+            {extent: Tensor(draw(0.5, 1.5, extent).astype(np.float32)) for extent in sorted(set(extents))}
+            for extents in zip(*self.sizes)
+        )
+        self.ramps = tuple((of_rows[rows].reshape((rows, 1)), of_columns[columns]) for rows, columns in self.sizes)
 
     def construct(self, tensors):
         """Return the numbers of all tensors."""

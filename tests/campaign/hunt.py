@@ -23,12 +23,12 @@ sys.path[:0] = [str(path) for path in (HERE, HERE.parent) if str(path) not in sy
 # attack(program), which runs in the child process: it raises AssertionError with what it found, or returns what it did
 # as a dict of counts. The numbers are of programs: how many CI runs, and how many a round of a long run draws.
 CAMPAIGNS = {
-    "programs": (30, 30),
-    "references": (20, 20),
-    "constructions": (60, 100),
-    "interrupts": (3, 5),
+    "programs": (8, 30),
+    "references": (5, 20),
+    "constructions": (40, 100),
+    "interrupts": (2, 5),
     "launches": (1, 2),
-    "workers": (6, 10),
+    "workers": (3, 10),
 }
 # No program takes longer than this, in seconds, unless it has stopped for good.
 PATIENCE = 180

@@ -57,7 +57,7 @@ class Sent:
 
         def recorded(worker, fragment):
             wire, mark = send(worker, fragment)
-            self.wires.append(wire)
+            self.wires.append(wire.copy())
             return wire, mark
 
         monkeypatch.setattr(LocalSteps, "_sent", recorded)

@@ -42,6 +42,7 @@ class Launch(nn.Cell):
         writes = (False,) * (len(numbers) + given) + tuple(written)
         self.kernel, self.numbers = _kernels.operator(f"local_{name}", "CPU", writes, outputs), numbers
         self.name, self.outputs = f"local_{name}", tuple((shape, str(dtype).lower()) for shape, dtype in outputs)
+        self.made = None
         object.__setattr__(self, "tensors", as_tuple(tensors))
 
     def construct(self, *given):
@@ -49,10 +50,14 @@ class Launch(nn.Cell):
         return self.kernel(*self.numbers, *given, *self.tensors)
 
     def here(self, *given):
-        """Run the launch, called from Python, on the memory that its tensors have now; return its outputs."""
-        outputs = [np.zeros(shape, dtype) for shape, dtype in self.outputs]
-        _libraries.run_here(self.name, [*self.numbers, *given, *self.tensors], outputs)
-        return outputs
+        """Run the launch, called from Python, on the memory that its tensors have now; return its outputs.
+
+        Their memory is kept for the next call: new memory takes longer to get than what is written there.
+        """
+        if self.made is None:
+            self.made = [np.zeros(shape, dtype) for shape, dtype in self.outputs]
+        _libraries.run_here(self.name, [*self.numbers, *given, *self.tensors], self.made)
+        return self.made
 
 
 class Copies(nn.Cell):

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "denormals.h"
 #include "engine.h"
@@ -27,11 +28,15 @@ struct LocalChunk {
   int64_t place;  // byte in a wire
 };
 
-// Room for a chunk.
+// Room for a chunk. The arrays begin at places of a page of their own: processors confuse loads and stores that are
+// whole pages apart.
+constexpr int kApart = kLargestChunk + 208;
 struct Workbench {
-  float theta[kLargestChunk], start[kLargestChunk], x[kLargestChunk], mean[kLargestChunk];
-  int32_t keys[kLargestChunk], places[kLargestChunk + 1];
+  float x[kApart], mean[kApart], values[kApart];
+  int32_t keys[kApart], candidates[kApart], places[kApart];
 };
+
+constexpr int kOfGroup = 16;
 
 // What a chunk adds to the norms of a report, to the sum of squares of what all workers sent, and to the checksum of
 // the weights that they started from.
@@ -46,9 +51,11 @@ class LocalEngine {
 
   // Begins: the weights are what all start from.
   Status Begin() {
-    return ForEachChunk([this](const LocalChunk &chunk, Workbench *bench, Found *) {
-      ReadWeights(chunk, bench->theta);
-      memcpy(chunk.tensor->start + chunk.begin, bench->theta, sizeof(float) * static_cast<size_t>(chunk.n));
+    return ForEachChunk([](const LocalChunk &chunk, Workbench *, Found *) {
+      float *start = chunk.tensor->start + chunk.begin;
+      WithWeight(chunk.tensor->t, [&](const auto &weight) {
+        for (int i = 0; i < chunk.n; ++i) start[i] = weight.Read(chunk.begin + i);
+      });
     });
   }
 
@@ -63,7 +70,8 @@ class LocalEngine {
       }
       uint32_t checksum = 0;
       const auto first = static_cast<uint32_t>(chunk.tensor->before + chunk.begin);
-      for (int i = 0; i < chunk.n; ++i) checksum += ChecksumOf(bench->start[i], first + static_cast<uint32_t>(i));
+      const float *start = chunk.tensor->start + chunk.begin;
+      for (int i = 0; i < chunk.n; ++i) checksum += ChecksumOf(start[i], first + static_cast<uint32_t>(i));
       found->checksum = checksum;
     });
     if (status != kOk) return status;
@@ -76,13 +84,13 @@ class LocalEngine {
   Status Apply() {
     const Status status = ForEachChunk([this](const LocalChunk &chunk, Workbench *bench, Found *found) {
       ReadDifference(chunk, bench, found);
+      const float *sum = bench->mean;
       if (step_.IsDense()) {
-        const float *sum = static_cast<const float *>(step_.wires) + chunk.tensor->before + chunk.begin;
-        memcpy(bench->mean, sum, sizeof(float) * static_cast<size_t>(chunk.n));
+        sum = static_cast<const float *>(step_.wires) + chunk.tensor->before + chunk.begin;
       } else {
         Receive(chunk, bench, found);
       }
-      Move(chunk, bench, found);
+      Move(chunk, sum, bench, found);
     });
     if (status != kOk) return status;
     Found all = Total();
@@ -144,56 +152,97 @@ class LocalEngine {
     return ChunkCode(chunk.n, step_.numbers[kDensity], static_cast<int>(step_.numbers[kValueBits]));
   }
 
-  static void ReadWeights(const LocalChunk &chunk, float *theta) {
-    const Tensor &t = chunk.tensor->t;
-    if (t.weight_type == DType::kFloat32) {
-      memcpy(theta, static_cast<const float *>(t.weight) + chunk.begin, sizeof(float) * static_cast<size_t>(chunk.n));
-    } else if (t.weight_type == DType::kFloat16) {
-      for (int i = 0; i < chunk.n; ++i) theta[i] = WeightAs<float16>(t, chunk.begin + i);
-    } else if (t.remainder_type == DType::kInt16) {
-      for (int i = 0; i < chunk.n; ++i) theta[i] = SplitWeightAt<int16_t>(t, chunk.begin + i);
-    } else if (t.remainder_type == DType::kInt8) {
-      for (int i = 0; i < chunk.n; ++i) theta[i] = SplitWeightAt<int8_t>(t, chunk.begin + i);
-    } else {
-      for (int i = 0; i < chunk.n; ++i) theta[i] = WeightAs<bfloat16>(t, chunk.begin + i);
-    }
-  }
-
-  static double SumOfSquares(const float *x, int n) {
-    double sums[8] = {};
+  // Calls for each element, and returns the sum of squares of what comes back: in float32, since a chunk is short and
+  // this is for a report alone.
+  template <class Value>
+  static double SumOfSquares(int n, const Value &value) {
+    constexpr int kLanes = 32;
+    float sums[kLanes] = {};
     int i = 0;
-    for (; i + 8 <= n; i += 8) {
-      for (int k = 0; k < 8; ++k) sums[k] += double{x[i + k]} * double{x[i + k]};
+    for (; i + kLanes <= n; i += kLanes) {
+      for (int k = 0; k < kLanes; ++k) {
+        const float x = value(i + k);
+        sums[k] += x * x;
+      }
     }
-    for (; i < n; ++i) sums[0] += double{x[i]} * double{x[i]};
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    for (; i < n; ++i) {
+      const float x = value(i);
+      sums[0] += x * x;
+    }
+    double sum = 0.0;
+    for (const float one : sums) sum += double{one};
+    return sum;
   }
 
-  // Reads the weights, where they started, and the difference, with what was not sent before.
+  // Reads the difference of the weights from where they started, with what was not sent before.
   void ReadDifference(const LocalChunk &chunk, Workbench *bench, Found *found) const {
     const LocalTensor &tensor = *chunk.tensor;
-    ReadWeights(chunk, bench->theta);
-    memcpy(bench->start, tensor.start + chunk.begin, sizeof(float) * static_cast<size_t>(chunk.n));
-    const Tensor t = tensor.t;
-    for (int i = 0; i < chunk.n; ++i) bench->x[i] = Written(t, bench->start[i]) - bench->theta[i];
-    found->difference = SumOfSquares(bench->x, chunk.n);
+    const float *start = tensor.start + chunk.begin;
+    float *x = bench->x;
+    WithWeight(tensor.t, [&](const auto &weight) {
+      found->difference = SumOfSquares(chunk.n, [&](int i) {
+        x[i] = weight.Written(start[i]) - weight.Read(chunk.begin + i);
+        return x[i];
+      });
+    });
     if (tensor.residual == nullptr) return;
     const auto decay = static_cast<float>(step_.numbers[kResidualDecay]);
     const float *residual = tensor.residual + chunk.begin;
-    for (int i = 0; i < chunk.n; ++i) bench->x[i] = decay * residual[i] + bench->x[i];
+    for (int i = 0; i < chunk.n; ++i) x[i] = decay * residual[i] + x[i];
   }
+
+  static int32_t KeyOf(float x) { return static_cast<int32_t>(BitsOf(x) & 0x7fffffffu); }
 
   // Finds the places of the elements that are largest in magnitude, NaN before all; of equal ones the first.
   static void Select(const ChunkCode &code, Workbench *bench) {
-    const int n = code.elements, k = code.sent;
-    int32_t *keys = bench->keys, low = 0, high = 0;
-    for (int i = 0; i < n; ++i) {
-      keys[i] = static_cast<int32_t>(BitsOf(bench->x[i]) & 0x7fffffffu);
-      high = std::max(high, keys[i]);
+    const int n = code.elements, k = code.sent, groups = n / kOfGroup;
+    if (k > groups / 2) {
+      for (int i = 0; i < n; ++i) bench->keys[i] = KeyOf(bench->x[i]);
+      const auto [low, ties] = Threshold(bench->keys, n, k);
+      for (int i = 0, found = 0, left = ties; found < k; ++i)
+        Choose(bench->keys[i], i, low, bench->places, &found, &left);
+      return;
     }
-    ++high;  // of infinity and NaN no int32 is beyond
-    // At least k reach `low`, and fewer reach `high`.
-    int equal = n;
+    // At least k elements reach the k-th largest of the maxima of groups, and few besides. An element is in the group
+    // of those that are as far into each row of the chunk.
+    const float *x = bench->x;
+    int32_t *maxima = bench->keys, *candidates = bench->candidates;
+    for (int g = 0; g < groups; ++g) maxima[g] = KeyOf(x[g]);
+    for (int row = 1; row < kOfGroup; ++row) {
+      const float *of_row = x + row * groups;
+      for (int g = 0; g < groups; ++g) maxima[g] = std::max(maxima[g], KeyOf(of_row[g]));
+    }
+    const int32_t bound = Threshold(maxima, groups, k).first;
+    int count = 0;
+    for (int g = 0; g < groups; ++g) {
+      if (maxima[g] < bound) continue;
+      for (int i = g; i < kOfGroup * groups; i += groups) {
+        if (KeyOf(x[i]) >= bound) candidates[count++] = i;
+      }
+    }
+    std::sort(candidates, candidates + count);
+    for (int i = kOfGroup * groups; i < n; ++i) {
+      if (KeyOf(x[i]) >= bound) candidates[count++] = i;
+    }
+    int32_t *keys = bench->keys;
+    for (int j = 0; j < count; ++j) keys[j] = KeyOf(x[candidates[j]]);
+    const auto [low, ties] = Threshold(keys, count, k);
+    for (int j = 0, found = 0, left = ties; found < k; ++j)
+      Choose(keys[j], candidates[j], low, bench->places, &found, &left);
+  }
+
+  static void Choose(int32_t key, int place, int32_t low, int32_t *places, int *found, int *ties) {
+    const bool equals = key == low && *ties > 0;
+    places[*found] = place;
+    *found += key > low || equals;
+    *ties -= equals;
+  }
+
+  // Returns a key that at least k of some keys reach, and how many that equal it are among the k largest.
+  static std::pair<int32_t, int> Threshold(const int32_t *keys, int n, int k) {
+    int32_t low = 0, high = 0;
+    for (int i = 0; i < n; ++i) high = std::max(high, keys[i]);
+    ++high;  // fewer than k reach it
     while (high - low > 1) {
       const int32_t middle = low + (high - low) / 2;
       int reach = 0;
@@ -203,28 +252,21 @@ class LocalEngine {
     }
     int above = 0;
     for (int i = 0; i < n; ++i) above += keys[i] > low;
-    equal = k - above;
-    for (int i = 0, found = 0; found < k; ++i) {
-      const bool ties = keys[i] == low && equal > 0;
-      bench->places[found] = i;
-      found += keys[i] > low || ties;
-      equal -= ties;
-    }
+    return {low, k - above};
   }
 
   void Encode(const ChunkCode &code, Workbench *bench, uint8_t *wire) const {
     memset(wire, 0, static_cast<size_t>(code.bytes));
-    float *chosen = bench->mean;  // which is not needed yet
+    const float *chosen = bench->x;
     if (code.HasPlaces()) {
       Select(code, bench);
       for (int j = 0; j < code.sent; ++j) {
         const int place = bench->places[j];
-        chosen[j] = bench->x[place];
+        bench->values[j] = bench->x[place];
         PutBits(wire + code.low, int64_t{j} * code.low_bits, code.low_bits, static_cast<uint32_t>(place));
         PutBits(wire + code.high, j + (place >> code.low_bits), 1, 1u);
       }
-    } else {
-      chosen = bench->x;
+      chosen = bench->values;
     }
     PutValues(code, chosen, wire);
   }
@@ -283,42 +325,44 @@ class LocalEngine {
     }
   }
 
-  static float ValueAt(const ChunkCode &code, const uint8_t *wire, int j) {
+  // Reads the values that a worker sent of a chunk.
+  static void ReadValues(const ChunkCode &code, const uint8_t *wire, float *out) {
     const uint8_t *values = wire + code.values;
-    float value = 0.0f;
+    const int k = code.sent;
     if (code.value_bits == 32) {
-      memcpy(&value, values + 4 * int64_t{j}, sizeof(value));
+      memcpy(out, values, sizeof(float) * static_cast<size_t>(k));
     } else if (code.value_bits == 16) {
-      value = ToFloat(reinterpret_cast<const float16 *>(values)[j]);
+      const auto *halves = reinterpret_cast<const float16 *>(values);
+      for (int j = 0; j < k; ++j) out[j] = ToFloat(halves[j]);
     } else if (code.value_bits == 2) {
       float16 two[2];
       memcpy(two, wire, sizeof(two));
-      const unsigned bits = static_cast<unsigned>(values[j / 4]) >> 2 * (j % 4);
-      value = ToFloat(two[bits & 1u]) * ((bits & 2u) != 0 ? -1.0f : 1.0f);
+      const float small = ToFloat(two[0]), large = ToFloat(two[1]), of[] = {small, large, -small, -large};
+      for (int j = 0; j < k; ++j) out[j] = of[values[j / 4] >> 2 * (j % 4) & 3];
     } else {
       float scale;
       memcpy(&scale, wire, sizeof(scale));
-      const int stored = code.value_bits == 8 ? values[j] : values[j / 2] >> 4 * (j % 2) & 15;
-      value = scale * static_cast<float>(stored - (1 << (code.value_bits - 1)));
+      if (code.value_bits == 8) {
+        for (int j = 0; j < k; ++j) out[j] = scale * static_cast<float>(int{values[j]} - 128);
+      } else {
+        for (int j = 0; j < k; ++j) out[j] = scale * static_cast<float>((values[j / 2] >> 4 * (j % 2) & 15) - 8);
+      }
     }
-    return value;
   }
 
-  // Calls for each element of a chunk that a worker sent, by place.
-  template <class Take>
-  static void Decode(const ChunkCode &code, const uint8_t *wire, const Take &take) {
-    if (!code.HasPlaces()) {
-      for (int j = 0; j < code.elements; ++j) take(j, ValueAt(code, wire, j));
-      return;
-    }
+  // Reads their places; what is no place of the chunk is 0.
+  static void ReadPlaces(const ChunkCode &code, const uint8_t *wire, int32_t *places) {
     const int bits = code.sent + ((code.elements - 1) >> code.low_bits);
-    for (int bit = 0, j = 0; bit < bits && j < code.sent; ++bit) {
-      if ((wire[code.high + bit / 8] >> bit % 8 & 1) == 0) continue;
-      const uint32_t low = BitsAt(wire + code.low, int64_t{j} * code.low_bits, code.low_bits);
-      const auto place = static_cast<int>(static_cast<uint32_t>(bit - j) << code.low_bits | low);
-      if (place < code.elements) take(place, ValueAt(code, wire, j));
-      ++j;
+    int j = 0;
+    for (int byte = 0; byte < (bits + 7) / 8; ++byte) {
+      for (unsigned flags = wire[code.high + byte]; flags != 0 && j < code.sent; flags &= flags - 1) {
+        const int high = 8 * byte + __builtin_ctz(flags) - j;
+        const uint32_t low = BitsAt(wire + code.low, int64_t{j} * code.low_bits, code.low_bits);
+        const auto place = static_cast<int32_t>(static_cast<uint32_t>(high) << code.low_bits | low);
+        places[j++] = place < code.elements ? place : 0;
+      }
     }
+    for (; j < code.sent; ++j) places[j] = 0;
   }
 
   // Adds up what all workers sent, in the workers' order, and keeps what this one has not sent.
@@ -326,47 +370,64 @@ class LocalEngine {
     const ChunkCode code = CodeOf(chunk);
     const auto *wires = static_cast<const uint8_t *>(step_.wires) + chunk.place;
     const auto rank = static_cast<int>(step_.numbers[kLocalRank]);
-    float *residual = chunk.tensor->residual;
-    std::fill_n(bench->mean, chunk.n, 0.0f);
-    double each = 0.0;
+    const int k = code.sent;
+    float *values = bench->values, *mean = bench->mean, *x = bench->x;
+    int32_t *places = bench->places;
+    std::fill_n(mean, chunk.n, 0.0f);
     for (int worker = 0; worker < step_.Workers(); ++worker) {
-      Decode(code, wires + 4 * worker * step_.wire_words, [&](int place, float value) {
-        bench->mean[place] += value;
-        each += double{value} * double{value};
-        if (worker != rank) return;
-        const float left = bench->x[place] - value;
-        bench->x[place] = left == left ? left : 0.0f;  // infinity and NaN leave nothing behind
-      });
+      const uint8_t *wire = wires + 4 * worker * step_.wire_words;
+      ReadValues(code, wire, values);
+      found->each += SumOfSquares(k, [&](int j) { return values[j]; });
+      if (code.HasPlaces()) {
+        ReadPlaces(code, wire, places);
+        for (int j = 0; j < k; ++j) mean[places[j]] += values[j];
+      } else {
+        for (int j = 0; j < k; ++j) mean[j] += values[j];
+      }
+      if (worker != rank || chunk.tensor->residual == nullptr) continue;
+      for (int j = 0; j < k; ++j) {
+        float *own = x + (code.HasPlaces() ? places[j] : j);
+        const float left = *own - values[j];
+        *own = left == left ? left : 0.0f;  // infinity and NaN leave nothing behind
+      }
     }
-    found->each = each;
-    if (residual == nullptr) return;
-    memcpy(residual + chunk.begin, bench->x, sizeof(float) * static_cast<size_t>(chunk.n));
-    found->residual = SumOfSquares(bench->x, chunk.n);
+    if (chunk.tensor->residual == nullptr) return;
+    float *kept = chunk.tensor->residual + chunk.begin;
+    found->residual = SumOfSquares(chunk.n, [&](int i) { return kept[i] = x[i]; });
   }
 
   // The outer step, from the sum of what all workers sent.
-  void Move(const LocalChunk &chunk, Workbench *bench, Found *found) const {
+  void Move(const LocalChunk &chunk, const float *sum, Workbench *bench, Found *found) const {
     const LocalTensor &tensor = *chunk.tensor;
-    found->total = SumOfSquares(bench->mean, chunk.n);
-    const auto workers = static_cast<float>(step_.Workers());
+    found->total = SumOfSquares(chunk.n, [&](int i) { return sum[i]; });
+    const int count = step_.Workers();
+    const auto workers = static_cast<float>(count);
+    // A power of two divides as exactly, and faster, by its inverse.
+    const bool is_power = (count & (count - 1)) == 0;
+    const float inverse = 1.0f / workers;
     const OuterStep outer = outer_;
-    float *start = bench->start, *mean = bench->mean;
-    for (int i = 0; i < chunk.n; ++i) mean[i] /= workers;
+    float *start = tensor.start + chunk.begin, *along = bench->mean;
+    if (is_power) {
+      for (int i = 0; i < chunk.n; ++i) along[i] = sum[i] * inverse;
+    } else {
+      for (int i = 0; i < chunk.n; ++i) along[i] = sum[i] / workers;
+    }
     if (tensor.velocity != nullptr) {
       float *velocity = tensor.velocity + chunk.begin;
       for (int i = 0; i < chunk.n; ++i) {
-        velocity[i] = outer.Velocity(mean[i], velocity[i]);
-        mean[i] = outer.Direction(mean[i], velocity[i]);
+        velocity[i] = outer.Velocity(along[i], velocity[i]);
+        along[i] = outer.Direction(along[i], velocity[i]);
       }
     }
-    for (int i = 0; i < chunk.n; ++i) start[i] -= outer.rate * mean[i];
     // A worker that is alone goes on from where it is, to the last bit, which a difference may have lost.
-    if (step_.IsDense() && step_.Workers() == 1 && outer.rate == 1.0f && tensor.velocity == nullptr) {
-      memcpy(start, bench->theta, sizeof(float) * static_cast<size_t>(chunk.n));
-    }
-    memcpy(tensor.start + chunk.begin, start, sizeof(float) * static_cast<size_t>(chunk.n));
-    const Tensor t = tensor.t;
-    for (int i = 0; i < chunk.n; ++i) Write(t, chunk.begin + i, start[i]);
+    const bool stays = step_.IsDense() && step_.Workers() == 1 && outer.rate == 1.0f && tensor.velocity == nullptr;
+    WithWeight(tensor.t, [&](const auto &weight) {
+      for (int i = 0; i < chunk.n; ++i) {
+        const float moved = stays ? weight.Read(chunk.begin + i) : start[i] - outer.rate * along[i];
+        start[i] = moved;
+        weight.Write(chunk.begin + i, moved);
+      }
+    });
   }
 
   const LocalStep step_;

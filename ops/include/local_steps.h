@@ -99,8 +99,11 @@ MS_OPTIM_FN int64_t WireBytes(int64_t size, const double *numbers) {
 }
 
 MS_OPTIM_FN void PutBits(uint8_t *bytes, int64_t at, int count, uint32_t value) {
-  for (int b = 0; b < count; ++b) {
-    if ((value >> b & 1u) != 0) bytes[(at + b) / 8] = static_cast<uint8_t>(bytes[(at + b) / 8] | 1u << (at + b) % 8);
+  for (int put = 0; put < count;) {
+    const int skip = static_cast<int>((at + put) % 8), taken = count - put < 8 - skip ? count - put : 8 - skip;
+    const uint32_t part = (value >> put & ((1u << taken) - 1u)) << skip;
+    bytes[(at + put) / 8] = static_cast<uint8_t>(bytes[(at + put) / 8] | part);
+    put += taken;
   }
 }
 
@@ -139,44 +142,67 @@ struct OuterStep {
   }
 };
 
-// Returns what a parameter holds once a weight was written to it. Local steps begin there, and not at the weight, of
-// which small steps would otherwise be taken back.
-MS_OPTIM_FN float Written(const Tensor &t, float weight) {
-  if (t.remainder_type == DType::kInt8) return FromBits(Remainder<int8_t>::Kept(BitsOf(weight), 0x80u));
-  if (t.remainder_type == DType::kInt16 || t.master != nullptr || t.weight_type == DType::kFloat32) return weight;
-  if (t.weight_type == DType::kFloat16) {
-    float16 rounded;
-    Store(weight, &rounded);
-    return ToFloat(rounded);
-  }
-  bfloat16 rounded;
-  Store(weight, &rounded);
-  return ToFloat(rounded);
-}
+// How a weight of each kind is read and written. `Written` is what a parameter holds once a weight was written to it:
+// local steps begin there, and not at the weight, of which small steps would otherwise be taken back.
+struct PlainWeight {
+  float *weight;
+  MS_OPTIM_FN explicit PlainWeight(const Tensor &t) : weight(static_cast<float *>(t.weight)) {}
+  MS_OPTIM_FN float Read(int64_t i) const { return weight[i]; }
+  MS_OPTIM_FN static float Written(float value) { return value; }
+  MS_OPTIM_FN void Write(int64_t i, float value) const { weight[i] = value; }
+};
 
 template <class T>
-MS_OPTIM_FN void WriteAs(const Tensor &t, int64_t i, float weight) {
-  if (t.master != nullptr) t.master[i] = weight;
-  Store(weight, static_cast<T *>(t.weight) + i);
-}
+struct RoundedWeight {
+  T *weight;
+  MS_OPTIM_FN explicit RoundedWeight(const Tensor &t) : weight(static_cast<T *>(t.weight)) {}
+  MS_OPTIM_FN float Read(int64_t i) const { return ToFloat(weight[i]); }
+  MS_OPTIM_FN static float Written(float value) {
+    T rounded;
+    Store(value, &rounded);
+    return ToFloat(rounded);
+  }
+  MS_OPTIM_FN void Write(int64_t i, float value) const { Store(value, weight + i); }
+};
+
+template <class T>
+struct WeightWithMaster {
+  T *weight;
+  float *master;
+  MS_OPTIM_FN explicit WeightWithMaster(const Tensor &t) : weight(static_cast<T *>(t.weight)), master(t.master) {}
+  MS_OPTIM_FN float Read(int64_t i) const { return MasterOrWeight(weight[i], master[i]); }
+  MS_OPTIM_FN static float Written(float value) { return value; }
+  MS_OPTIM_FN void Write(int64_t i, float value) const {
+    master[i] = value;
+    Store(value, weight + i);
+  }
+};
+
+// Noise that rounds 24 bits to nearest.
+constexpr uint32_t kHalf = 0x80u;
 
 template <class R>
-MS_OPTIM_FN void WriteSplit(const Tensor &t, int64_t i, float weight) {
-  Split(weight, 0x80u, static_cast<bfloat16 *>(t.weight) + i, static_cast<R *>(t.remainder) + i);
-}
+struct SplitWeight {
+  bfloat16 *weight;
+  R *remainder;
+  MS_OPTIM_FN explicit SplitWeight(const Tensor &t)
+      : weight(static_cast<bfloat16 *>(t.weight)), remainder(static_cast<R *>(t.remainder)) {}
+  MS_OPTIM_FN float Read(int64_t i) const { return MasterOf(weight[i], remainder[i]); }
+  MS_OPTIM_FN static float Written(float value) { return FromBits(Remainder<R>::Kept(BitsOf(value), kHalf)); }
+  MS_OPTIM_FN void Write(int64_t i, float value) const { Split(value, kHalf, weight + i, remainder + i); }
+};
 
-MS_OPTIM_FN void Write(const Tensor &t, int64_t i, float weight) {
-  if (t.weight_type == DType::kFloat32) {
-    static_cast<float *>(t.weight)[i] = weight;
-  } else if (t.weight_type == DType::kFloat16) {
-    WriteAs<float16>(t, i, weight);
-  } else if (t.remainder_type == DType::kInt16) {
-    WriteSplit<int16_t>(t, i, weight);
-  } else if (t.remainder_type == DType::kInt8) {
-    WriteSplit<int8_t>(t, i, weight);
-  } else {
-    WriteAs<bfloat16>(t, i, weight);
-  }
+// Calls with a tensor's kind of weight.
+template <class Work>
+MS_OPTIM_FN void WithWeight(const Tensor &t, const Work &work) {
+  const bool half = t.weight_type == DType::kFloat16;
+  if (t.weight_type == DType::kFloat32) return work(PlainWeight(t));
+  if (t.remainder_type == DType::kInt16) return work(SplitWeight<int16_t>(t));
+  if (t.remainder_type == DType::kInt8) return work(SplitWeight<int8_t>(t));
+  if (t.master != nullptr && half) return work(WeightWithMaster<float16>(t));
+  if (t.master != nullptr) return work(WeightWithMaster<bfloat16>(t));
+  if (half) return work(RoundedWeight<float16>(t));
+  work(RoundedWeight<bfloat16>(t));
 }
 
 MS_OPTIM_FN uint32_t ChecksumOf(float weight, uint32_t place) {

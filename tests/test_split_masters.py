@@ -120,11 +120,11 @@ def restored(pair):
     return [_masters.restored(w, m) for w, m in zip(weights, masters)]
 
 
-ASKED = [{}, {"state_dtype": "8bit"}, {"state_dtype": "4bit"}, {"average_decay": 0.9}]
+ASKED = [{}, *({"state_dtype": kind} for kind in ("bfloat16", "8bit", "4bit")), {"average_decay": 0.9}]
 
 
 @every_case
-@pytest.mark.parametrize("asked", ASKED, ids=["", "8bit", "4bit", "average"])
+@pytest.mark.parametrize("asked", ASKED, ids=["", "bfloat16", "8bit", "4bit", "average"])
 def test_masters_are_those_of_float32_to_the_bit(case, asked, mode):
     """Over 50 steps, weights too but for ties; for every rule, in both modes."""
     if ("average_decay" in asked and not case.is_averaged) or ("state_dtype" in asked and case.name == "DGCMomentum"):

@@ -11,7 +11,7 @@ from cases import CASES
 from command import refused, run
 from mindspore import Parameter, Tensor, nn
 
-from ms_optim import OPTIMIZERS, AdamOffload, AdamW, Lamb, _arguments, _base, _kernels, _shares
+from ms_optim import OPTIMIZERS, AdamOffload, AdamW, Lamb, _arguments, _base, _capabilities, _kernels, _shares
 from ms_optim.cli.plan import NotPossibleError, plan
 from ms_optim.cli.plan_arguments import UNITS, Weight, size
 
@@ -22,6 +22,7 @@ needs_kernel = pytest.mark.skipif(
 # On both sides of what is worth codes, with a last block that is full and ones that are not.
 SHAPES = [(), (7,), (4095,), (4096,), (100, 50), (6, 4, 3, 3), (300, 301)]
 DTYPES = ["float32", "float16", "bfloat16"]
+OFFLOADED = [case for case in CASES if "offload" not in case.cls.refuses]
 
 
 def parameters(dtype):
@@ -104,12 +105,15 @@ def test_device_and_host_are_those_of_the_offload_report(dtype, device):
     assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 
-@pytest.mark.parametrize("device", ["CPU", "GPU", "Ascend"])
+@needs_kernel
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_optimizer_is_planned_offloaded(dtype, device):
-    report = Lamb(parameters(dtype), 0.01, state_dtype="8bit", offload=True).offload_report(device)
-    planned = plan(Lamb, weights(dtype), _arguments.Options(state_dtype="8bit", offload=True), device)
-    assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
+@pytest.mark.parametrize("case", OFFLOADED, ids=lambda case: case.name)
+def test_any_optimizer_is_planned_offloaded(case, dtype):
+    optimizer = case.optimizer(parameters(dtype), 0.01, state_dtype="8bit", offload=True)
+    for device in _capabilities.DEVICES:
+        report = optimizer.offload_report(device)
+        planned = plan(case.cls, weights(dtype), _arguments.Options(state_dtype="8bit", offload=True), device)
+        assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 
 def test_the_command_plans_offloaded():

@@ -1,5 +1,6 @@
 """Muon's matrices: which tensors they are, where in a tensor they are, and what orthogonalizing them gives."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import reference
-from cases import CASES, MUON_COEFFICIENTS, Scenario, plain
+from cases import CASES, MUON_COEFFICIENTS, SCENARIOS, SHAPES, Scenario, plain
 from harness import Pair, Step, check_close, numbers, peak_of_weight
 from mindspore import Parameter, Tensor, ops
 from reference.muon import orthogonalized
@@ -21,6 +22,7 @@ from ms_optim import Muon, _kernels, _libraries
 from ms_optim._orthogonal import Orthogonalize
 
 needs_kernel = pytest.mark.skipif(_kernels.why_not("muon", "CPU") is not None, reason="it is the kernel's")
+MUON = next(case for case in CASES if case.name == "Muon")
 TRIPLE = (3.4445, -4.7750, 2.0315)
 
 
@@ -406,6 +408,18 @@ def test_any_number_of_threads_gives_the_same_bits():
     assert len(said) == 1, said
 
 
+@pytest.mark.parametrize("name", ["grouped", "clip", "float16", "bfloat16"])
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+def test_batches_of_matrices_follow_the_reference(name, backend, monkeypatch):
+    """In groups of all kinds, beside AdamW's tensors; tests/test_conformance.py has no tensors of three dimensions."""
+    monkeypatch.setitem(SHAPES, "experts", (2, 5, 4))
+    monkeypatch.setitem(SHAPES, "taller", (3, 6, 2))
+    scenario = dataclasses.replace(SCENARIOS[name], shapes=("seven", "experts", "taller", "matrix"))
+    pair = Pair(MUON, scenario, {"normalize_rows": True}, backend=backend)
+    pair.run("pynative", STEPS if backend == "aot" else 6)
+    pair.check()
+
+
 # ---- The tolerance ------------------------------------------------------------------------------------------------
 
 RIGHT = reference.muon.orthogonalized, reference.muon.rows_of, reference.Muon.scaled
@@ -442,9 +456,8 @@ def test_the_tolerance_shows_a_mistake(mistake, monkeypatch):
     """The iterations amplify rounding, so it is wide; each of these mistakes is 40 times as far off, or more."""
     if mistake:
         monkeypatch.setattr(*mistake)
-    case = next(case for case in CASES if case.name == "Muon")
     scenario = Scenario(shapes=("matrix", "convolution", "zero"), groups=plain)
-    pair = Pair(case, scenario, {"splits": {"zero*": (3, 6)}})
+    pair = Pair(MUON, scenario, {"splits": {"zero*": (3, 6)}})
     pair.run("pynative", STEPS)
     if mistake:
         with pytest.raises(AssertionError, match="times the tolerance"):

@@ -57,6 +57,10 @@ def check_refusals():
     with pytest.raises(ValueError, match=r"must be one of \['stand_alone', 'hybrid_parallel'\] .* 'data_parallel'"):
         Lamb([{"params": [Parameter(tensor([1.0], "float32"), name="w")], "shard_group": world}], 0.1)
     ms.reset_auto_parallel_context()
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    sliced = Lamb([{"params": [Parameter(tensor([1.0], "float32"), name="w")], "shard_group": world}], 0.1)
+    with pytest.raises(RuntimeError, match=r"attach\(\) is for optimizers that exchange nothing"):
+        sliced.attach()
     check_slices_that_do_not_fit(world)
 
 

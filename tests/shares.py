@@ -16,6 +16,8 @@ CONFIGURATIONS = {
     "adamw, masters": (ms_optim.AdamW, "bfloat16", {"state_dtype": "bfloat16"}),
     "adamw, rounded": (ms_optim.AdamW, "bfloat16", LOW),
     "adamw, averaged": (ms_optim.AdamW, "bfloat16", {"average_decay": 0.9, "average_warmup": True}),
+    "adamw, split": (ms_optim.AdamW, "bfloat16", {"master_weights": "split"}),
+    "adamw, split8": (ms_optim.AdamW, "bfloat16", {"master_weights": "split8", "state_dtype": "8bit"}),
     "offload": (ms_optim.AdamOffload, "float16", {"use_nesterov": True, "skip_nonfinite": True}),
     "lamb": (ms_optim.Lamb, "float32", {}),
     "lamb, clipped": (ms_optim.Lamb, "bfloat16", {"grad_clip_norm": 3.0, "skip_nonfinite": True}),
@@ -43,7 +45,8 @@ RUNS = {
         ("graph", "muon"),
     ],
 }
-RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, 4bit", "adamw, masters", "lamb", "muon", "ScheduleFreeAdamW")
+RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, 4bit", "adamw, masters", "adamw, split8", "lamb", "muon")
+RESUMED += ("ScheduleFreeAdamW",)
 ELEMENTWISE = [name for name, (optimizer, *_) in CONFIGURATIONS.items() if not optimizer.rules[0].is_layerwise]
 
 

@@ -9,6 +9,7 @@ import sys
 import warnings
 
 import command
+import numpy as np
 import pytest
 from builds import once, shared_folder
 from sources import ROOT
@@ -50,7 +51,7 @@ def test_doctor_tells_programs_what_it_found(found):
     assert set(found["missing"]) == {"CPU", "GPU", "Ascend", "AKG"}
     assert ("threads" in found) == (found["missing"]["CPU"] is None)
     checks = {(check.optimizer, check.backend): check for check in read(found)}
-    assert len(checks) == len(found["checks"]) == 2 * sum(len(cls.trials) for cls in FEW)
+    assert len(checks) == len(found["checks"]) == 2 * sum(len(cls.trials) for cls in FEW) + 1
     assert all(check.right for check in checks.values())
     assert checks["AdamW()", "auto"].check.startswith("agrees") == (found["missing"]["CPU"] is None)
 
@@ -69,7 +70,7 @@ def test_doctor_reports_paths_and_checks(found, monkeypatch):
     has_kernels = _kernels.why_not("adamw", "CPU") is None
     rules = [trial for cls in FEW for trial in cls.trials] if has_kernels else []
     rules += [rule.name for cls in FEW for rule in cls.rules if _kernels.why_not_akg(rule.name) is None]
-    assert report.count("agrees") == len(rules)
+    assert report.count("agrees") == len(rules) + has_kernels  # and split masters
 
 
 def test_doctor_fails_where_a_kernel_is_wrong(found, monkeypatch):
@@ -123,6 +124,21 @@ def test_doctor_finds_a_wrong_kernel(monkeypatch):
     _, _, verdict, right = doctor.examine(AdamW, {})
     assert not right
     assert "WRONG" in verdict
+
+
+@pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there are no kernels")
+def test_doctor_checks_split_masters(monkeypatch):
+    path, _, verdict, right = doctor.examine_split_masters()
+    assert (path, verdict, right) == ("fused", "agrees: masters are float32 ones to the bit", True)
+    restored = doctor._masters.restored
+
+    def off_by_a_bit(weights, remainders):
+        return restored(weights, remainders ^ np.int16(1))
+
+    monkeypatch.setattr(doctor._masters, "restored", off_by_a_bit)
+    *_, verdict, right = doctor.examine_split_masters()
+    assert not right
+    assert verdict.startswith("WRONG")
 
 
 WITHOUT_COMPILER = """

@@ -1,5 +1,6 @@
 """Muon's matrices: which tensors they are, where in a tensor they are, and what orthogonalizing them gives."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,17 +11,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 import reference
-from cases import MUON_COEFFICIENTS
-from harness import Step, check_close, numbers, peak_of_weight
+from cases import CASES, MUON_COEFFICIENTS, SCENARIOS, SHAPES, Scenario, plain
+from harness import Pair, Step, check_close, numbers, peak_of_weight
 from mindspore import Parameter, Tensor, ops
 from reference.muon import orthogonalized
 from sources import TESTS
-from tolerances import TOLERANCE
+from tolerances import STEPS, TOLERANCE
 
 from ms_optim import Muon, _kernels, _libraries
 from ms_optim._orthogonal import Orthogonalize
 
 needs_kernel = pytest.mark.skipif(_kernels.why_not("muon", "CPU") is not None, reason="it is the kernel's")
+MUON = next(case for case in CASES if case.name == "Muon")
 TRIPLE = (3.4445, -4.7750, 2.0315)
 
 
@@ -404,6 +406,104 @@ def test_any_number_of_threads_gives_the_same_bits():
         assert done.returncode == 0, done.stderr
         said |= {line for line in done.stdout.splitlines() if line.startswith("bits")}
     assert len(said) == 1, said
+
+
+@pytest.mark.parametrize("name", ["grouped", "clip", "float16", "bfloat16"])
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+def test_batches_of_matrices_follow_the_reference(name, backend, monkeypatch):
+    """In groups of all kinds, beside AdamW's tensors; tests/test_conformance.py has no tensors of three dimensions."""
+    monkeypatch.setitem(SHAPES, "experts", (2, 5, 4))
+    monkeypatch.setitem(SHAPES, "taller", (3, 6, 2))
+    scenario = dataclasses.replace(SCENARIOS[name], shapes=("seven", "experts", "taller", "matrix"))
+    pair = Pair(MUON, scenario, {"normalize_rows": True}, backend=backend)
+    pair.run("pynative", STEPS if backend == "aot" else 6)
+    pair.check()
+
+
+# ---- The tolerance ------------------------------------------------------------------------------------------------
+
+RIGHT = reference.muon.orthogonalized, reference.muon.rows_of, reference.Muon.scaled
+
+
+def not_transposed_back(u, iterations):
+    x = RIGHT[0](u, iterations)
+    return x.T.reshape(x.shape) if len(x) > len(x[0]) else x
+
+
+def with_parts_exchanged(split, count):
+    return RIGHT[1](split[::-1] if split == (3, 6) else split, count)
+
+
+def by_the_shorter_side(self, i, rows, x):
+    return RIGHT[2](self, i, rows, x) * np.sqrt(min(x.shape) / max(x.shape))
+
+
+MISTAKES = {
+    "none": None,
+    **{
+        f"{name} off by a thousandth": (reference.Muon, "ns_coefficients", tuple(np.multiply(TRIPLE, factors)))
+        for name, factors in zip("abc", 1 + 1e-3 * np.eye(3))
+    },
+    "not transposed back": (reference.muon, "orthogonalized", not_transposed_back),
+    "scaled by the shorter side": (reference.Muon, "scaled", by_the_shorter_side),
+    "parts exchanged": (reference.muon, "rows_of", with_parts_exchanged),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_the_tolerance_shows_a_mistake(mistake, monkeypatch):
+    """The iterations amplify rounding, so it is wide; each of these mistakes is 40 times as far off, or more."""
+    if mistake:
+        monkeypatch.setattr(*mistake)
+    scenario = Scenario(shapes=("matrix", "convolution", "zero"), groups=plain)
+    pair = Pair(MUON, scenario, {"splits": {"zero*": (3, 6)}})
+    pair.run("pynative", STEPS)
+    if mistake:
+        with pytest.raises(AssertionError, match="times the tolerance"):
+            pair.check()
+    else:
+        pair.check()
+
+
+# ---- Beside another implementation --------------------------------------------------------------------------------
+
+# The weights of torch.optim.Muon (torch 2.13, lr=0.02, weight_decay=0.1) after the steps below, with Tensor.bfloat16
+# replaced by Tensor.clone, so that its iterations are in float32 too.
+OF_TORCH = {
+    ((3, 4), "original"): [
+        [-0.0382954, 0.8224235, -0.7342889, 0.4361970],
+        [-0.2634419, -0.1660511, -0.9839868, -0.9658867],
+        [0.9092849, -0.6496747, -0.5348487, 0.9960014],
+    ],
+    ((3, 4), "match_rms_adamw"): [
+        [-0.0153182, 0.8308288, -0.7450780, 0.4202693],
+        [-0.2770844, -0.1453560, -0.9850988, -0.9551797],
+        [0.9124241, -0.6355397, -0.5159397, 0.9941012],
+    ],
+    ((4, 3), "original"): [
+        [-0.0426293, 0.8455599, -0.7541955],
+        [0.4136445, -0.2680549, -0.1683109],
+        [-0.9740216, -0.9836659, 0.8912402],
+        [-0.6513913, -0.5356182, 0.9719722],
+    ],
+    ((4, 3), "match_rms_adamw"): [
+        [-0.0147672, 0.8395942, -0.7529376],
+        [0.4110343, -0.2799008, -0.1442904],
+        [-0.9817461, -0.9603822, 0.9064537],
+        [-0.6348718, -0.5145174, 0.9856076],
+    ],
+}
+
+
+@pytest.mark.parametrize("shape, adjust_lr", OF_TORCH)
+def test_torchs_muon_goes_the_same_way(shape, adjust_lr):
+    start, *gradients = (np.sin(k + np.arange(12.0) ** 2).reshape(shape).astype(np.float32) for k in range(4))
+    weight = Parameter(Tensor(start), name="w")
+    optimizer = Muon([weight], 0.02, weight_decay=0.1, adjust_lr=adjust_lr)
+    for g in gradients:
+        optimizer((Tensor(g),))
+    np.testing.assert_allclose(numbers(weight), OF_TORCH[shape, adjust_lr], rtol=0, atol=1e-6)
 
 
 # ---- Resuming -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -464,6 +465,29 @@ def test_muon_takes_the_keys_of_mindformers_own_and_splits():
     assert len(optimizer.rule.iterations) == 4
     with pytest.raises(TypeError, match="unknown keyword argument 'qk_clip_threshold'"):
         build("Muon", qk_clip_threshold=100)
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (3, 8, 12)], ids=str)
+def test_muon_goes_where_that_of_mindformers_goes(shape, monkeypatch):
+    """By the step of its Muon on one tensor; there is no product of bfloat16 numbers on a CPU, so in float32."""
+    theirs = pytest.importorskip("mindformers.core.optim.muon")
+    monkeypatch.setattr(theirs, "mstype", SimpleNamespace(float32=ms.float32, bfloat16=ms.float32))
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal(shape).astype(np.float32)
+    ours, other = (Parameter(Tensor(start), name="w") for _ in range(2))
+    momentum = Parameter(Tensor(np.zeros_like(start)), name="muon_m.w")
+    optimizer = ms_optim.Muon([ours], 0.02, weight_decay=0.1)
+    for _ in range(5):
+        g = Tensor(rng.standard_normal(shape).astype(np.float32))
+        optimizer((g,))
+        rate, rms, beta = (Tensor([x], ms.float32) for x in (0.02, 0.2, 0.95))
+        whole = {"muon_split_fn": lambda name, x: [x], "muon_merge_fn": lambda name, parts: parts[0]}
+        alone = {"op": 1, "tp": 1, "tp_dim": -1, "rank_id": 0, "op_group": "", "tp_group": ""}
+        theirs._apply_muon_update(g, momentum, beta, True, other, rate, 0.1, rms, param_name="w", **whole, **alone)
+    moved = np.linalg.norm(other.asnumpy() - start)
+    # Five iterations multiply the rounding of a small singular value by 485.
+    assert np.linalg.norm(ours.asnumpy() - other.asnumpy()) < 485 * 2.0**-24 * moved
+    np.testing.assert_allclose(optimizer.states[0].asnumpy(), momentum.asnumpy(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("key, value", [("eps", "1e-8"), ("betas", ["9e-1", 0.99]), ("eps", "0.1")])

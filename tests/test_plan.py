@@ -11,7 +11,7 @@ from cases import CASES
 from command import refused, run
 from mindspore import Parameter, Tensor, nn
 
-from ms_optim import OPTIMIZERS, AdamOffload, AdamW, Lamb, _arguments, _base, _kernels, _shares
+from ms_optim import OPTIMIZERS, AdamOffload, AdamW, Lamb, _arguments, _base, _capabilities, _kernels, _shares
 from ms_optim.cli.plan import NotPossibleError, plan
 from ms_optim.cli.plan_arguments import UNITS, Weight, size
 
@@ -22,6 +22,7 @@ needs_kernel = pytest.mark.skipif(
 # On both sides of what is worth codes, with a last block that is full and ones that are not.
 SHAPES = [(), (7,), (4095,), (4096,), (100, 50), (6, 4, 3, 3), (300, 301)]
 DTYPES = ["float32", "float16", "bfloat16"]
+OFFLOADED = [case for case in CASES if "offload" not in case.cls.refuses]
 
 
 def parameters(dtype):
@@ -68,6 +69,20 @@ def test_bytes_are_those_that_an_optimizer_holds(case, state_dtype, dtype, maste
 
 
 @needs_kernel
+@pytest.mark.parametrize("split", _arguments.SPLIT_MASTERS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bytes_of_split_masters_are_those_that_an_optimizer_holds(case, split):
+    low = "8bit" if case.cls.rules[0].takes_low_states else "float32"
+    for dtype in ("float32", "bfloat16"):
+        options = {"state_dtype": low, "master_weights": split}
+        optimizer = case.optimizer(parameters(dtype), 0.01, **options)
+        assert (len(optimizer.masters) > 0) == (dtype == "bfloat16")
+        compare(plan(case.cls, weights(dtype), _arguments.Options(**options), "CPU"), optimizer)
+    with pytest.raises(NotPossibleError, match="float16"):
+        plan(case.cls, weights("float16"), _arguments.Options(**options), "CPU")
+
+
+@needs_kernel
 @pytest.mark.parametrize("state_dtype", _arguments.STATE_DTYPES)
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_bytes_of_sharded_states_are_those_of_the_worker_that_holds_the_most(count, state_dtype, monkeypatch):
@@ -90,12 +105,15 @@ def test_device_and_host_are_those_of_the_offload_report(dtype, device):
     assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 
-@pytest.mark.parametrize("device", ["CPU", "GPU", "Ascend"])
+@needs_kernel
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_optimizer_is_planned_offloaded(dtype, device):
-    report = Lamb(parameters(dtype), 0.01, state_dtype="8bit", offload=True).offload_report(device)
-    planned = plan(Lamb, weights(dtype), _arguments.Options(state_dtype="8bit", offload=True), device)
-    assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
+@pytest.mark.parametrize("case", OFFLOADED, ids=lambda case: case.name)
+def test_any_optimizer_is_planned_offloaded(case, dtype):
+    optimizer = case.optimizer(parameters(dtype), 0.01, state_dtype="8bit", offload=True)
+    for device in _capabilities.DEVICES:
+        report = optimizer.offload_report(device)
+        planned = plan(case.cls, weights(dtype), _arguments.Options(state_dtype="8bit", offload=True), device)
+        assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 
 def test_the_command_plans_offloaded():
@@ -133,6 +151,19 @@ def test_billions_of_parameters():
     bare = plans("--parameters", "7e9", "--dtype", "bfloat16", "--optimizer", "AdamW", "--master-weights", "none")
     assert {one["masters"] for one in bare["plans"]} == {0}
     assert {one["fits"] for one in bare["plans"]} == {None}
+    for split, each in (("split", 2), ("split8", 1)):
+        told = plans("--parameters", "7e9", "--dtype", "bfloat16", "--optimizer", "AdamW", "--master-weights", split)
+        assert {one["masters"] for one in told["plans"]} == {each * n}
+
+
+def test_a_number_of_parameters_is_matrices_to_muon():
+    """Of one state each, where AdamW has two; and one for each worker, since a matrix is not cut."""
+    asked = ("--parameters", 1e6 + 1, "--optimizer", "AdamW", "Muon", "--state-dtype", "float32")
+    adamw, muon = plans(*asked)["plans"]
+    assert (adamw["states"], muon["states"]) == (8e6 + 8, 4e6 + 4)
+    adamw, muon = plans(*asked, "--workers", 4, "--shard-states", "--device", "CPU")["plans"]
+    assert muon["weights"] == 4e6 + 4
+    assert muon["states"] == 4 * 250_001
 
 
 def test_what_an_optimizer_refuses_is_listed_with_its_reason():

@@ -211,10 +211,11 @@ def test_a_compiled_network_sees_it(mode):
     np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_masters_follow():
+@pytest.mark.parametrize("masters", [True, "split", "split8"])
+def test_masters_follow(masters):
     """A step of rate 0 leaves the weights clipped, where it would bring back the masters otherwise."""
     query, key = attention(2, 2, [3.0, 20.0], "bfloat16")
-    optimizer = AdamW([query, key], 0.0)
+    optimizer = AdamW([query, key], 0.0, master_weights=masters)
     step = tuple(tensor(np.ones(p.shape), "bfloat16") for p in (query, key))
     optimizer(step)
     qk_clip(query, key, [3.0, 20.0], THRESHOLD)

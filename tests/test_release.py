@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
 
 import ms_optim
-from ms_optim import AdamW, DGCMomentum, Lamb, ReleasedTrainStep
+from ms_optim import AdamW, DGCMomentum, Lamb, ReleasedTrainStep, _shares
 
 EXCHANGES = ("DGCMomentum",)
 RELEASED = [case for case in CASES if case.name not in EXCHANGES]
@@ -367,6 +367,31 @@ def test_who_cannot_says_why():
     refused(TypeError, "'optimizer' must be an optimizer of ms_optim", ReleasedTrainStep, net, None, upstream)
     ms.set_context(mode=ms.GRAPH_MODE)
     refused(RuntimeError, "attach.. needs PyNative mode", made().attach)
+
+
+@pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel", "semi_auto_parallel"])
+def test_where_other_workers_gradients_come_later_it_is_refused(mode):
+    optimizer = AdamW(Net().trainable_params())
+    ms.set_auto_parallel_context(parallel_mode=mode)
+    try:
+        refused(RuntimeError, "attach.. needs the parallel mode 'stand_alone'", optimizer.attach)
+    finally:
+        ms.reset_auto_parallel_context()
+    optimizer.attach()
+
+
+class OneOfTwo(_shares.Peers):
+    """A worker whose peer is not there."""
+
+    def all_gather(self):
+        return None
+
+
+def test_an_optimizer_with_sharded_states_refuses(monkeypatch):
+    """That with sliced tensors is refused in tests/sharding_worker.py, as it takes processes."""
+    monkeypatch.setattr(_shares, "peers", lambda: OneOfTwo(0, 2, None))
+    optimizer = AdamW(Net().trainable_params(), shard_states=True)
+    refused(RuntimeError, "attach.. is for optimizers that exchange nothing", optimizer.attach)
 
 
 class WithLoss(nn.Cell):

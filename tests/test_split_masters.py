@@ -126,6 +126,7 @@ def restored(pair):
 
 ASKED = {
     "": {},
+    "bfloat16": {"state_dtype": "bfloat16"},
     "8bit": {"state_dtype": "8bit"},
     "4bit": {"state_dtype": "4bit"},
     "average": {"average_decay": 0.9},

@@ -13,14 +13,15 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, ops
 from rich.console import Console
 from rich.table import Table
 
 import ms_optim
 
-from .. import _capabilities, _kernels, _libraries
+from .. import _capabilities, _kernels, _libraries, _masters
 from .._base import FusedOptimizer
+from ..adamw import AdamW
 
 SHAPES: list[tuple[int, ...]] = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
 STEPS = 10
@@ -80,6 +81,9 @@ def checked(optimizer: type[FusedOptimizer]) -> list[Check]:
         arguments = ", ".join(f"{name}={value}" for name, value in trial.items())
         for backend in ("auto", "akg"):
             found.append(Check(f"{optimizer.__name__}({arguments})", backend, *examine(optimizer, trial, backend)))
+    if optimizer is AdamW:
+        # Of one optimizer: weights and masters are read and written by the same code for all.
+        found.append(Check("AdamW(master_weights=split)", "auto", *examine_split_masters()))
     return found
 
 
@@ -149,13 +153,38 @@ def examine(
     return "fused", f"{built.rule.name} in {_libraries.LIBRARIES[device].file}", verdict, right
 
 
-def build(optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str) -> FusedOptimizer:
+def examine_split_masters() -> tuple[str, str, str, bool]:
+    """Return the same of AdamW with split masters of bfloat16 weights, which are float32 ones to the bit."""
+    try:
+        split, whole = (build(AdamW, {"master_weights": kind}, "auto", ms.bfloat16) for kind in ("split", True))
+    except RuntimeError as error:
+        return "none", str(error), "nothing to check", True
+    rng = np.random.default_rng(1)
+    for _ in range(STEPS):
+        gradients = drawn(rng)
+        for optimizer in (split, whole):
+            optimizer(gradients)
+    weights = [ops.cast(p, ms.float32).asnumpy() for p in split.parameters]
+    masters = [_masters.restored(w, m.asnumpy()) for w, m in zip(weights, split.masters)]
+    off = sum(int(np.sum(a != b.asnumpy())) for a, b in zip(masters, whole.masters))
+    verdict = f"WRONG: {off} masters differ from float32 ones" if off else "agrees: masters are float32 ones to the bit"
+    return "fused", f"{split.rule.name} in {_libraries.LIBRARIES[_kernels.device_target()].file}", verdict, off == 0
+
+
+def build(
+    optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str, dtype: Any = ms.float32
+) -> FusedOptimizer:
     """Make an optimizer whose weights are always the same."""
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
-    params = [Parameter(Tensor(np.asarray(w)), name=f"w{i}") for i, w in enumerate(weights)]
+    params = [Parameter(Tensor(np.asarray(w)).astype(dtype), name=f"w{i}") for i, w in enumerate(weights)]
     groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "grad_centralization": True}]
     return optimizer(groups, 0.01, weight_decay=0.01, loss_scale=8.0, grad_clip_norm=5.0, backend=backend, **trial)
+
+
+def drawn(rng: np.random.Generator) -> tuple[Tensor, ...]:
+    """Return gradients of one step."""
+    return tuple(Tensor(np.asarray(rng.standard_normal(shape), np.float32)) for shape in SHAPES)
 
 
 def disagreement(one: FusedOptimizer, other: FusedOptimizer) -> float:
@@ -164,9 +193,9 @@ def disagreement(one: FusedOptimizer, other: FusedOptimizer) -> float:
     held = list(zip([*one.parameters, *one.states], [*other.parameters, *other.states]))
     largest = np.full(len(held), 1e-30)
     for _ in range(STEPS):
-        gradients = [np.asarray(rng.standard_normal(shape), np.float32) for shape in SHAPES]
+        gradients = drawn(rng)
         for optimizer in (one, other):
-            optimizer(tuple(Tensor(g) for g in gradients))
+            optimizer(gradients)
         largest = np.maximum(largest, [np.max(np.abs(b.asnumpy())) for _, b in held])
     differences = [np.max(np.abs(a.asnumpy().astype(np.float64) - b.asnumpy())) for a, b in held]
     worst = np.max(differences / largest)

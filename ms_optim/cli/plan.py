@@ -56,7 +56,11 @@ class NotPossibleError(ValueError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--parameters", type=parameters, help="number of parameters, such as 7e9, as one large tensor")
+    source.add_argument(
+        "--parameters",
+        type=parameters,
+        help="number of parameters, such as 7e9, as one large tensor, or matrices for Muon",
+    )
     source.add_argument("--shapes", type=weights_of_json, help="a JSON file: a list of shapes, or shapes by name")
     source.add_argument("--checkpoint", type=weights_of_checkpoint, help="a MindSpore checkpoint of the network")
     parser.add_argument("--dtype", choices=DTYPES, help="of the parameters; default: the checkpoint's, or float32")
@@ -92,6 +96,8 @@ def main(arguments: argparse.Namespace) -> int:
     for optimizer in OPTIMIZERS:
         if arguments.optimizer and optimizer.__name__ not in arguments.optimizer:
             continue
+        has_matrices = arguments.parameters is not None and optimizer.rules[0].others is not None
+        own = as_matrices(weights, arguments.workers) if has_matrices else weights
         for state_dtype in arguments.state_dtype:
             options = Options(
                 state_dtype=state_dtype,
@@ -101,7 +107,7 @@ def main(arguments: argparse.Namespace) -> int:
                 average_decay=0.9999 if arguments.average else None,
             )
             try:
-                plans.append(plan(optimizer, weights, options, arguments.device, arguments.workers))
+                plans.append(plan(optimizer, own, options, arguments.device, arguments.workers))
             except NotPossibleError as reason:
                 refused.append({"optimizer": optimizer.__name__, "state_dtype": state_dtype, "reason": str(reason)})
     if arguments.json:
@@ -109,6 +115,13 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         show(plans, refused, weights, arguments)
     return 0 if plans else 1
+
+
+def as_matrices(weights: Sequence[Weight], workers: int) -> list[Weight]:
+    """Return a number of parameters as matrices, one for each worker, as none is shared between workers."""
+    number = elements(weights)
+    sizes = [number // workers + (rank < number % workers) for rank in range(workers)]
+    return [weights[0]._replace(shape=(1, size)) for size in sizes if size]
 
 
 # ---- Counting -----------------------------------------------------------------------------------------------------

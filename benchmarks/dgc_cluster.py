@@ -1,4 +1,4 @@
-"""Times Deep Gradient Compression on hosts that a slow link connects, beside dense all-reduce.
+"""Times Deep Gradient Compression and local steps on hosts that a slow link connects, beside dense all-reduce.
 
 The hosts are network namespaces of this machine: each has one interface, which a cable of limited rate, in both
 directions, connects to a switch. On each runs one worker, under MindSpore's own collectives; the scheduler runs on the
@@ -218,7 +218,7 @@ def tables(measured):
         dense = [result for rule, result in found.items() if rule.startswith("dense")]
         # Against the better of the two.
         least, fastest = (min(result[key] for result in dense) for key in ("sent", "seconds"))
-        for rule in ("DGC", "dense, one AllReduce", "dense, AllReduce each"):
+        for rule in (rule for rule in found if rule.startswith(("DGC", "DiLoCo", "SparseLoCo", "dense"))):
             result = found[rule]
             rules.add_row(
                 *cluster,

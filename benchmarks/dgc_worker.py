@@ -14,10 +14,11 @@ from dgc_cluster import LAYERS
 from mindspore import Tensor, nn, ops
 from mindspore import communication as comm
 
-from ms_optim import DGCMomentum
+from ms_optim import AdamW, DGCMomentum, LocalSteps, SparseTopK
 
 RATE, MOMENTUM = 0.01, 0.9
-BATCHES, CHECK_STEPS = 4, 3
+BATCHES, CHECK_STEPS, EVERY = 4, 3, 30
+SPARSE = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
 
 
 # ---- Training -----------------------------------------------------------------------------------------------------
@@ -106,6 +107,13 @@ def dgc(options):
     return Step(Gradients(net), nn.Identity(), optimizer), weights
 
 
+def local(**arguments):
+    """Return a step of AdamW between whose exchanges there are local steps, and its weights."""
+    net, weights = network()
+    optimizer = LocalSteps(AdamW(weights, RATE / 10), EVERY, **arguments)
+    return Step(Gradients(net), nn.Identity(), optimizer), weights
+
+
 def dense(exchange, workers):
     """Return a step of momentum SGD with dense gradients and its weights."""
     net, weights = network()
@@ -151,7 +159,7 @@ def check(name, losses, weights):
             raise RuntimeError(f"{name}: the weights are not the same on all workers")
 
 
-def measure(name, step, weights, steps, batches):
+def measure(name, step, weights, steps, batches, checked=CHECK_STEPS, average=statistics.median):
     """Check some steps and time more; print and return what they took of this worker."""
 
     def done(number):
@@ -159,18 +167,18 @@ def measure(name, step, weights, steps, batches):
         # All of a graph is done when its first output is.
         return float((result[0] if isinstance(result, tuple) else result).asnumpy().flat[0])
 
-    losses = [done(number) for number in range(CHECK_STEPS)]
+    losses = [done(number) for number in range(checked)]
     check(name, losses, weights)
     times = []
     barrier()
     before = counters()
     for number in range(steps):
         start = time.perf_counter()
-        losses.append(done(CHECK_STEPS + number))
+        losses.append(done(checked + number))
         times.append(time.perf_counter() - start)
     sent, received = ((counters() - before) / steps).tolist()
     check(name, losses, weights)
-    result = {"rule": name, "seconds": statistics.median(times), "least": min(times), "sent": sent,
+    result = {"rule": name, "seconds": average(times), "least": min(times), "sent": sent,
               "received": received}  # fmt: skip
     print("RESULT", json.dumps(result), flush=True)
     return result
@@ -185,6 +193,10 @@ def work(options):
     batches = data(options["batch"], rank)
     steps, dense_steps = options["steps"], options["dense_steps"]
     compressed = measure("DGC", *dgc(options), steps, batches)
+    # A whole round each: of a median, the one step that exchanges would not be seen.
+    for name, arguments in (("DiLoCo", {}), ("SparseLoCo", {**SPARSE, "compress": SparseTopK()})):
+        step, weights = local(**arguments)
+        measure(f"{name}, every {EVERY}", step, weights, EVERY, batches, EVERY, statistics.mean)
     measure("dense, one AllReduce", *dense(OneAllReduce, workers), dense_steps, batches)
     measure("dense, AllReduce each", *dense(AllReduceEach, workers), dense_steps, batches)
     # What a step of DGC is made of.

@@ -17,6 +17,8 @@ from .groups import ParamGroups, layerwise_groups, no_decay_groups, pattern_grou
 from .lamb import Lamb
 from .lans import LANS
 from .lion import Lion
+from .local_compression import Quantized, SparseTopK
+from .local_steps import LocalSteps
 from .muon import Muon
 from .muon_groups import muon_groups
 from .qk_clip import QKClip, qk_clip
@@ -52,16 +54,19 @@ __all__ = [
     "LinearWeightDecay",
     "Lion",
     "Loaded",
+    "LocalSteps",
     "Muon",
     "OptimizerMonitor",
     "ParamGroups",
     "PiecewiseConstantWeightDecay",
     "PolynomialWeightDecay",
     "QKClip",
+    "Quantized",
     "ReleasedTrainStep",
     "Rule",
     "ScheduleFreeAdamW",
     "SimulatedWorkers",
+    "SparseTopK",
     "SpoiledError",
     "WarmUpHoldDecayLR",
     "WarmUpWeightDecay",

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ._abi_local import LocalMark, LocalNumber, LocalReport
+
 # ---- Numbers ------------------------------------------------------------------------------------------------------
 
 MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # the last: codes that share one scale
@@ -147,7 +149,8 @@ class Status(enum.IntEnum):
 
 
 _COLUMNS = (AddressColumn, SharedAddressColumn, MatrixColumn)
-_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, *_COLUMNS, Status)
+_LOCAL = (LocalNumber, LocalMark, LocalReport)
+_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, *_COLUMNS, *_LOCAL, Status)
 _RULES = (AdamWFlag, LambFlag, AdamOffloadFlag, DgcMomentumFlag, MuonFlag)
 # By what the library calls them.
 GROUPS: dict[str, type[enum.IntEnum | enum.IntFlag]] = {

@@ -16,6 +16,8 @@ from . import _masters
 from ._writing import write
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .paths.parts import Parts
 
 
@@ -34,6 +36,10 @@ class Swap:
         gather: What gives all workers the weights of each one's share; None where each has all.
         check_between: Raises an error that names what was called if a step is under way.
     """
+
+    parts: Parts
+    gather: Callable[[], Any] | None
+    check_between: Callable[[str], None]
 
     def __init__(self, parts: Parts, gather: Callable[[], Any] | None, check_between: Callable[[str], None]):
         self.parts, self.gather, self.check_between = parts, gather, check_between
@@ -97,12 +103,12 @@ class Swap:
             write(p, self._kept[id(p)])
         self._kept = {}
 
-    def in_training(self, parameter: Parameter) -> np.ndarray:
+    def in_training(self, parameter: Parameter) -> NDArray[Any]:
         """Return the numbers that a parameter has in training."""
         kept = self._kept.get(id(parameter))
         return parameter.asnumpy() if kept is None else kept
 
-    def weights_held(self, i: int) -> np.ndarray:
+    def weights_held(self, i: int) -> NDArray[Any]:
         """Return the weights that this process has states of, flat, in float32: from their master, if they have one."""
         held = self.parts.held
         p, (begin, end) = held.parameters[i], self._range(i)

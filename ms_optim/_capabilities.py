@@ -23,12 +23,15 @@ FEATURES = {
     "decay": "decay='cautious'",
     "average_decay": "'average_decay'",
     "attach": "attach()",
+    "local_steps": "LocalSteps",
 }
 _KERNEL = "needs the fused kernel"
 _ON_CPU = "needs the device target 'CPU'"
 _ON_HOST = "needs weights in host memory"
 _FOR_ASCEND: dict[str, str] = {
-    feature: "is unknown to the operators for Ascend" for feature in FEATURES if feature != "skip_nonfinite"
+    feature: "is unknown to the operators for Ascend"
+    for feature in FEATURES
+    if feature not in ("skip_nonfinite", "local_steps")
 }
 DEVICES = ("CPU", "GPU", "Ascend")
 # What a path cannot do, and why. All else it does: with float32, float16 and bfloat16 weights, with and without
@@ -67,7 +70,8 @@ def asked(options: Any, is_sharded: bool, is_sliced: bool) -> tuple[str, ...]:
         "skip_nonfinite": options.skip_nonfinite,
         "decay": options.decay != "decoupled",
         "average_decay": options.average_decay is not None,
-        "attach": False,  # it is asked for later
+        "attach": False,  # these are asked for later
+        "local_steps": False,
     }
     return tuple(feature for feature in FEATURES if wanted[feature])
 

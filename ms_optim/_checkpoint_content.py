@@ -12,17 +12,17 @@ from ._checkpoint_file import DTYPES, NAMES, File
 from ._checkpoint_parts import Place, place_of
 from ._merge_states import ENTRY, merge_states
 from ._writing import write
-from .residuals import fold_residuals
+from .residuals import ENTRIES, fold_residuals
 
 if TYPE_CHECKING:
-    from ._base import FusedOptimizer
+    from .local_steps import AnyOptimizer
 
 # The kinds of tensors in a checkpoint.
 WEIGHT, STATE, MORE = "weight", "state", "more"
 
 
 def gathered(
-    net: nn.Cell | None, optimizer: FusedOptimizer | None, more: dict[str, Any]
+    net: nn.Cell | None, optimizer: AnyOptimizer | None, more: dict[str, Any]
 ) -> tuple[Any, dict[str, tuple[str, Tensor]]]:
     """Return the user's values as JSON, and all tensors of a checkpoint by name, with their kinds."""
     found: list[tuple[str, Tensor]] = []
@@ -45,7 +45,7 @@ def gathered(
 
 
 def take(
-    parts: list[File], net: nn.Cell | None, optimizer: FusedOptimizer | None, strict: bool
+    parts: list[File], net: nn.Cell | None, optimizer: AnyOptimizer | None, strict: bool
 ) -> tuple[int | None, dict[str, Any]]:
     """Load a checkpoint whose checksums are right, and return its step and the user's values."""
     place = place_of(optimizer)
@@ -55,6 +55,7 @@ def take(
             f"{parts[0].path} is of {len(parts)}."
         )
     own = parts[place.rank if len(parts) == place.count else 0]
+    folded = _folded(parts, place) if optimizer is not None else {}
     weights = _weights("load", net, optimizer)
     given = {name for name, entry in own.entries.items() if entry.kind == WEIGHT}
     missing, unknown = sorted(weights.keys() - given), sorted(given - weights.keys()) if net is not None else []
@@ -73,27 +74,33 @@ def take(
                 f"For 'load', the weight {name!r} must be of dtype {p.dtype}, but is {DTYPES[entry.dtype]} in "
                 f"{own.path}."
             )
-        written.append((p, own.array(name)))
+        written.append((p, folded[name].asnumpy() if name in folded else own.array(name)))
     if optimizer is not None:
-        written += optimizer._entries.fitting(_states(parts, own, optimizer, place), strict, written)
+        written += optimizer._entries.fitting(_states(parts, own, optimizer, folded), strict, written)
     more = _unpacked(own.more, own)
     for p, value in written:
         write(p, value)
     return own.step, more
 
 
-def _states(parts: list[File], own: File, optimizer: FusedOptimizer, place: Place) -> dict[str, Tensor]:
+def _folded(parts: list[File], place: Place) -> dict[str, Tensor]:
+    """Return the states and weights of this worker, where each of another number of workers has saved its own."""
+    given = parts[0].tensors(STATE)
+    if len(parts) == place.count or not any(entry in given for entry in ENTRIES):
+        return {}
+    return fold_residuals([{**part.tensors(WEIGHT), **part.tensors(STATE)} for part in parts], place.count)[place.rank]
+
+
+def _states(parts: list[File], own: File, optimizer: AnyOptimizer, folded: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the states that this worker takes."""
     given = own.tensors(STATE)
     if ENTRY in given:
         same = optimizer.shares and given[ENTRY].asnumpy().tobytes() == optimizer.state_shares.asnumpy().tobytes()
         return given if same else merge_states([part.tensors(STATE) for part in parts])
-    if "dgc_worker" in given and len(parts) != place.count:
-        return fold_residuals([part.tensors(STATE) for part in parts], place.count)[place.rank]
-    return given
+    return {name: value for name, value in folded.items() if name in given} if folded else given
 
 
-def _weights(function: str, net: nn.Cell | None, optimizer: FusedOptimizer | None) -> dict[str, Parameter]:
+def _weights(function: str, net: nn.Cell | None, optimizer: AnyOptimizer | None) -> dict[str, Parameter]:
     """Return the weights, each once: the parameters of the network, then further ones that the optimizer updates."""
     found: dict[str, Parameter] = {}
     seen: set[int] = set()

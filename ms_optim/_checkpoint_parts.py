@@ -13,7 +13,7 @@ from ._checkpoint_file import File, SpoiledError
 from ._shares import peers
 
 if TYPE_CHECKING:
-    from ._base import FusedOptimizer
+    from .local_steps import AnyOptimizer
 
 # Names of files: of a checkpoint in a run's folder; of a worker's part, without the suffix.
 STEP = re.compile(r"step-\d{10}\.safetensors")
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     saves: bool
 
 
-def place_of(optimizer: FusedOptimizer | None) -> Place:
+def place_of(optimizer: AnyOptimizer | None) -> Place:
     """Return the place among workers that each save a part; where all hold the same, the first saves for all."""
     if optimizer is not None and getattr(optimizer, "workers", None) is not None:
         group = optimizer.workers

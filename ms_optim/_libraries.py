@@ -9,6 +9,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from mindspore import Tensor
+
 from . import _described
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -61,6 +64,53 @@ def library(name: str) -> ctypes.CDLL:
 def described(device: str) -> dict[str, _described.DescribedRule]:
     """Return what the library for "CPU" or "GPU" says of its rules."""
     return _described.rules(library(LIBRARIES[device].file))
+
+
+def why_missing(device: str) -> str | None:
+    """Say why the library of a device is missing, with the remedy; None where it is there."""
+    path = path_of(device)
+    return None if path.exists() else f"{path} is missing: {LIBRARIES[device].remedy}"
+
+
+def difference_of_marks(marks: np.ndarray) -> str | None:
+    """Say what differs in the marks that workers compare, int32 of shape (workers, numbers); None if nothing does."""
+    marks = np.ascontiguousarray(marks, np.int32)
+    text = ctypes.create_string_buffer(256)
+    address = ctypes.c_void_p(marks.ctypes.data)
+    differs = library(LIBRARIES["CPU"].file).ms_optim_local_difference
+    return text.value.decode() if differs(address, ctypes.c_int64(len(marks)), text, ctypes.c_int64(256)) else None
+
+
+def run_here(operator: str, inputs: Sequence[Tensor | np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    """Run an operator of the library for CPU on the memory that its inputs have now, past MindSpore's queue.
+
+    A graph goes on with the memory that a parameter had when the graph first ran.
+
+    Args:
+        operator: Its name, without ``ms_optim_``.
+        inputs: Tensors in host memory, and arrays.
+        outputs: Arrays that it fills.
+
+    Raises:
+        RuntimeError: If it refuses its inputs.
+    """
+    given = [*inputs, *outputs]
+    n = len(given)
+    places = [x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr() for x in given]
+    shapes = [(ctypes.c_int64 * x.ndim)(*x.shape) for x in given]
+    dtypes = [str(x.dtype).lower().encode() for x in given]
+    run = getattr(library(LIBRARIES["CPU"].file), f"ms_optim_{operator}")
+    status = run(
+        ctypes.c_int(n),
+        (ctypes.c_void_p * n)(*places),
+        (ctypes.c_int * n)(*(x.ndim for x in given)),
+        (ctypes.POINTER(ctypes.c_int64) * n)(*(ctypes.cast(s, ctypes.POINTER(ctypes.c_int64)) for s in shapes)),
+        (ctypes.c_char_p * n)(*dtypes),
+        None,
+        None,
+    )
+    if status != 0:
+        raise RuntimeError(f"The kernel '{operator}' returned {status}.")
 
 
 def workspace_bytes(library: ctypes.CDLL, shapes: Sequence[tuple[int, ...]], centralizes: bool, exchanges: bool) -> int:

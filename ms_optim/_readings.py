@@ -12,12 +12,14 @@ import numpy as np
 from mindspore import Tensor
 from mindspore import dtype as mstype
 
-from ._base import FusedOptimizer
 from ._kernels import STATISTICS
 from .compression import CompressedStep
+from .local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from .local_steps import AnyOptimizer
 
 
 class Reading(NamedTuple):
@@ -38,12 +40,12 @@ class Reading(NamedTuple):
     parameters: tuple[str, ...]
 
 
-def steps_of(optimizer: FusedOptimizer) -> int:
+def steps_of(optimizer: AnyOptimizer) -> int:
     """Return the number of steps so far, skipped ones included."""
     return int(optimizer.global_step.asnumpy()[0]) + int(optimizer.skipped_steps.asnumpy()[0])
 
 
-def read(optimizer: FusedOptimizer) -> Reading:
+def read(optimizer: AnyOptimizer) -> Reading:
     """Read the numbers of an optimizer's last step."""
     layers: dict[str, NDArray[Any]] = dict(zip(STATISTICS, optimizer.statistics.asnumpy().astype(np.float64).T))
     # A tensor that did not move has no trust ratio, and the step may not have computed the norm of its weight.
@@ -86,7 +88,14 @@ def read(optimizer: FusedOptimizer) -> Reading:
         layers["density"], layers["residual_norm"] = optimizer.densities(last), optimizer.residual_norms()
         totals["density"] = float(layers["density"] @ sizes / sizes.sum())
         totals["residual_norm"] = _norm(layers["residual_norm"])
-    return Reading(type(optimizer).__name__, done + skipped, totals, layers, tuple(optimizer._layout.names))
+    if isinstance(optimizer, LocalSteps):
+        totals |= optimizer.exchange_report()
+    return Reading(_name(optimizer), done + skipped, totals, layers, tuple(optimizer._layout.names))
+
+
+def _name(optimizer):
+    inner = f"({type(optimizer.optimizer).__name__})" if isinstance(optimizer, LocalSteps) else ""
+    return f"{type(optimizer).__name__}{inner}"
 
 
 def _norm(norms: NDArray[Any]) -> float:

@@ -18,6 +18,8 @@ from ._merge_states import ENTRY, refuse_share
 from ._writing import write
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ._averaging import Swap
     from .paths.parts import Parts
 
@@ -47,6 +49,13 @@ class StateEntries:
         check: Raises an error if entries do not fit this optimizer.
         swap: What puts averaged weights into the parameters.
     """
+
+    parts: Parts
+    listed: Callable[[], Iterable[tuple[str, Parameter]]]
+    share: Parameter | None
+    check: Callable[[dict[str, Tensor]], None]
+    swap: Swap
+    first_names: dict[str, str]
 
     def __init__(
         self,
@@ -82,8 +91,8 @@ class StateEntries:
         return next(name for name, p in self.own().items() if p is parameter)
 
     def fitting(
-        self, state_dict: dict[str, Tensor], strict: bool, weights: Iterable[tuple[Parameter, np.ndarray]] = ()
-    ) -> list[tuple[Parameter, np.ndarray]]:
+        self, state_dict: dict[str, Tensor], strict: bool, weights: Iterable[tuple[Parameter, NDArray[Any]]] = ()
+    ) -> list[tuple[Parameter, NDArray[Any]]]:
         """Check a whole state dict, and return the parameters to write with their values.
 
         Args:
@@ -123,7 +132,7 @@ class StateEntries:
                 raise TypeError(f"For '{name}', the entry {key!r} must be of dtype {p.dtype}, but got {value.dtype}.")
         return [(own[key], given[key].asnumpy()) for key in own.keys() & given.keys()] + self.started(own, given)
 
-    def started(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> list[tuple[Parameter, np.ndarray]]:
+    def started(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> list[tuple[Parameter, NDArray[Any]]]:
         """Return what starts as the weights and goes on from a count without an entry of its own: with the weights."""
         held, starting = self.parts.held, self.parts.held.averages
         if "global_step" not in given:
@@ -165,7 +174,7 @@ class StateEntries:
         return scales | {name for name, p in self.own().items() if id(p) in numbers}
 
     def with_masters(
-        self, own: dict[str, Parameter], given: dict[str, Tensor], weight: Callable[[int], np.ndarray]
+        self, own: dict[str, Parameter], given: dict[str, Tensor], weight: Callable[[int], NDArray[Any]]
     ) -> dict[str, Tensor]:
         """Return the entries with masters as this optimizer holds them.
 
@@ -186,7 +195,7 @@ class StateEntries:
                 given[name] = Tensor(masters.reshape(value.shape))
         return given
 
-    def weight_beside(self, i: int, state_dict: dict[str, Tensor], beside: dict[int, np.ndarray]) -> np.ndarray:
+    def weight_beside(self, i: int, state_dict: dict[str, Tensor], beside: dict[int, NDArray[Any]]) -> NDArray[Any]:
         """Return the weight that comes with a state dict, or else as it is, of what this process has states of."""
         p = self.parts.held.parameters[i]
         own = state_dict.get(self.parts.layout.names[i])

@@ -9,7 +9,7 @@ from mindspore import nn
 from mindspore.train import Callback
 
 from ._arguments import fail
-from ._base import FusedOptimizer
+from ._state import Stateful
 from .callbacks import optimizer_of
 from .checkpoints import save
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mindspore.train import RunContext
 
     from ._arguments import FilePath
+    from .local_steps import AnyOptimizer
 
 NAME = "AveragedWeights"
 
@@ -30,7 +31,8 @@ class AveragedWeights(Callback):
     needs to be told of it.
 
     Args:
-        optimizer (Union[FusedOptimizer, None]): The optimizer; ``None`` means that of the model. Default: ``None`` .
+        optimizer (Union[FusedOptimizer, LocalSteps, None]): The optimizer; ``None`` means that of the model.
+            Default: ``None`` .
         network (Union[Cell, None]): The network whose averaged weights are saved when training ends, for use.
             Default: ``None`` .
         path (Union[str, PathLike, None]): The file that :func:`ms_optim.save` writes them to. Default: ``None`` .
@@ -56,15 +58,15 @@ class AveragedWeights(Callback):
         ['accuracy']
     """
 
-    optimizer: FusedOptimizer | None
+    optimizer: AnyOptimizer | None
     network: nn.Cell | None
     path: FilePath | None
 
     def __init__(
-        self, optimizer: FusedOptimizer | None = None, network: nn.Cell | None = None, path: FilePath | None = None
+        self, optimizer: AnyOptimizer | None = None, network: nn.Cell | None = None, path: FilePath | None = None
     ):
         super().__init__()
-        if optimizer is not None and not isinstance(optimizer, FusedOptimizer):
+        if optimizer is not None and not isinstance(optimizer, Stateful):
             fail(TypeError, NAME, "optimizer", "an optimizer of ms_optim or None", optimizer)
         if network is not None and not isinstance(network, nn.Cell):
             fail(TypeError, NAME, "network", "a Cell or None", network)

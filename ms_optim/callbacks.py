@@ -14,14 +14,15 @@ from mindspore import nn
 from mindspore.train import Callback
 
 from ._arguments import check_count, check_type, fail
-from ._base import FusedOptimizer
 from ._readings import Reading, ReadingFiles, read, steps_of
+from ._state import Stateful
 from .qk_clip import QKClip
 
 if TYPE_CHECKING:
     from mindspore.train import RunContext
 
     from ._arguments import FilePath
+    from .local_steps import AnyOptimizer
 
 NAME = "OptimizerMonitor"
 
@@ -99,13 +100,13 @@ class OptimizerMonitor(Callback):
         self.files = None if csv is None else ReadingFiles(pathlib.Path(csv))
         self.folder = tensorboard
         self._writer = None
-        self._optimizer: FusedOptimizer | None = None
+        self._optimizer: AnyOptimizer | None = None
         self._silent = False
         self._steps = self._read_at = self._cur_step_num = 0
 
     # ---- In a training loop ----
 
-    def step(self, optimizer: FusedOptimizer) -> None:
+    def step(self, optimizer: AnyOptimizer) -> None:
         """Count a step of an optimizer, and read the optimizer every `every` steps.
 
         Args:
@@ -116,7 +117,7 @@ class OptimizerMonitor(Callback):
             ValueError: If the CSV file belongs to another optimizer or other parameters.
         """
         if optimizer is not self._optimizer:
-            if not isinstance(optimizer, FusedOptimizer):
+            if not isinstance(optimizer, Stateful):
                 fail(TypeError, NAME, "optimizer", "an optimizer of ms_optim", optimizer)
             self._begin(optimizer, 1)
         self._advance(1)
@@ -190,10 +191,14 @@ class OptimizerMonitor(Callback):
                 self._writer.add_scalar(tag, value, reading.step)
 
 
-def optimizer_of(callback: str, optimizer: Any, network: Any) -> FusedOptimizer:
+def optimizer_of(callback: str, optimizer: Any, network: Any) -> AnyOptimizer:
     """Find the optimizer that a Model trains with; a Cell may wrap it."""
     cells = [c for outer in (optimizer, network) if isinstance(outer, nn.Cell) for _, c in outer.cells_and_names()]
-    found = {id(cell): cell for cell in cells if isinstance(cell, FusedOptimizer)}
+    found = {id(cell): cell for cell in cells if isinstance(cell, Stateful)}
+    for cell in list(found.values()):  # the optimizer inside of another is that one's
+        for _, inner in cell.cells_and_names():
+            if inner is not cell:
+                found.pop(id(inner), None)
     if not found:
         others = {type(cell).__name__: cell for cell in cells if isinstance(cell, nn.Optimizer)}
         came = f"nn.{next(iter(others))}" if others else "one without an optimizer"

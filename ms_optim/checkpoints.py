@@ -16,16 +16,17 @@ from mindspore import nn
 from mindspore.train import Callback
 
 from ._arguments import check_count, check_type, fail
-from ._base import FusedOptimizer
 from ._checkpoint_content import gathered, take
 from ._checkpoint_file import SpoiledError, write_file
 from ._checkpoint_parts import STEP, candidates, part_path, place_of, sets_in
+from ._state import Stateful
 from .callbacks import optimizer_of
 
 if TYPE_CHECKING:
     from mindspore.train import RunContext
 
     from ._arguments import FilePath
+    from .local_steps import AnyOptimizer
 
 
 class Loaded(NamedTuple):
@@ -40,7 +41,7 @@ class Loaded(NamedTuple):
     more: dict[str, Any]
 
 
-def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer | None = None, **more: Any) -> None:
+def save(path: FilePath, net: nn.Cell | None = None, optimizer: AnyOptimizer | None = None, **more: Any) -> None:
     """Save weights, states and whatever else a run needs to go on.
 
     The file is written beside the old one and replaces it once it is on the disk: a process that is killed at any
@@ -57,8 +58,8 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer |
         path (Union[str, PathLike]): The file, whose folder must be there. Its name should end with `.safetensors`.
         net (Union[Cell, None]): The network, whose parameters are saved by name; it may be ``model.train_network``.
             Default: ``None`` .
-        optimizer (Union[FusedOptimizer, None]): The optimizer. Its states are saved by their names from construction,
-            and so are those of its weights that are not in `net`. Default: ``None`` .
+        optimizer (Union[FusedOptimizer, LocalSteps, None]): The optimizer. Its states are saved by their names from
+            construction, and so are those of its weights that are not in `net`. Default: ``None`` .
         more: Further values to save, by name: numbers, strings, bools, None, Tensors, and lists, tuples and dicts of
             these.
 
@@ -89,7 +90,7 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer |
 
 
 def load(
-    path: FilePath, net: nn.Cell | None = None, optimizer: FusedOptimizer | None = None, strict: bool = True
+    path: FilePath, net: nn.Cell | None = None, optimizer: AnyOptimizer | None = None, strict: bool = True
 ) -> Loaded:
     """Go on from what :func:`save` wrote.
 
@@ -104,8 +105,8 @@ def load(
         path (Union[str, PathLike]): The file, or the folder of a :class:`CheckpointSaver`. Of a folder, the last
             checkpoint is loaded that is neither spoiled nor incomplete, with a warning for each later one.
         net (Union[Cell, None]): The network. Default: ``None`` .
-        optimizer (Union[FusedOptimizer, None]): The optimizer. Those of its weights that are not in `net` are loaded,
-            too. Default: ``None`` .
+        optimizer (Union[FusedOptimizer, LocalSteps, None]): The optimizer. Those of its weights that are not in `net`
+            are loaded, too. Default: ``None`` .
         strict (bool): Whether names that the checkpoint lacks, or that neither `net` nor `optimizer` has, are an error;
             if not, they are ignored. Default: ``True`` .
 
@@ -150,7 +151,7 @@ def load(
     raise spoiled[0]
 
 
-def _step_of(optimizer: FusedOptimizer | None) -> int | None:
+def _step_of(optimizer: AnyOptimizer | None) -> int | None:
     return None if optimizer is None else int(optimizer.global_step.asnumpy()[0])
 
 
@@ -159,7 +160,7 @@ def _check_arguments(function: str, path: Any, net: Any, optimizer: Any) -> None
         fail(TypeError, function, "path", "a path", path)
     if net is not None and not isinstance(net, nn.Cell):
         fail(TypeError, function, "net", "a Cell or None", net)
-    if optimizer is not None and not isinstance(optimizer, FusedOptimizer):
+    if optimizer is not None and not isinstance(optimizer, Stateful):
         fail(TypeError, function, "optimizer", "an optimizer of ms_optim or None", optimizer)
 
 

@@ -15,7 +15,7 @@ from ._gradients import check_gradients
 from .dgc.composite import CompressedCompositePath, largest
 from .dgc.path import CompressedPath
 from .dgc.schedule import Schedule
-from .dgc.transport import Workers
+from .dgc.transport import Workers, together
 from .dgc.wire import WIRE_DTYPES, Compression, place_bytes, ramp, sent, settings_number, wire_words
 from .residuals import worker_of
 
@@ -63,6 +63,7 @@ class CompressedStep(FusedOptimizer):
         "offload": "exchanges gradients between two launches",
         "shard_group": "exchanges gradients of whole tensors itself",
         "decay": "decays the gradients, before they are exchanged",
+        "local_steps": "exchanges gradients itself",
     }
 
     dgc_worker: Parameter
@@ -129,6 +130,33 @@ class CompressedStep(FusedOptimizer):
             gradients = check_gradients(self.cls_name, self._layout.names, self._layout.shapes, gradients)
             gradients = self._path.by_address.mean(tuple(gradients))
         return super().__call__(gradients)
+
+    @classmethod
+    def step_together(cls, workers: Sequence[CompressedStep], gradients: Sequence[Sequence[Tensor]]) -> int:
+        """Take a step of simulated workers, and return how many bytes each has sent."""
+        first = workers[0]
+        first._check_begin()
+        for worker in workers:
+            worker.check_states()
+        kept = [check_gradients(w.cls_name, w._layout.names, w._layout.shapes, g) for w, g in zip(workers, gradients)]
+        # The tables are addresses: what they name is kept until the end of the step.
+        tables = [w._path.addresses.fill(g) for w, g in zip(workers, kept)]
+        if len(workers) == 1:
+            first(kept[0])
+            return 0
+        step = first.global_step
+        known = first._path.schedule.place(step)
+        looks = [w._path.by_address.look(step, table) for w, table in zip(workers, tables)]
+        skipping = Tensor(sum(np.asarray(found.asnumpy()) for _, found in looks))
+        sent = [
+            w._path.by_address.send(step, table, sums, skipping, known)
+            for w, table, (sums, _) in zip(workers, tables, looks)
+        ]
+        cell = first._path.exchanges[1][known]
+        wires = Tensor(together([wire.asnumpy() for _, wire in sent], cell.compressed))
+        for w, table, (sums, _) in zip(workers, tables, sent):
+            w._path.by_address.apply(step, table, sums, skipping, wires, known).data_ptr()
+        return 4 * cell.words
 
     def decayed(self, weight: Tensor, gradient: Tensor, weight_decay: Tensor) -> Tensor:
         """Return a gradient with the decay in it."""

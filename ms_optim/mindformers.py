@@ -7,6 +7,7 @@ registered among the learning rates. This is the only module that needs MindForm
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -25,12 +26,15 @@ except ModuleNotFoundError as _error:
 from . import OPTIMIZERS, schedules
 from ._arguments import check_type
 from ._base import FusedOptimizer
+from .local_compression import Quantized, SparseTopK
+from .local_steps import LocalSteps
 
 if TYPE_CHECKING:
     from ._arguments import Params
 
 PREFIX = "MsOptim"
 OPTIMIZER: str = MindFormerModuleType.OPTIMIZER
+OF_LOCAL_STEPS = [name for name in inspect.signature(LocalSteps).parameters if name != "optimizer"]
 SCHEDULE, CENTRALIZATION = "weight_decay_schedule", "grad_centralization"
 # The weight decay schedules, and the argument of each that is `weight_decay` unless it is given.
 SCHEDULES: dict[str, str | None] = {
@@ -149,9 +153,55 @@ def _for_yaml(optimizer: type[FusedOptimizer]) -> type[FromYaml]:
     return type(name, (FromYaml, optimizer), {"__doc__": doc, "__module__": __name__})
 
 
+class MsOptimLocalSteps(LocalSteps):
+    """:class:`ms_optim.LocalSteps` as MindFormers makes it from a YAML file.
+
+    The section `optimizer` takes the arguments of LocalSteps by name. Its key `optimizer` is the section of the
+    optimizer inside, whose `type` is one of the names with `MsOptim` in front; what MindFormers adds, the groups and
+    the learning rate, is that optimizer's. `compress` is a section, too, with the `type` "SparseTopK" or "Quantized".
+    """
+
+    def __init__(self, params: Params, optimizer: dict[str, Any], **arguments: Any):
+        name = type(self).__name__
+        if not isinstance(optimizer, dict) or optimizer.get("type") not in CLASSES:
+            got = optimizer.get("type") if isinstance(optimizer, dict) else optimizer
+            raise ValueError(
+                f"For '{name}', the argument 'optimizer' must be a section with a 'type' of {sorted(CLASSES)}, but got "
+                f"{got!r}."
+            )
+        outer = {key: arguments.pop(key) for key in list(arguments) if key in OF_LOCAL_STEPS}
+        for argument, value in outer.items():
+            _check_number(name, argument, value)
+        if isinstance(outer.get("compress"), dict):
+            outer["compress"] = _compression(name, outer["compress"])
+        inner = {key: value for key, value in optimizer.items() if key != "type"}
+        super().__init__(CLASSES[optimizer["type"]](params, **{**arguments, **inner}), **outer)
+
+    @classmethod
+    def keywords(cls) -> list[str]:
+        """Return the keys that the section takes."""
+        return ["optimizer", *OF_LOCAL_STEPS]
+
+
+def _compression(name, section):
+    kinds = {"SparseTopK": SparseTopK, "Quantized": Quantized}
+    if section.get("type") not in kinds:
+        raise ValueError(
+            f"For '{name}', the argument 'compress' must be a section with a 'type' of {sorted(kinds)}, but got "
+            f"{section.get('type')!r}."
+        )
+    arguments = {key: value for key, value in section.items() if key != "type"}
+    for argument, value in arguments.items():
+        _check_number(name, f"compress.{argument}", value)
+    try:
+        return kinds[section["type"]](**arguments)
+    except TypeError as error:
+        raise TypeError(f"For '{name}', the argument 'compress': {error}") from error
+
+
 CLASSES: dict[str, type[FromYaml]] = {cls.__name__: cls for cls in map(_for_yaml, OPTIMIZERS)}
 globals().update(CLASSES)
-__all__ = ["register", *CLASSES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["MsOptimLocalSteps", "register", *CLASSES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> type[FromYaml]:
@@ -171,6 +221,7 @@ def register(override: bool = False) -> None:
         name = cls.__name__.removeprefix(PREFIX)
         if override or not MindFormerRegister.is_exist(OPTIMIZER, name):
             MindFormerRegister.register_cls(cls, OPTIMIZER, alias=name)
+    MindFormerRegister.register_cls(MsOptimLocalSteps, OPTIMIZER)
     MindFormerRegister.register_cls(schedules.WarmUpHoldDecayLR, MindFormerModuleType.LR)
 
 

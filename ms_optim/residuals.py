@@ -1,4 +1,4 @@
-"""Residuals: what compression has not sent yet, carried over to another number of workers."""
+"""Residuals: what a worker has not sent yet, carried over to another number of workers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from mindspore import Tensor
 from mindspore import dtype as mstype
 
 from ._arguments import check_count, fail
+from .local import fold
 
 NAME = "fold_residuals"
 ENTRY = "dgc_worker"  # says whose states a state dict holds
+ENTRIES = (ENTRY, fold.ENTRY)
 
 
 def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> list[dict[str, Tensor]]:
-    r"""Make the states of another number of workers from those of all workers of a DGCMomentum.
+    r"""Make the states of another number of workers from those of all workers of a DGCMomentum or of LocalSteps.
 
-    Nothing is lost: the sum of the residuals :math:`r` stays the same. New worker :math:`j` of :math:`M` gets the sum
-    of the residuals of old workers :math:`j, j + M, \ldots`, and the mean of their velocities; a worker that gets none
-    starts with residuals of 0 and the mean of all velocities.
+    Nothing is lost. Of DGCMomentum, the sum of the residuals :math:`r` stays the same. New worker :math:`j` of
+    :math:`M` gets the sum of the residuals of old workers :math:`j, j + M, \ldots`, and the mean of their velocities; a
+    worker that gets none starts with residuals of 0 and the mean of all velocities.
+
+    Of LocalSteps, the mean over the workers of what is still to be sent stays the same: of the residuals, and of what
+    the weights have moved since the last exchange. New worker :math:`j` gets the sums of both over old workers
+    :math:`j, j + M, \ldots`, times :math:`M` over the old number of workers; so the state dicts need the weights, as
+    ``state_dict()`` returns them, and what is returned has weights to load into the network. The states of the
+    optimizer are those of old worker :math:`j`, or of one before in turn where there are not so many.
 
     Args:
         state_dicts (Sequence[dict[str, Tensor]]): What each worker's ``state_dict()`` returned, or ``load_checkpoint``
@@ -31,8 +39,9 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
 
     Raises:
         TypeError: If `state_dicts` is not a list of dicts of Tensors, or `workers` not an int.
-        ValueError: If `workers` is less than 1, a worker's states are missing or stand twice, an entry `dgc_worker`
-            names no worker, or workers differ in what is the same on all.
+        ValueError: If `workers` is less than 1, a worker's states are missing or stand twice, an entry `dgc_worker` or
+            `local_worker` names no worker, or workers differ in what is the same on all.
+        KeyError: If a weight of LocalSteps is missing.
 
     Examples:
         >>> import mindspore as ms
@@ -46,6 +55,8 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
     check_count(NAME, "workers", workers, 1)
     old, prefix = _in_order(state_dicts)
     names = old[0].keys()
+    is_local = prefix + fold.ENTRY in names
+    is_own = fold.is_own if is_local else _is_own
     for rank, entries in enumerate(old):
         if entries.keys() != names:
             name = sorted(entries.keys() ^ names)[0]
@@ -58,12 +69,23 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
                     f"{first.dtype} of shape {first.shape} on worker 0, and {other.dtype} of shape {other.shape} on "
                     f"worker {rank}."
                 )
-            if not _is_own(name.removeprefix(prefix)) and other.asnumpy().tobytes() != first.asnumpy().tobytes():
+            if not is_own(name.removeprefix(prefix)) and other.asnumpy().tobytes() != first.asnumpy().tobytes():
                 raise ValueError(
                     f"For '{NAME}', 'state_dicts' must be of workers of one step, but {name!r} is not the same on "
                     f"workers 0 and {rank}."
                 )
+    if is_local:
+        return _local(old, prefix, workers)
     return [_of_worker(old, prefix, rank, workers) for rank in range(workers)]
+
+
+def _local(old, prefix, workers):
+    # Where a Cell holds the optimizer, weights may have its prefix or none.
+    plain = [{name.removeprefix(prefix): value for name, value in entries.items()} for entries in old]
+    for name in (name.removeprefix(fold.START) for name in plain[0] if name.startswith(fold.START)):
+        if name not in plain[0]:
+            raise KeyError(f"For '{NAME}', 'state_dicts' must have the weight {name!r}, too.")
+    return [fold.of_worker(plain, rank, workers) for rank in range(workers)]
 
 
 def _of_worker(old: list[dict[str, Tensor]], prefix: str, rank: int, workers: int) -> dict[str, Tensor]:
@@ -90,9 +112,9 @@ def _is_own(name: str) -> bool:
 
 def _worker_entry(entries: dict[str, Tensor]) -> str | None:
     """Return the name of the entry that says whose states these are, if there is one."""
-    found = [name for name in entries if name == ENTRY or name.endswith(f".{ENTRY}")]
+    found = [name for name in entries if name.rpartition(".")[2] in ENTRIES]
     if len(found) > 1:
-        raise ValueError(f"For '{NAME}', 'state_dicts' must be of one DGCMomentum each, but one holds {found}.")
+        raise ValueError(f"For '{NAME}', 'state_dicts' must be of one optimizer each, but one holds {found}.")
     return found[0] if found else None
 
 
@@ -109,8 +131,8 @@ def _in_order(state_dicts: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, 
         if not all(isinstance(value, Tensor) for value in entries.values()):
             fail(TypeError, NAME, "state_dicts", "a list of dicts of Tensors", entries)
         entry = _worker_entry(entries)
-        rank, count = worker_of(NAME, entries[entry]) if entry else (0, 0)
-        prefix = entry.removesuffix(ENTRY) if entry else ""
+        rank, count = worker_of(NAME, entries[entry], entry) if entry else (0, 0)
+        prefix = entry[: entry.rfind(".") + 1] if entry else ""
         if count != len(state_dicts):
             what = f"of all workers, but one of the {len(state_dicts)} is of {count} workers"
             raise ValueError(f"For '{NAME}', 'state_dicts' must be {what}.")
@@ -120,12 +142,12 @@ def _in_order(state_dicts: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, 
     return [ranks[rank] for rank in sorted(ranks)], prefix
 
 
-def worker_of(caller: str, value: Tensor) -> tuple[int, int]:
-    """Return the worker that the entry 'dgc_worker' of a state dict names, and the number of workers."""
+def worker_of(caller: str, value: Tensor, entry: str = ENTRY) -> tuple[int, int]:
+    """Return the worker that an entry of a state dict names, and the number of workers."""
     places = value.asnumpy()
     if value.dtype != mstype.int32 or places.ndim != 1 or np.count_nonzero(places) != 1 or places.max() != 1:
         raise ValueError(
-            f"For '{caller}', the entry 'dgc_worker' must be int32 of 1 dimension, 1 at the worker's place and 0 "
+            f"For '{caller}', the entry {entry!r} must be int32 of 1 dimension, 1 at the worker's place and 0 "
             f"elsewhere, but got {value.dtype} {places.tolist()}."
         )
     return int(places.argmax()), places.size

@@ -1,16 +1,17 @@
-"""SimulatedWorkers: several workers in one process, to try a sparsity before renting a cluster."""
+"""SimulatedWorkers: several workers in one process, to try an exchange before renting a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor
 
 from ._arguments import check_count, fail
-from ._gradients import check_gradients
+from ._writing import write
 from .compression import CompressedStep, Workers
+from .local_steps import LocalSteps
 
 
 class SimulatedWorker(Workers):
@@ -34,21 +35,22 @@ def _refuse(wire):
 
 
 class SimulatedWorkers:
-    """Several workers of a compressing optimizer in one process.
+    """Several workers that exchange, in one process.
 
-    Each worker is an optimizer with weights, velocity and residuals of its own, and runs the kernels that it would run
-    on a cluster; only the exchange is no collective: what the workers would send is handed over in memory. Weights are
-    the same bits on all workers after every step, so one network, that of the first worker, gives the gradients of
-    all.
+    Each worker is an optimizer with weights, states and residuals of its own, and runs the kernels that it would run
+    on a cluster; only the exchange is no collective: what the workers would send is handed over in memory. Of
+    DGCMomentum, weights are the same bits on all workers after every step, so one network, that of the first worker,
+    gives the gradients of all. Of LocalSteps, they differ between exchanges: :meth:`weights_of` puts those of a worker
+    into the network.
 
     Args:
         count (int): The number of workers, 1 or greater.
         params (list[Parameter]): The parameters of the first worker; the others get copies.
-        make (Callable): Called as ``make(params, group)`` for each worker, returns its optimizer, a DGCMomentum that is
-            given both.
+        make (Callable): Called as ``make(params, group)`` for each worker, returns its optimizer, a DGCMomentum or
+            LocalSteps that is given the group.
 
     Attributes:
-        optimizers (list[DGCMomentum]): The workers' optimizers.
+        optimizers (list[Optimizer]): The workers' optimizers.
         bytes_sent (int): What each worker handed to the exchange in the last step, in bytes.
 
     Inputs:
@@ -59,7 +61,7 @@ class SimulatedWorkers:
 
     Raises:
         TypeError: If `count` is not an int, `params` not a list of Parameters, or `make` not callable or returns
-            something else than a DGCMomentum built with `group`.
+            something else than a DGCMomentum or LocalSteps built with `group`.
         ValueError: If `count` is less than 1, or there are not as many gradients as workers.
         RuntimeError: If there is no fused kernel: what is simulated is what it would send.
 
@@ -80,10 +82,10 @@ class SimulatedWorkers:
         636
     """
 
-    optimizers: list[CompressedStep]
+    optimizers: list[Any]
     bytes_sent: int
 
-    def __init__(self, count: int, params: list[Parameter], make: Callable[[list[Parameter], Workers], CompressedStep]):
+    def __init__(self, count: int, params: list[Parameter], make: Callable[[list[Parameter], Workers], Any]):
         name = type(self).__name__
         check_count(name, "count", count, 1)
         if not isinstance(params, list) or not all(isinstance(p, Parameter) for p in params):
@@ -95,9 +97,10 @@ class SimulatedWorkers:
             worker = SimulatedWorker(count, rank)
             own = params if rank == 0 else [Parameter(Tensor(p.asnumpy(), p.dtype), name=p.name) for p in params]
             optimizer = make(own, worker)
-            if not isinstance(optimizer, CompressedStep) or optimizer.workers is not worker:
-                fail(TypeError, name, "make", "a function that returns a DGCMomentum built with its group", optimizer)
-            if optimizer._path.addresses is None:
+            if not isinstance(optimizer, (CompressedStep, LocalSteps)) or optimizer.workers is not worker:
+                what = "a function that returns a DGCMomentum or LocalSteps built with its group"
+                fail(TypeError, name, "make", what, optimizer)
+            if isinstance(optimizer, CompressedStep) and optimizer._path.addresses is None:
                 raise RuntimeError(f"For '{name}', the fused kernel is needed: {optimizer.backend_reason}.")
             self.optimizers.append(optimizer)
 
@@ -106,34 +109,23 @@ class SimulatedWorkers:
         name, count = type(self).__name__, len(self.optimizers)
         if not isinstance(gradients, (list, tuple)) or len(gradients) != count:
             fail(ValueError, name, "gradients", f"a list of the gradients of each of {count} workers", gradients)
-        self.optimizers[0]._check_begin()
-        for optimizer in self.optimizers:
-            optimizer.check_states()
-        kept = [check_gradients(name, o._layout.names, o._layout.shapes, g) for o, g in zip(self.optimizers, gradients)]
-        # The tables are addresses: what they name is kept until the end of the step.
-        tables = [o._path.addresses.fill(g) for o, g in zip(self.optimizers, kept)]
-        if count == 1:
-            (first,) = self.optimizers
-            return first(kept[0])
-        step = self.optimizers[0].global_step
-        known = self.optimizers[0]._path.schedule.place(step)
-        looks = [o._path.by_address.look(step, table) for o, table in zip(self.optimizers, tables)]
-        skipping = Tensor(sum(np.asarray(found.asnumpy()) for _, found in looks))
-        sent = [
-            o._path.by_address.send(step, table, sums, skipping, known)
-            for o, table, (sums, _) in zip(self.optimizers, tables, looks)
-        ]
-        wires = self._exchanged([wire for _, wire in sent], known)
-        for o, table, (sums, _) in zip(self.optimizers, tables, sent):
-            o._path.by_address.apply(step, table, sums, skipping, wires, known).data_ptr()
-        return self.optimizers[0]._succeeded
+        first = self.optimizers[0]
+        self.bytes_sent = type(first).step_together(self.optimizers, gradients)
+        return (True,) * len(first.parameters)
 
-    def _exchanged(self, wires: list[Any], known: int) -> Tensor:
-        cell = self.optimizers[0]._path.exchanges[1][known]
-        self.bytes_sent = 4 * cell.words
-        if cell.compressed:
-            return ops.stack(wires)
-        total = wires[0]
-        for wire in wires[1:]:
-            total = total + wire
-        return total.reshape((1, cell.words))
+    @contextlib.contextmanager
+    def weights_of(self, worker: int) -> Iterator[None]:
+        """Put the weights of a worker into the parameters of the first worker, to compute gradients or a loss there.
+
+        Args:
+            worker (int): The worker's number, from 0.
+        """
+        first, other = (self.optimizers[k].parameters for k in (0, worker))
+        kept = [p.asnumpy().copy() for p in first] if worker else []
+        for p, q in zip(first, other) if worker else ():
+            write(p, q.asnumpy())
+        try:
+            yield
+        finally:
+            for p, value in zip(first, kept):
+                write(p, value)

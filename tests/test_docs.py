@@ -20,6 +20,7 @@ SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) 
 FUNCTIONS = [x for x in PUBLIC if inspect.isfunction(x)]
 TOOLS = [ms_optim.SimulatedWorkers]
 CALLBACKS = [ms_optim.AveragedWeights, ms_optim.CheckpointSaver, ms_optim.OptimizerMonitor, ms_optim.QKClip]
+CALLBACKS += [ms_optim.Quantized, ms_optim.SparseTopK]  # which have the same sections
 
 DOCUMENTED = [*OPTIMIZERS, *BASES, *SCHEDULES, *FUNCTIONS, *TOOLS, *CALLBACKS]
 every_name = pytest.mark.parametrize("public", DOCUMENTED, ids=lambda public: public.__name__)

@@ -19,7 +19,8 @@ ABOVE = """\
 What an optimizer does where all kernels are built. "yes" is done by what the third column names; "composite" by
 MindSpore's own operators, which are slower; "no" is refused when the optimizer is made, and the number says why. All
 optimizers take float32, float16 and bfloat16 weights, with and without `master_weights`, in Graph and in PyNative mode;
-the column is for split ones. `attach` is a call, and refused there. With `offload` the fused kernel for CPU runs on the
+the column is for split ones. `attach` is a call, and refused there. `local_steps` is `LocalSteps` around the optimizer,
+whose outer step runs on the host. With `offload` the fused kernel for CPU runs on the
 host, whatever the device, and all works but `shard_states`, `shard_group` and `attach`.
 
 `python -m ms_optim doctor` says what is built on a machine, and whether it is right. Setting `AdamOffload.target` to

@@ -22,11 +22,11 @@ OF_MINDSPORE = re.compile(
     # or from such a one of ours,
     r'|Type of base class "ms_optim\.[\w.]+" is partially unknown'
     # and an argument or a result that is such a class of ours, or an instance of one.
-    r'|Type of parameter "\w+" is partially unknown\s+Parameter type is "(type\[\w+\]|\w+)( \| None)?"'
-    r'|Return type is partially unknown\s+Return type is "(type\[\w+\]|\w+)"'
+    r'|Type of parameter "\w+" is partially unknown\s+Parameter type is "(type\[\w+\]|\w+)( \| \w+)*"'
+    r'|Return type is partially unknown\s+Return type is "(type\[\w+\]|\w+)( \| \w+)*"'
 )
 # Kernels in a language that only looks like Python, which AKG's compiler reads; folders of what users do not import.
-NOT_PUBLIC = ("ms_optim.akg.", "ms_optim.paths.", "ms_optim.dgc.")
+NOT_PUBLIC = ("ms_optim.akg.", "ms_optim.paths.", "ms_optim.dgc.", "ms_optim.local.")
 
 
 def main() -> int:

@@ -46,8 +46,8 @@ class HostPath(nn.Cell):
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
         held, count = parts.held, parts.layout.count
-        copies = ParameterTuple([_on_host(p) for p in held.parameters])
-        host = held.beside(copies, [_on_host(p) for p in held.counters])
+        copies = ParameterTuple([on_host(p) for p in held.parameters])
+        host = held.beside(copies, [on_host(p) for p in held.counters])
         self.path = FusedPath(dataclasses.replace(parts, held=host), at_most=-(-count // BUCKETS))
         on_device = {id(copy): p for copy, p in zip(copies, held.parameters)}
         launches = [(one, [on_device[id(p)] for p in one.weights]) for one in self.path.launches]
@@ -166,7 +166,7 @@ class Marks(nn.Cell):
         return ops.stack(found)
 
 
-def _on_host(parameter: Parameter) -> Parameter:
+def on_host(parameter: Parameter) -> Parameter:
     """Return a Parameter for what another holds on the device."""
     zeros = initializer("zeros", parameter.shape, parameter.dtype)
     return Parameter(zeros, name=f"host.{parameter.name}", requires_grad=False)

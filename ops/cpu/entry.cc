@@ -17,6 +17,7 @@
 #include "copies.h"
 #include "denormals.h"
 #include "kernels.h"
+#include "local_arguments.h"
 #include "products.h"
 
 namespace ms_optim {
@@ -177,6 +178,22 @@ MS_OPTIM_OPERATOR(ms_optim_unpack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUME
 
 // It copies tensors to others.
 MS_OPTIM_OPERATOR(ms_optim_copy) { return ms_optim::CopyTensors(MS_OPTIM_ARGUMENTS, count, data, dtypes); }
+
+// Local steps: where a round begins, what is sent of it, whether all workers are at the same, and the outer step.
+MS_OPTIM_OPERATOR(ms_optim_local_begin) {
+  return ms_optim::LaunchLocal(MS_OPTIM_ARGUMENTS, ms_optim::LocalStage::kBegin, ms_optim::Chosen()->begin_local);
+}
+MS_OPTIM_OPERATOR(ms_optim_local_send) {
+  return ms_optim::LaunchLocal(MS_OPTIM_ARGUMENTS, ms_optim::LocalStage::kSend, ms_optim::Chosen()->send_local);
+}
+MS_OPTIM_OPERATOR(ms_optim_local_apply) {
+  return ms_optim::LaunchLocal(MS_OPTIM_ARGUMENTS, ms_optim::LocalStage::kApply, ms_optim::Chosen()->apply_local);
+}
+MS_OPTIM_OPERATOR(ms_optim_local_agree) { return ms_optim::AreAtTheSame(MS_OPTIM_ARGUMENTS); }
+
+MS_OPTIM_API int ms_optim_local_difference(const int32_t *marks, int64_t workers, char *text, int64_t size) {
+  return ms_optim::DifferenceOf(marks, workers, text, static_cast<size_t>(size));
+}
 
 MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()->instruction_set; }
 

@@ -3,6 +3,7 @@
 
 #include "compression.h"
 #include "engine.h"
+#include "local_engine.h"
 #include "matrices.h"
 
 #define MS_OPTIM_NAME(isa) #isa
@@ -14,6 +15,7 @@ const Kernels kernels = {MS_OPTIM_QUOTE(MS_OPTIM_ISA),
 #define MS_OPTIM_ROW(name, Rule) &Run<Rule>,
                          MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
-};
+                             & BeginLocal,
+                         &SendLocal, &ApplyLocal};
 
 }  // namespace ms_optim::MS_OPTIM_ISA

@@ -1,6 +1,7 @@
 // One table of kernels per instruction set; entry.cc picks the best that the processor has.
 #pragma once
 
+#include "local_steps.h"
 #include "rules.h"
 #include "step.h"
 
@@ -12,6 +13,9 @@ struct Kernels {
   MS_OPTIM_RULES(MS_OPTIM_ROW)
   MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
+  Status (*begin_local)(const LocalStep &);
+  Status (*send_local)(const LocalStep &);
+  Status (*apply_local)(const LocalStep &);
 };
 
 namespace avx512 {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "dgc.h"
+#include "local_steps.h"
 #include "operators.h"
 #include "rules.h"
 
@@ -119,6 +120,35 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(MatrixColumn::kStride)                     \
   CONSTANT(MatrixColumn::kColumns)                    \
   CONSTANT(MatrixColumn::kMatrixColumns)              \
+  CONSTANT(LocalNumber::kLocalWorkers)                \
+  CONSTANT(LocalNumber::kLocalRank)                   \
+  CONSTANT(LocalNumber::kOuterRate)                   \
+  CONSTANT(LocalNumber::kOuterMomentum)               \
+  CONSTANT(LocalNumber::kOuterNesterov)               \
+  CONSTANT(LocalNumber::kResidualDecay)               \
+  CONSTANT(LocalNumber::kValueBits)                   \
+  CONSTANT(LocalNumber::kChunkElements)               \
+  CONSTANT(LocalNumber::kDensity)                     \
+  CONSTANT(LocalNumber::kLocalNumbers)                \
+  CONSTANT(LocalMark::kMarkStep)                      \
+  CONSTANT(LocalMark::kMarkEvery)                     \
+  CONSTANT(LocalMark::kMarkFragments)                 \
+  CONSTANT(LocalMark::kMarkRate)                      \
+  CONSTANT(LocalMark::kMarkMomentum)                  \
+  CONSTANT(LocalMark::kMarkNesterov)                  \
+  CONSTANT(LocalMark::kMarkBits)                      \
+  CONSTANT(LocalMark::kMarkChunk)                     \
+  CONSTANT(LocalMark::kMarkDensity)                   \
+  CONSTANT(LocalMark::kMarkDecay)                     \
+  CONSTANT(LocalMark::kMarkOptimizer)                 \
+  CONSTANT(LocalMark::kMarkTensors)                   \
+  CONSTANT(LocalMark::kMarkStart)                     \
+  CONSTANT(LocalMark::kLocalMarks)                    \
+  CONSTANT(LocalReport::kDifferenceNorm)              \
+  CONSTANT(LocalReport::kResidualNorm)                \
+  CONSTANT(LocalReport::kMeanNorm)                    \
+  CONSTANT(LocalReport::kAgreement)                   \
+  CONSTANT(LocalReport::kLocalReports)                \
   CONSTANT(Status::kOk)                               \
   CONSTANT(Status::kWrongCount)                       \
   CONSTANT(Status::kWrongDType)                       \

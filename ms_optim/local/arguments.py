@@ -1,0 +1,47 @@
+"""The arguments of local steps, and which optimizers may be inside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import _libraries
+from .._arguments import check_count, check_momentum, check_positive, check_type, fail
+from .._base import FusedOptimizer
+from ..local_compression import Quantized, SparseTopK
+
+if TYPE_CHECKING:
+    from .wire import Outer
+
+
+def check_local_steps(name: str, optimizer: Any, outer: Outer, group: Any) -> None:
+    """Check the arguments of local steps.
+
+    Args:
+        name: The class that errors name.
+        optimizer: The optimizer inside.
+        outer: The outer step.
+        group: The communication group.
+    """
+    if not isinstance(optimizer, FusedOptimizer):
+        fail(TypeError, name, "optimizer", "an optimizer of ms_optim", optimizer)
+    check_count(name, "every", outer.every, 1)
+    check_count(name, "fragments", outer.fragments, 1)
+    check_positive(name, "outer_learning_rate", outer.learning_rate)
+    check_momentum(name, "outer_momentum", outer.momentum)
+    check_type(name, "nesterov", outer.nesterov, bool)
+    if outer.compress is not None and not isinstance(outer.compress, (SparseTopK, Quantized)):
+        fail(TypeError, name, "compress", "a SparseTopK, a Quantized or None", outer.compress)
+    if outer.every % outer.fragments or outer.fragments > optimizer._layout.count:
+        what = f"a divisor of 'every', {outer.every}, and at most the number of parameters, {optimizer._layout.count}"
+        fail(ValueError, name, "fragments", what, outer.fragments)
+    if reason := optimizer.refuses.get("local_steps"):
+        raise ValueError(f"For '{name}', the argument 'optimizer' cannot be {optimizer.cls_name}, which {reason}.")
+    if optimizer.shares is not None:
+        raise ValueError(f"For '{name}', the optimizer must not shard its states, whose workers hold the same weights.")
+    if optimizer.is_sliced and group is None:
+        raise ValueError(
+            f"For '{name}', the optimizer's tensors are sliced: 'group' must name the processes that hold the same "
+            "slices."
+        )
+    if reason := _libraries.why_missing("CPU"):
+        raise RuntimeError(f"For '{name}', the library for CPU is needed, but {reason}.")

@@ -1,0 +1,89 @@
+"""The state dict of local steps: what they keep, with what their optimizer keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mindspore import Parameter, Tensor
+
+from .._state import unwrapped
+from ..residuals import worker_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .._averaging import Swap
+    from .._state import StateEntries
+    from .kept import Kept
+
+
+class LocalEntries:
+    """The entries of the state dict, as :class:`ms_optim._state.StateEntries` has them of an optimizer alone.
+
+    Args:
+        name: The class that errors name.
+        inner: The entries of the optimizer inside.
+        kept: What local steps keep.
+        place: This worker's rank, and the number of workers.
+    """
+
+    swap: Swap
+
+    def __init__(self, name: str, inner: StateEntries, kept: Kept, place: tuple[int, int]):
+        self.name, self.inner, self.place, self.swap = name, inner, place, inner.swap
+        self.worker = kept.worker.name
+        self.kept = {p.name: p for p in (*kept.of_tensors, kept.step, kept.worker)}
+
+    def named(self) -> dict[str, Parameter]:
+        """Return the weights and all that is kept, by their names from construction."""
+        return {**self.inner.named(), **self.kept}
+
+    def own(self) -> dict[str, Parameter]:
+        """Return the same without the weights."""
+        return {**self.inner.own(), **self.kept}
+
+    def copied(self) -> dict[str, Tensor]:
+        """Return copies of what :meth:`named` returns, as training holds it."""
+        return {**self.inner.copied(), **{name: Tensor(p.asnumpy().copy(), p.dtype) for name, p in self.kept.items()}}
+
+    def fitting(
+        self, state_dict: dict[str, Tensor], strict: bool, weights: Iterable[tuple[Parameter, np.ndarray]] = ()
+    ) -> list[tuple[Parameter, np.ndarray]]:
+        """Check a whole state dict, and return the parameters to write with their values.
+
+        Args:
+            state_dict: The state dict.
+            strict: Whether missing and unknown names are an error.
+            weights: Weights that are loaded with it and are not in it.
+        """
+        if not isinstance(state_dict, dict) or not all(isinstance(value, Tensor) for value in state_dict.values()):
+            return self.inner.fitting(state_dict, strict, weights)  # which says what is wrong
+        entries = unwrapped(state_dict)
+        given = {name: value for name, value in entries.items() if name in self.kept}
+        rest = {name: value for name, value in entries.items() if name not in self.kept}
+        missing = sorted(self.kept.keys() - given.keys())
+        if strict and missing:
+            raise KeyError(
+                f"For '{self.name}', 'state_dict' must have the entry {missing[0]!r}, one of {len(missing)} missing."
+            )
+        whose = worker_of(self.name, given[self.worker], self.worker) if self.worker in given else self.place
+        if whose != self.place:
+            rank, count = whose
+            raise ValueError(
+                f"For '{self.name}', 'state_dict' must be that of worker {self.place[0]} of {self.place[1]}, but got "
+                f"that of worker {rank} of {count}: ms_optim.fold_residuals() makes the states of one number of "
+                "workers from those of another."
+            )
+        for name, value in given.items():
+            p = self.kept[name]
+            if tuple(value.shape) != tuple(p.shape):
+                raise ValueError(
+                    f"For '{self.name}', the entry {name!r} must have the shape {p.shape}, but got {value.shape}."
+                )
+            if value.dtype != p.dtype:
+                raise TypeError(
+                    f"For '{self.name}', the entry {name!r} must be of dtype {p.dtype}, but got {value.dtype}."
+                )
+        own = [(self.kept[name], value.asnumpy()) for name, value in given.items()]
+        return self.inner.fitting(rest, strict, weights) + own

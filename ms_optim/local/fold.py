@@ -1,0 +1,74 @@
+"""Local steps of another number of workers, from those of all."""
+
+from __future__ import annotations
+
+import numpy as np
+from mindspore import Tensor, ops
+from mindspore import dtype as mstype
+
+from .. import _masters
+
+ENTRY = "local_worker"  # says whose states a state dict holds
+START, RESIDUAL, MASTER = "local_start.", "local_residual.", "master."
+
+
+def is_own(name: str) -> bool:
+    """Tell whether an entry differs from worker to worker: all but what an exchange leaves alike."""
+    return not name.startswith((START, "local_velocity.")) and name != "local_step"
+
+
+def of_worker(old: list[dict[str, Tensor]], rank: int, workers: int) -> dict[str, Tensor]:
+    """Return the entries of a new worker.
+
+    What is still to be sent moves the weights as far as it would have: the mean over the workers stays. A new worker
+    gets the sums of what workers `rank`, `rank + workers` and so on have moved since the last exchange, and of their
+    residuals, both times the new number of workers over the old one. The states of the optimizer are one worker's.
+
+    Args:
+        old: The entries of all old workers, in their order, without prefixes.
+        rank: The new worker.
+        workers: How many there are.
+    """
+    mine, part = old[rank::workers], workers / len(old)
+    entries = dict(old[rank % len(old)])
+    for name, first in entries.items():
+        if name == ENTRY:
+            entries[name] = Tensor(np.eye(workers, dtype=np.int32)[rank])
+        elif name.startswith(RESIDUAL):
+            entries[name] = Tensor((part * _total([_float64(o[name]) for o in mine], first.shape)).astype(np.float32))
+    for name in [name.removeprefix(START) for name in entries if name.startswith(START)]:
+        start = _float64(entries[START + name])
+        moved = [start - _weight(o, name) for o in mine]
+        weight = (start - part * _total(moved, start.shape)).astype(np.float32)
+        entries |= _written(entries, name, weight)
+    return entries
+
+
+def _total(arrays, shape):
+    return sum(arrays, np.zeros(shape))
+
+
+def _float64(tensor):
+    return ops.cast(tensor, mstype.float32).asnumpy().astype(np.float64)
+
+
+def _weight(entries, name):
+    """Return a weight in float64: from its master, if that belongs to it."""
+    weight = ops.cast(entries[name], mstype.float32).asnumpy()
+    master = entries.get(MASTER + name)
+    if master is None:
+        return weight.astype(np.float64)
+    if master.dtype != mstype.float32:
+        return _masters.restored(weight, master.asnumpy().reshape(weight.shape)).astype(np.float64)
+    rounded = ops.cast(ops.cast(master, entries[name].dtype), mstype.float32).asnumpy()
+    return np.where(rounded == weight, master.asnumpy(), weight).astype(np.float64)
+
+
+def _written(entries, name, weight):
+    """Return the entries of a weight, in the dtypes that they have."""
+    written = {name: ops.cast(Tensor(weight), entries[name].dtype)}
+    master = entries.get(MASTER + name)
+    if master is not None:
+        own = weight if master.dtype == mstype.float32 else _masters.remainders(weight, master.asnumpy().dtype)
+        written[MASTER + name] = Tensor(own.reshape(master.shape))
+    return written

@@ -1,0 +1,103 @@
+"""What workers send of the differences of weights, and what they compare before: see ops/include/local_steps.h."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._abi_local import LocalMark, LocalNumber
+
+if TYPE_CHECKING:
+    from ..dgc.transport import Workers
+    from ..local_compression import Quantized, SparseTopK
+
+
+class Outer(NamedTuple):
+    """The outer step, what is sent for it, and when."""
+
+    every: int
+    fragments: int
+    learning_rate: float
+    momentum: float
+    nesterov: bool
+    compress: SparseTopK | Quantized | None
+
+    def numbers(self, workers: Workers) -> np.ndarray:
+        """Return what a launch is told besides tensors."""
+        bits, chunk, density, decay = self.format()
+        decay = -1.0 if decay is None else decay
+        outer = (self.learning_rate, self.momentum, self.nesterov)
+        numbers = np.array((workers.count, workers.rank, *outer, decay, bits, chunk, density), np.float64)
+        assert numbers.size == LocalNumber.LOCAL_NUMBERS
+        return numbers
+
+    def format(self) -> tuple[int, int, float, float | None]:
+        """Return bits, chunk, density and decay; 0 bits where all differences are added up."""
+        given = self.compress
+        return (0, 4096, 1.0, None) if given is None else (given.bits, given.chunk, given.density, given.decay)
+
+    @property
+    def has_residuals(self) -> bool:
+        """Whether what is not sent is kept."""
+        return self.format()[3] is not None
+
+    def mark(self, optimizer: Sequence[Any], tensors: Sequence[Any]) -> np.ndarray:
+        """Return what workers compare, without the step and the checksum of their weights, which come last."""
+        bits, chunk, density, decay = self.format()
+        real = np.array((self.learning_rate, self.momentum, density, -1.0 if decay is None else decay), np.float32)
+        rate, momentum, density_bits, decay_bits = real.view(np.int32).tolist()
+        checksums = [zlib.crc32(repr(tuple(one)).encode()) & 0x7FFFFFFF for one in (optimizer, tensors)]
+        schedule = (self.every, self.fragments, rate, momentum, int(self.nesterov))
+        mark = np.array((*schedule, bits, chunk, density_bits, decay_bits, *checksums), np.int32)
+        assert mark.size == LocalMark.LOCAL_MARKS - 2
+        return mark
+
+    def words(self, sizes: Sequence[int]) -> int:
+        """Return how many 4-byte words a worker sends of tensors."""
+        bits, chunk, density, _ = self.format()
+        if bits == 0:
+            return sum(sizes) + 1
+        return sum(_tensor_words(size, chunk, density, bits) for size in sizes)
+
+
+def _tensor_words(size: int, chunk: int, density: float, bits: int) -> int:
+    whole, rest = divmod(size, chunk)
+    return whole * chunk_words(chunk, density, bits) + (chunk_words(rest, density, bits) if rest else 0)
+
+
+def chunk_words(elements: int, density: float, bits: int) -> int:
+    """Return how many 4-byte words hold what is sent of a chunk."""
+    sent = max(1, round(density * elements))
+    low_bits = 0
+    while sent < elements and sent << (low_bits + 1) <= elements:
+        low_bits += 1
+    size = (4 if bits < 16 else 0) + -(-sent * bits // 8)
+    if sent < elements:
+        size += -(-sent * low_bits // 8) + -(-(sent + ((elements - 1) >> low_bits)) // 8)
+    return -(-size // 4)
+
+
+def fragments_of(sizes: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Divide tensors into fragments of about as many elements, in their order; none is empty.
+
+    Args:
+        sizes: The tensors' elements.
+        count: How many fragments.
+    """
+    ends = np.cumsum(sizes)
+    middles = ends - np.array(sizes) / 2
+    of_each = np.minimum(middles * count // ends[-1], count - 1).astype(int)
+    # A large tensor may cover the place of a whole fragment: each takes one tensor at least.
+    n = len(sizes)
+    for i in range(n):
+        lowest = max(0, count - (n - i), of_each[i - 1] if i else 0)
+        of_each[i] = min(max(of_each[i], lowest), (of_each[i - 1] + 1) if i else 0)
+    return [tuple(np.flatnonzero(of_each == k).tolist()) for k in range(count)]
+
+
+def due(every: int, fragments: int) -> tuple[int, ...]:
+    """Return for each fragment the place in a round, from 0, of the step after which it is exchanged."""
+    return tuple((k + 1) * every // fragments % every for k in range(fragments))

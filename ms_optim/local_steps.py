@@ -1,0 +1,296 @@
+"""LocalSteps: workers exchange every few dozen steps, around any optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from . import _kernels, _libraries
+from ._base import FusedOptimizer
+from ._gradients import check_gradients
+from ._state import Stateful
+from ._writing import write
+from .compression import Workers
+from .dgc.local_mean import LocalMean
+from .dgc.transport import together
+from .local.arguments import check_local_steps
+from .local.entries import LocalEntries
+from .local.exchange import Exchange
+from .local.kept import Kept
+from .local.wire import Outer, due, fragments_of
+from .local_compression import Quantized, SparseTopK
+
+if TYPE_CHECKING:
+    from ._arguments import Tensors
+
+NAME = "LocalSteps"
+# What checkpoints and callbacks take.
+AnyOptimizer: TypeAlias = "FusedOptimizer | LocalSteps"
+
+
+class LocalSteps(Stateful):
+    r"""Local steps: workers train by themselves, and exchange the differences of their weights every few dozen steps.
+
+    Each worker takes `every` steps of an optimizer of its own. Then the difference of its weights since the last
+    exchange, averaged over the workers, enters an outer step, from whose weights all go on. Between exchanges nothing
+    is sent. With the weights :math:`\theta` of worker :math:`k` of :math:`N`, those of the last exchange
+    :math:`\theta^{(s)}`, outer rate :math:`\alpha` and momentum :math:`\mu`:
+
+    .. math::
+        \begin{aligned}
+        \Delta_k &= \theta^{(s)} - \theta_k, \qquad
+        \bar\Delta = \frac{1}{N} \sum_k \mathrm{sent}(\Delta_k), \qquad
+        v \leftarrow \mu v + \bar\Delta \\
+        \theta^{(s)} &\leftarrow \theta^{(s)} - \alpha (\bar\Delta + \mu v), \qquad
+        \theta_k \leftarrow \theta^{(s)}
+        \end{aligned}
+
+    or :math:`\theta^{(s)} - \alpha v` without Nesterov. This is DiLoCo: Douillard et al., `DiLoCo: Distributed
+    Low-Communication Training of Language Models <https://arxiv.org/abs/2311.08105>`_ (2023), algorithm 1, where
+    `compress` is ``None``. With :class:`ms_optim.SparseTopK` and `outer_momentum` 0 it is SparseLoCo. With `fragments`,
+    as in `Streaming DiLoCo <https://arxiv.org/abs/2501.18512>`_ (2025), parts of the parameters are exchanged at
+    different steps.
+
+    After an exchange all workers hold the same weights to the bit, of each fragment after its own. The states of the
+    optimizer are each worker's own and stay.
+
+    Train in the parallel mode "stand_alone", after ``mindspore.communication.init()``, and start all workers from the
+    same weights. Whatever the device, the outer step runs on the host's processor, and what it keeps is in host memory:
+    4 bytes a parameter, 4 more with outer momentum, and 4 more with residuals.
+
+    Its own `local_step`, int32 of shape (1,), counts all steps, skipped ones among them. What the optimizer has, this
+    has, too: `global_step`, `statistics`, :meth:`FusedOptimizer.averaged` and so on. The average that `average_decay`
+    keeps is each worker's own.
+
+    Args:
+        optimizer (FusedOptimizer): The optimizer of this package that takes the steps, but not DGCMomentum, nor one
+            that shards its states.
+        every (int): Steps between exchanges. Default: ``30`` .
+        outer_learning_rate (float): The outer rate :math:`\alpha`, greater than 0. Default: ``0.7`` .
+        outer_momentum (float): The outer momentum :math:`\mu`, in the range [0.0, 1.0). Default: ``0.9`` .
+        nesterov (bool): Whether the outer momentum is Nesterov's. Default: ``True`` .
+        compress (Union[SparseTopK, Quantized, None]): What is sent; ``None`` means all differences in float32.
+            Default: ``None`` .
+        fragments (int): How many parts of the parameters are exchanged apart from each other, evenly over `every`
+            steps; it divides `every`. Default: ``1`` .
+        group (Union[str, None]): The communication group of the processes that train together; ``None`` means all
+            processes once communication is initialized, else this one. Default: ``None`` .
+        local_group (Union[str, None]): The communication group of the processes on this host, if these average their
+            gradients every step: then hosts take the place of workers. Hosts have equally many processes, which are
+            next to each other in `group`. Default: ``None`` .
+
+    Inputs:
+        - **gradients** (tuple[Tensor]) - The gradients of this worker, as the optimizer takes them.
+
+    Outputs:
+        tuple[bool], all elements are ``True`` .
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of its range; `fragments` does not divide `every` or is greater than the
+            number of parameters; the optimizer exchanges itself or shards its states; its tensors are sliced and
+            `group` is not given; or of `group` and `local_group` what :class:`ms_optim.DGCMomentum` refuses.
+        RuntimeError: If the library for CPU is missing.
+        RuntimeError: If workers differ in their step, settings, parameters or in the weights at the last exchange, or
+            hold the residuals of others; nothing is exchanged then. In a graph, the words are on standard error.
+
+    Supported Platforms:
+        ``Ascend`` ``GPU`` ``CPU``
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from ms_optim import AdamW, LocalSteps, SparseTopK
+        >>> net = nn.Dense(256, 100)
+        >>> optimizer = AdamW(net.trainable_params(), 1e-3, weight_decay=0.1)
+        >>> diloco = LocalSteps(optimizer, every=30)
+        >>> inner, outer = AdamW(net.trainable_params(), 1e-3), {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
+        >>> sparseloco = LocalSteps(inner, every=30, compress=SparseTopK(), **outer)
+        >>> model = ms.Model(net, nn.CrossEntropyLoss(), diloco)
+    """
+
+    # Each worker needs the whole of every gradient.
+    _support_parallel_optimizer = False
+    optimizer: FusedOptimizer
+    every: int
+    fragments: int
+    workers: Workers
+    outer: Outer
+    kept: Kept
+    own_worker: Tensor
+    due: tuple[int, ...]
+    all_fragments: tuple[int, ...]
+    exchanges: nn.CellList
+    local_mean: nn.Cell
+    # What `nn.Cell` finds among its parameters.
+    local_start: ParameterTuple
+    local_velocity: ParameterTuple
+    local_residual: ParameterTuple
+    local_step: Parameter
+    local_worker: Parameter
+
+    def __init__(
+        self,
+        optimizer: FusedOptimizer,
+        every: int = 30,
+        *,
+        outer_learning_rate: float = 0.7,
+        outer_momentum: float = 0.9,
+        nesterov: bool = True,
+        compress: SparseTopK | Quantized | None = None,
+        fragments: int = 1,
+        group: str | Workers | None = None,
+        local_group: str | None = None,
+    ):
+        # Not that of nn.Optimizer, which would make a learning rate and a count besides those of the optimizer.
+        nn.Cell.__init__(self, auto_prefix=False)
+        outer = Outer(every, fragments, outer_learning_rate, outer_momentum, nesterov, compress)
+        check_local_steps(NAME, optimizer, outer, group)
+        workers = group if isinstance(group, Workers) else Workers(NAME, group, local_group)
+        layout, held = optimizer._layout, optimizer._held
+        self.optimizer, self.every, self.fragments = optimizer, every, fragments
+        object.__setattr__(self, "workers", workers)
+        object.__setattr__(self, "outer", outer)
+        kept = Kept(held.parameters, layout.names, outer, np.eye(workers.count, dtype=np.int32)[workers.rank])
+        self.local_start, self.local_velocity, self.local_residual = kept.starts, kept.velocities, kept.residuals
+        self.local_step, self.local_worker = kept.step, kept.worker
+        object.__setattr__(self, "kept", kept)
+        self.own_worker = Tensor(kept.worker.asnumpy())
+        self.due, self.all_fragments = due(every, fragments), tuple(range(fragments))
+        rule = (optimizer.rule.name, optimizer.rule.constants, optimizer.rule.flags)
+        mark = outer.mark(rule, [*zip(layout.names, layout.shapes)])
+        self._on_host = _kernels.device_target() == "CPU"
+        self.exchanges = nn.CellList(
+            [
+                Exchange(tensors, held, kept, outer, workers, mark, report, self._on_host)
+                for tensors, report in zip(fragments_of(layout.sizes, fragments), kept.reports)
+            ]
+        )
+        self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
+        entries = LocalEntries(NAME, optimizer._entries, kept, (workers.rank, workers.count))
+        object.__setattr__(self, "_entries", entries)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the optimizer inside has of that name."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            cells = self.__dict__.get("_cells") or {}
+            if "optimizer" not in cells:
+                raise
+            return getattr(cells["optimizer"], name)
+
+    # ---- The step -------------------------------------------------------------------------------------------------
+
+    def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
+        """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
+        if not self._on_host:
+            return super().__call__(gradients)
+        self._begin()
+        if self.workers.local > 1:
+            layout = self.optimizer._layout
+            gradients = self._mean(tuple(check_gradients(NAME, layout.names, layout.shapes, gradients)))
+        done = self.optimizer(gradients)
+        for k in self._counted():
+            exchange = self.exchanges[k]
+            wires, mark = self._sent(k)
+            if self.workers.count > 1:
+                self._check_alike(exchange.gather(Tensor(mark)).asnumpy())
+                wires = exchange.exchange(Tensor(wires)).asnumpy()
+            exchange.apply_here(wires)
+        return done
+
+    @ms.jit(backend="ms_backend")
+    def _mean(self, gradients):
+        return self.local_mean(gradients)
+
+    def construct(self, gradients: Tensors) -> tuple[bool, ...] | Tensor:
+        """Take a step, and exchange what is due."""
+        if (self.local_worker != self.own_worker).any():
+            raise RuntimeError("LocalSteps holds the residuals of another worker: nothing was changed.")
+        if self.local_step == 0:
+            for k in self.all_fragments:
+                self.exchanges[k].begun()
+        done = self.optimizer(self.local_mean(gradients))
+        place = ops.assign_add(F.depend(self.local_step, done), 1) % self.every
+        for k in self.all_fragments:
+            if place == self.due[k]:
+                self.exchanges[k]()
+        return done
+
+    def _begin(self):
+        """Begin the first round at the weights as they are, which may have been loaded since construction."""
+        if not np.array_equal(self.local_worker.asnumpy(), self.own_worker.asnumpy()):
+            raise RuntimeError(
+                f"For '{NAME}', the residuals must be those of worker {self.workers.rank} of {self.workers.count}, but "
+                "those of another were loaded. Load this worker's own with load_state_dict(), which refuses others, or "
+                "what ms_optim.fold_residuals() makes of all."
+            )
+        if self.local_step.asnumpy()[0] == 0:
+            for exchange in self.exchanges:
+                exchange.begin_here()
+
+    def _counted(self) -> list[int]:
+        """Count a step, and return the fragments that are to be exchanged after it."""
+        step = int(self.local_step.asnumpy()[0]) + 1
+        write(self.local_step, np.array([step], np.int32))
+        return [k for k in self.all_fragments if step % self.every == self.due[k]]
+
+    def _sent(self, fragment: int) -> list[np.ndarray]:
+        """Return what this worker sends of a fragment, and its mark."""
+        return self.exchanges[fragment].send_here()
+
+    def _check_alike(self, marks: np.ndarray) -> None:
+        """Raise an error that says how workers differ."""
+        if difference := _libraries.difference_of_marks(marks):
+            raise RuntimeError(f"For '{NAME}', {difference}")
+
+    @classmethod
+    def step_together(cls, workers: Sequence[LocalSteps], gradients: Sequence[Tensors]) -> int:
+        """Take a step of simulated workers, and return how many bytes each has sent."""
+        for worker in workers:
+            worker._begin()
+        for worker, own in zip(workers, gradients):
+            worker.optimizer(own)
+        due_now, *_ = [worker._counted() for worker in workers]
+        for k in due_now:
+            sent = [worker._sent(k) for worker in workers]
+            workers[0]._check_alike(np.stack([mark for _, mark in sent]))
+            wires = together([wire for wire, _ in sent], workers[0].outer.compress is not None)
+            for worker in workers:
+                worker.exchanges[k].apply_here(wires)
+        return sum(workers[0].exchanges[k].bytes_sent for k in due_now)
+
+    # ---- What it keeps --------------------------------------------------------------------------------------------
+
+    def exchange_report(self) -> dict[str, float]:
+        """Return what was found at the last exchange; of several fragments over all of them.
+
+        Returns:
+            dict[str, float]: ``difference_norm``, the L2 norm of what this worker's weights have moved since the
+            exchange before; ``residual_norm``, that of what it has not sent; ``mean_norm``, that of the mean of what
+            all sent; ``agreement``, the mean cosine between what two workers sent, weighted by their norms: 1 where
+            all sent the same, 0 where they are orthogonal.
+        """
+        rows = np.array([report.asnumpy() for report in self.kept.reports], np.float64)
+        difference, residual, mean = np.sqrt(np.sum(rows[:, :3] ** 2, axis=0)).tolist()
+        weight = rows[:, 2] ** 2
+        agreement = float(rows[:, 3] @ weight / weight.sum()) if weight.sum() > 0 else float(rows[:, 3].mean())
+        names = ("difference_norm", "residual_norm", "mean_norm", "agreement")
+        return dict(zip(names, (difference, residual, mean, agreement)))
+
+    def attach(self, passes: int = 1) -> None:
+        """Refuse gradient release, in which the optimizer is not called.
+
+        Args:
+            passes: Ignored.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(f"For '{NAME}', gradients cannot be released: exchanges follow calls of the optimizer.")

@@ -1,0 +1,77 @@
+"""One of the processes of test_local_steps.py: local steps with gradients of its own, and a record of what they do."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import mindspore as ms
+import numpy as np
+from harness import Step, digest_of
+from local import EVERY, RUNS, STEPS, gradients, made, parameters, tensors
+from mindspore import communication
+from runtime import spare_threads
+
+import ms_optim
+
+
+def taken(optimizer, mode, rank, steps):
+    call = Step(optimizer) if mode == "graph" else lambda *g: optimizer(g)
+    for step in steps:
+        call(*tensors(gradients(step, rank)))
+    return {p.name: p.asnumpy() for p in (*optimizer.parameters, *optimizer._entries.kept.values())}
+
+
+def main(folder):
+    folder = pathlib.Path(folder)
+    communication.init()
+    rank, count = communication.get_rank(), communication.get_group_size()
+    spare_threads()
+    record = {}
+    host = {}
+    if count == 4:
+        first = rank // 2 * 2
+        host["local_group"] = f"host of {first}"
+        communication.create_group(host["local_group"], [first, first + 1])
+    for mode in ("pynative", "graph"):
+        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+        for name, arguments in RUNS.items():
+            held = taken(made(parameters(), EVERY, **arguments), mode, rank, range(STEPS))
+            record |= {f"{mode}/{name}/{key}": value for key, value in held.items()}
+        if host:
+            held = taken(made(parameters(), EVERY, **RUNS["sparse"], **host), mode, rank, range(STEPS))
+            record |= {f"{mode}/hosts/{key}": value for key, value in held.items()}
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    record["resumed"] = [resumes(folder, rank)]
+    record["said"], record["changed"] = differs(rank)
+    np.savez(folder / f"{rank}.npz", **record)
+    # A process that ends before its peers' last exchange makes that fail.
+    ms.ops.AllReduce()(ms.Tensor([1.0], ms.float32)).asnumpy()
+
+
+def resumes(folder, rank):
+    """Tell whether a run that was saved between two exchanges goes on as one that was not stopped."""
+    whole, first, second = (made(parameters(), EVERY, **RUNS["sparse"]) for _ in range(3))
+    taken(whole, "pynative", rank, range(9))
+    taken(first, "pynative", rank, range(6))
+    ms_optim.save(folder / "run.safetensors", None, first)
+    ms.ops.AllReduce()(ms.Tensor([1.0], ms.float32)).asnumpy()
+    ms_optim.load(folder / "run.safetensors", None, second)
+    taken(second, "pynative", rank, range(6, 9))
+    return digest_of(whole) == digest_of(second)
+
+
+def differs(rank):
+    """Return what is said where workers exchange every first and every second step, and whether a start has moved."""
+    optimizer = made(parameters(), 1 if rank else 2, outer_momentum=0.0)
+    try:
+        taken(optimizer, "pynative", rank, range(2))
+        said = "nothing"
+    except RuntimeError as error:
+        said = str(error)
+    started = parameters()
+    return said, [any(not np.array_equal(s.asnumpy(), w.asnumpy()) for s, w in zip(optimizer.local_start, started))]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -535,3 +535,36 @@ def test_nothing_is_lost_where_the_number_of_workers_changes(new, kind, tmp_path
         check_alike(workers, step + 1)
     without = [{k: v for k, v in o.state_dict().items() if k != "w3"} for o in old.optimizers]
     refused(KeyError, "must have the weight 'w3'", ms_optim.fold_residuals, without, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_through_model_with_a_monitor_and_checkpoints(mode, tmp_path):
+    """The callbacks find the local steps, and not the optimizer inside of them."""
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((48, 8)).astype(np.float32)
+    data = ms.dataset.NumpySlicesDataset((x, x[:, :3].argmax(1).astype(np.int32)), shuffle=False).batch(24)
+
+    def trained(epochs):
+        ms.set_seed(0)
+        net = ms.nn.Dense(8, 3)
+        optimizer = LocalSteps(AdamW(net.trainable_params(), 0.1), 5, compress=SparseTopK(0.5, 32), outer_momentum=0.0)
+        callbacks = [
+            ms_optim.OptimizerMonitor(every=5, csv=tmp_path / "run.csv", verbose=False),
+            ms_optim.CheckpointSaver(tmp_path / "run", every=6),
+        ]
+        ms.Model(net, ms.nn.CrossEntropyLoss(), optimizer).train(epochs, data, callbacks=callbacks)
+        return net, optimizer
+
+    net, optimizer = trained(15)
+    assert (net(ms.Tensor(x)).asnumpy().argmax(1) == x[:, :3].argmax(1)).mean() > 0.8
+    assert optimizer.local_step.asnumpy()[0] == 30
+    header, *rows = (tmp_path / "run.csv").read_text().splitlines()
+    assert {"difference_norm", "residual_norm", "mean_norm", "agreement"} <= set(header.split(","))
+    assert [row.split(",")[1] for row in rows] == ["LocalSteps(AdamW)"] * 6
+    last = max((tmp_path / "run").glob("step-*.safetensors"))
+    again = LocalSteps(AdamW(ms.nn.Dense(8, 3).trainable_params(), 0.1), 5, compress=SparseTopK(0.5, 32))
+    refused(KeyError, "local_velocity", ms_optim.load, last, None, again)
+    again = LocalSteps(AdamW(net.trainable_params(), 0.1), 5, compress=SparseTopK(0.5, 32), outer_momentum=0.0)
+    assert ms_optim.load(last, net, again).step == 30
+    assert digest_of(again, "statistics") == digest_of(optimizer, "statistics")

@@ -139,6 +139,42 @@ def test_examples_train_the_same_in_both_modes(name, tmp_path):
     assert f"MsOptim{name} updates 21 parameters by the fused kernel" in said
 
 
+def test_local_steps_go_around_an_optimizer(tmp_path):
+    """With rate 1 and no momentum one worker goes where the optimizer inside goes."""
+    adamw = {**ADAMW, "type": "MsOptimAdamW", "auto_register": "optimizers.MsOptimAdamW"}
+    outer = {"every": 4, "outer_learning_rate": 1.0, "outer_momentum": 0.0}
+    inner = {key: value for key, value in adamw.items() if key not in ("auto_register", "weight_decay")}
+    local = {"type": "MsOptimLocalSteps", "auto_register": "optimizers.MsOptimLocalSteps", **outer, "optimizer": inner}
+    local["weight_decay"] = adamw["weight_decay"]
+    runs = {"alone": with_optimizer(adamw), "local": with_optimizer(local)}
+    records, _ = train(tmp_path, runs)
+    np.testing.assert_array_equal(records["local"]["losses"], records["alone"]["losses"])
+    weights = [name for name in records["alone"] if name.startswith(("model.", "lm_head"))]
+    assert len(weights) == 21
+    for name in weights:
+        np.testing.assert_array_equal(records["local"][name], records["alone"][name], err_msg=name)
+
+
+def test_what_is_wrong_in_the_section_of_local_steps():
+    params = [Parameter(Tensor(np.ones(3, np.float32)), name="w")]
+    inner = {"type": "MsOptimAdamW", "betas": [0.9, 0.95]}
+    made = mindformers.MsOptimLocalSteps(params, inner, compress={"type": "SparseTopK", "bits": 8}, learning_rate=0.1)
+    assert (made.outer.compress, made.optimizer.cls_name) == (ms_optim.SparseTopK(bits=8), "MsOptimAdamW")
+    for error, match, arguments in (
+        (ValueError, "'optimizer' must be a section with a 'type'", {"optimizer": {"type": "Adam"}}),
+        (ValueError, "must not have the key 'weight_decay'", {"optimizer": {**inner, "weight_decay": 0.1}}),
+        (ValueError, "'compress' must be a section with a 'type'", {"compress": {"type": "TopK"}}),
+        (TypeError, "'compress': .*unexpected keyword argument 'k'", {"compress": {"type": "Quantized", "k": 1}}),
+        (
+            TypeError,
+            "'outer_learning_rate' must be a number, but got the string '1e-1'",
+            {"outer_learning_rate": "1e-1"},
+        ),
+    ):
+        with pytest.raises(error, match=match):
+            mindformers.MsOptimLocalSteps(params, **{"optimizer": inner, "learning_rate": 0.1, **arguments})
+
+
 MASTERS = {"model": {"model_config": {"param_init_type": "float16"}}}
 CKPT = {
     "load_ckpt_format": "ckpt",
@@ -357,7 +393,7 @@ def test_all_are_registered_and_names_that_are_taken_stay():
 
 def test_every_class_is_found_by_its_name():
     """In the module, by an import of everything, and in the file that MindFormers copies."""
-    names = {f"MsOptim{name}" for name in OPTIMIZERS}
+    names = {f"MsOptim{name}" for name in (*OPTIMIZERS, "LocalSteps")}
     assert set(mindformers.__all__) == {"register", *names}
     copied = runpy.run_path(str(FROM_YAML / "optimizers.py"))
     for name in names:

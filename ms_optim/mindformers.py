@@ -158,7 +158,8 @@ class MsOptimLocalSteps(LocalSteps):
 
     The section `optimizer` takes the arguments of LocalSteps by name. Its key `optimizer` is the section of the
     optimizer inside, whose `type` is one of the names with `MsOptim` in front; what MindFormers adds, the groups and
-    the learning rate, is that optimizer's. `weight_decay` stands beside it, where MindFormers reads it. `compress` is a section, too, with the `type` "SparseTopK" or "Quantized".
+    the learning rate, is that optimizer's. `weight_decay` stands beside it, where MindFormers reads it. `compress` is a
+    section, too, with the `type` "SparseTopK" or "Quantized".
     """
 
     def __init__(self, params: Params, optimizer: dict[str, Any], **arguments: Any):
@@ -172,8 +173,8 @@ class MsOptimLocalSteps(LocalSteps):
         for key in ("weight_decay", "learning_rate", "params"):
             if key in optimizer:
                 raise ValueError(
-                    f"For '{name}', the section 'optimizer' inside must not have the key {key!r}: MindFormers makes the "
-                    "groups and the learning rate from the section around it. Give it there."
+                    f"For '{name}', the section 'optimizer' inside must not have the key {key!r}: MindFormers makes "
+                    "the groups and the learning rate from the section around it. Give it there."
                 )
         outer = {key: arguments.pop(key) for key in list(arguments) if key in OF_LOCAL_STEPS}
         for argument, value in outer.items():

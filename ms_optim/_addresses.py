@@ -61,23 +61,23 @@ class AddressTable:
     def fill(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the table for a step with these gradients; what it names was checked before."""
         table, n = self._table, len(self._parameters)
-        table[:n, AddressColumn.WEIGHT_ADDRESS] = [_address(p) for p in self._parameters]
-        table[:n, AddressColumn.GRADIENT_ADDRESS] = [_address(g) for g in gradients]
+        table[:n, AddressColumn.WEIGHT_ADDRESS] = [address_of(p) for p in self._parameters]
+        table[:n, AddressColumn.GRADIENT_ADDRESS] = [address_of(g) for g in gradients]
         for i, master in self._masters:
-            table[i, AddressColumn.MASTER_ADDRESS] = _address(master)
+            table[i, AddressColumn.MASTER_ADDRESS] = address_of(master)
         for i, k, state in self._states:
-            table[i, AddressColumn.STATE_ADDRESS + k] = _address(state)
+            table[i, AddressColumn.STATE_ADDRESS + k] = address_of(state)
         for i, k, scale in self._scales:
-            table[i, AddressColumn.SCALE_ADDRESS + k] = _address(scale)
+            table[i, AddressColumn.SCALE_ADDRESS + k] = address_of(scale)
         table[:n, AddressColumn.GRADIENT_TYPE] = [DTYPES[g.dtype] for g in gradients]
         if len(self._averages) > 0:
-            table[:n, AddressColumn.AVERAGE_ADDRESS] = [_address(a) for a in self._averages]
+            table[:n, AddressColumn.AVERAGE_ADDRESS] = [address_of(a) for a in self._averages]
         for column, p in self._shared:
-            table[n, column] = _address(p)
+            table[n, column] = address_of(p)
         return Tensor(table)
 
 
-def _address(tensor) -> int:
+def address_of(tensor) -> int:
     """Return where a tensor's data is; asking waits for its value to be computed."""
     address = tensor.data_ptr()
     if address == 0 and isinstance(tensor, Parameter) and tensor.has_init:

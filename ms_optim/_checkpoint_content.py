@@ -12,6 +12,7 @@ from ._checkpoint_file import DTYPES, NAMES, File
 from ._checkpoint_parts import Place, place_of
 from ._merge_states import ENTRY, merge_states
 from ._writing import write
+from .local.fold import ENTRY as LOCAL_ENTRY
 from .residuals import ENTRIES, fold_residuals
 
 if TYPE_CHECKING:
@@ -85,10 +86,12 @@ def take(
 
 def _folded(parts: list[File], place: Place) -> dict[str, Tensor]:
     """Return the states and weights of this worker, where each of another number of workers has saved its own."""
-    given = parts[0].tensors(STATE)
-    if len(parts) == place.count or not any(entry in given for entry in ENTRIES):
+    if len(parts) == place.count or not any(entry in parts[0].entries for entry in ENTRIES):
         return {}
-    return fold_residuals([{**part.tensors(WEIGHT), **part.tensors(STATE)} for part in parts], place.count)[place.rank]
+    # Of local steps the weights differ, too.
+    kinds = (WEIGHT, STATE) if LOCAL_ENTRY in parts[0].entries else (STATE,)
+    states = [{name: tensor for kind in kinds for name, tensor in part.tensors(kind).items()} for part in parts]
+    return fold_residuals(states, place.count)[place.rank]
 
 
 def _states(parts: list[File], own: File, optimizer: AnyOptimizer, folded: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,8 +6,8 @@ import copy
 import itertools
 import math
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor
@@ -193,23 +193,35 @@ class Held:
 
     def note(self) -> int:
         """Note dtypes and sizes, which :meth:`check` compares; return the number that :func:`check_held` takes."""
-        written = (*self.parameters, *self.of_tensors, *self.counters)
-        self._seen = [(p, p.dtype, p.size) for p in written]
+        self._seen = noted((*self.parameters, *self.of_tensors, *self.counters))
         _noted[id(self)] = self
         return id(self)
 
     def check(self) -> None:
         """Raise an error that names what has changed since construction; a view gets memory of its own."""
-        for p, dtype, size in self._seen:
-            if p.dtype != dtype or p.size != size:
-                raise ValueError(
-                    f"For '{self.optimizer}', the parameter '{p.name}' must stay as it was when the optimizer was "
-                    f"made, {dtype} of {size} elements, but is {p.dtype} of shape {p.shape}. Change parameters before "
-                    "the optimizer is made."
-                )
-            # MindSpore's own question: operators copy a view before they write it, even if it is contiguous.
-            if not p.has_init and p._need_contiguous():
-                p.set_data(Tensor(p.asnumpy(), dtype))
+        check_noted(self.optimizer, self._seen)
+
+
+Noted: TypeAlias = "list[tuple[Parameter, Any, int]]"
+
+
+def noted(parameters: Iterable[Parameter]) -> Noted:
+    """Return parameters with what :func:`check_noted` compares."""
+    return [(p, p.dtype, p.size) for p in parameters]
+
+
+def check_noted(optimizer: str, seen: Noted) -> None:
+    """Raise an error that names the first parameter that is not as it was noted; a view gets memory of its own."""
+    for p, dtype, size in seen:
+        if p.dtype != dtype or p.size != size:
+            raise ValueError(
+                f"For '{optimizer}', the parameter '{p.name}' must stay as it was when the optimizer was "
+                f"made, {dtype} of {size} elements, but is {p.dtype} of shape {p.shape}. Change parameters before "
+                "the optimizer is made."
+            )
+        # MindSpore's own question: operators copy a view before they write it, even if it is contiguous.
+        if not p.has_init and p._need_contiguous():
+            p.set_data(Tensor(p.asnumpy(), dtype))
 
 
 # What each optimizer holds, by numbers: a graph knows no other objects.

@@ -127,8 +127,8 @@ def why_not(rule: str, device: str) -> str | None:
     no_kernel = f"ms_optim has no kernel for the rule '{rule}' on {device}"
     if device == "Ascend" and rule not in ON_ASCEND:
         return no_kernel
-    if not path.exists():
-        return f"{path} is missing: {_libraries.LIBRARIES[device].remedy}"
+    if reason := _libraries.why_missing(device):
+        return reason
     if device == "Ascend":
         return None if os.environ.get(OPP_PATH) else f"{OPP_PATH} is not set: source CANN's set_env.sh"
     allowed = os.environ.get(WHITE_LIST)

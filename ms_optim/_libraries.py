@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Tensor
 
 from . import _described
+from ._addresses import address_of
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 
@@ -58,6 +59,7 @@ def library(name: str) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(FOLDER / name))
     if name == LIBRARIES["CPU"].file:
         loaded.ms_optim_instruction_set.restype = ctypes.c_char_p
+        loaded.ms_optim_local_words.restype = ctypes.c_int64
     return loaded
 
 
@@ -81,6 +83,48 @@ def difference_of_marks(marks: np.ndarray) -> str | None:
     return text.value.decode() if differs(address, ctypes.c_int64(len(marks)), text, ctypes.c_int64(256)) else None
 
 
+def wire_words(size: int, chunk: int, density: float, bits: int) -> int:
+    """Return how many 4-byte words a worker of local steps sends of a tensor, where not all differences are added up.
+
+    Args:
+        size: Elements of the tensor.
+        chunk: Elements among which the largest are chosen.
+        density: The share of a chunk's elements that is sent.
+        bits: Bits of a value.
+    """
+    words = library(LIBRARIES["CPU"].file).ms_optim_local_words
+    return words(ctypes.c_int64(size), ctypes.c_int64(chunk), ctypes.c_double(density), ctypes.c_int(bits))
+
+
+def invoke(
+    library: ctypes.CDLL,
+    function: str,
+    tensors: Sequence[Tensor | np.ndarray],
+    addresses: Sequence[int],
+    stream: int | None = None,
+) -> int:
+    """Call an operator of a library as MindSpore does, and return its status.
+
+    Args:
+        library: The library.
+        function: The operator's name.
+        tensors: Inputs and outputs in order, of which shapes and dtypes count.
+        addresses: Where their data is.
+        stream: The stream of a GPU.
+    """
+    n = len(tensors)
+    shapes = [(ctypes.c_int64 * max(1, x.ndim))(*x.shape) for x in tensors]
+    return getattr(library, function)(
+        n,
+        (ctypes.c_void_p * n)(*addresses),
+        (ctypes.c_int * n)(*[x.ndim for x in tensors]),
+        (ctypes.POINTER(ctypes.c_int64) * n)(*[ctypes.cast(s, ctypes.POINTER(ctypes.c_int64)) for s in shapes]),
+        (ctypes.c_char_p * n)(*[str(x.dtype).lower().encode() for x in tensors]),
+        stream,
+        None,
+    )
+
+
 def run_here(operator: str, inputs: Sequence[Tensor | np.ndarray], outputs: Sequence[np.ndarray]) -> None:
     """Run an operator of the library for CPU on the memory that its inputs have now, past MindSpore's queue.
 
@@ -95,20 +139,8 @@ def run_here(operator: str, inputs: Sequence[Tensor | np.ndarray], outputs: Sequ
         RuntimeError: If it refuses its inputs.
     """
     given = [*inputs, *outputs]
-    n = len(given)
-    places = [x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr() for x in given]
-    shapes = [(ctypes.c_int64 * x.ndim)(*x.shape) for x in given]
-    dtypes = [str(x.dtype).lower().encode() for x in given]
-    run = getattr(library(LIBRARIES["CPU"].file), f"ms_optim_{operator}")
-    status = run(
-        ctypes.c_int(n),
-        (ctypes.c_void_p * n)(*places),
-        (ctypes.c_int * n)(*(x.ndim for x in given)),
-        (ctypes.POINTER(ctypes.c_int64) * n)(*(ctypes.cast(s, ctypes.POINTER(ctypes.c_int64)) for s in shapes)),
-        (ctypes.c_char_p * n)(*dtypes),
-        None,
-        None,
-    )
+    addresses = [x.ctypes.data if isinstance(x, np.ndarray) else address_of(x) for x in given]
+    status = invoke(library(LIBRARIES["CPU"].file), f"ms_optim_{operator}", given, addresses)
     if status != 0:
         raise RuntimeError(f"The kernel '{operator}' returned {status}.")
 

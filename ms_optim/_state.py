@@ -15,7 +15,7 @@ from ._arguments import check_amounts, check_type
 from ._kernels import CODE_BLOCK, CODES_EACH
 from ._memory import MASTERS, stored
 from ._merge_states import ENTRY, refuse_share
-from ._writing import write
+from ._writing import fitted, write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,15 +122,8 @@ class StateEntries:
                 raise KeyError(
                     f"For '{name}', 'state_dict' has the entry {unknown[0]!r}, which the optimizer does not have."
                 )
-        for key in own.keys() & given.keys():
-            p, value = own[key], given[key]
-            if tuple(value.shape) != tuple(p.shape):
-                raise ValueError(
-                    f"For '{name}', the entry {key!r} must have the shape {p.shape}, but got {value.shape}."
-                )
-            if value.dtype != p.dtype:
-                raise TypeError(f"For '{name}', the entry {key!r} must be of dtype {p.dtype}, but got {value.dtype}.")
-        return [(own[key], given[key].asnumpy()) for key in own.keys() & given.keys()] + self.started(own, given)
+        found = [(own[key], fitted(name, key, own[key], given[key])) for key in own.keys() & given.keys()]
+        return found + self.started(own, given)
 
     def started(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> list[tuple[Parameter, NDArray[Any]]]:
         """Return what starts as the weights and goes on from a count without an entry of its own: with the weights."""

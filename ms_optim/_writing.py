@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from mindspore import Parameter, Tensor, ops
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def write(parameter: Parameter, value: np.ndarray) -> None:
@@ -19,3 +24,19 @@ def write(parameter: Parameter, value: np.ndarray) -> None:
     else:
         # What was read is a copy: the parameter is on a device, or its memory is not contiguous.
         ops.assign(parameter, Tensor(value, parameter.dtype))
+
+
+def fitted(name: str, entry: str, p: Parameter, value: Tensor) -> NDArray[Any]:
+    """Return the value of an entry for a parameter, whose shape and dtype it must have.
+
+    Args:
+        name: The class that errors name.
+        entry: The entry's name.
+        p: The parameter.
+        value: The entry.
+    """
+    if tuple(value.shape) != tuple(p.shape):
+        raise ValueError(f"For '{name}', the entry {entry!r} must have the shape {p.shape}, but got {value.shape}.")
+    if value.dtype != p.dtype:
+        raise TypeError(f"For '{name}', the entry {entry!r} must be of dtype {p.dtype}, but got {value.dtype}.")
+    return value.asnumpy()

@@ -17,7 +17,7 @@ from .dgc.path import CompressedPath
 from .dgc.schedule import Schedule
 from .dgc.transport import Workers, together
 from .dgc.wire import WIRE_DTYPES, Compression, place_bytes, ramp, sent, settings_number, wire_words
-from .residuals import worker_of
+from .residuals import check_entry, check_residuals
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,29 +98,13 @@ class CompressedStep(FusedOptimizer):
 
     def check_entries(self, entries: dict[str, Tensor]) -> None:
         """Refuse the residuals of another worker."""
-        name, entry = self.cls_name, self._entries.name_of(self.dgc_worker)
-        if entry in entries and worker_of(name, entries[entry]) != (self.workers.rank, self.workers.count):
-            raise ValueError(
-                f"For '{name}', 'state_dict' must be that of worker {self.workers.rank} of {self.workers.count}, "
-                f"but got that of {self._other_worker(entries[entry])}: ms_optim.fold_residuals() makes the states of "
-                "one number of workers from those of another."
-            )
-
-    def _other_worker(self, entry: Tensor) -> str | None:
-        """Say whose states an entry `dgc_worker` goes with, unless they are this worker's own."""
-        whose = entry.asnumpy()
-        if np.array_equal(whose, self._schedule.own_worker):
-            return None
-        return f"worker {whose.argmax()} of {whose.size}"
+        entry = self._entries.name_of(self.dgc_worker)
+        if entry in entries:
+            check_entry(self.cls_name, entry, entries[entry], self._schedule.own_worker)
 
     def check_states(self) -> None:
         """Refuse the residuals of another worker, which MindSpore's own loading takes."""
-        if other := self._other_worker(self.dgc_worker):
-            raise RuntimeError(
-                f"For '{self.cls_name}', the residuals must be those of worker {self.workers.rank} of "
-                f"{self.workers.count}, but are those of {other}, whose checkpoint was loaded. Load this worker's own "
-                "with load_state_dict(), which refuses others, or what ms_optim.fold_residuals() makes of all."
-            )
+        check_residuals(self.cls_name, self.dgc_worker, self._schedule.own_worker)
 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...]:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""

@@ -24,6 +24,7 @@ from .local.exchange import Exchange
 from .local.kept import Kept
 from .local.wire import Outer, due, fragments_of
 from .local_compression import Quantized, SparseTopK
+from .residuals import check_residuals
 
 if TYPE_CHECKING:
     from ._arguments import Tensors
@@ -172,7 +173,7 @@ class LocalSteps(Stateful):
             ]
         )
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
-        entries = LocalEntries(NAME, optimizer._entries, kept, (workers.rank, workers.count))
+        entries = LocalEntries(NAME, optimizer._entries, kept)
         object.__setattr__(self, "_entries", entries)
 
     def __getattr__(self, name: str) -> Any:
@@ -193,8 +194,7 @@ class LocalSteps(Stateful):
             return super().__call__(gradients)
         self._begin()
         if self.workers.local > 1:
-            layout = self.optimizer._layout
-            gradients = self._mean(tuple(check_gradients(NAME, layout.names, layout.shapes, gradients)))
+            gradients = self._mean(tuple(self._checked(gradients)))
         done = self.optimizer(gradients)
         for k in self._counted():
             exchange = self.exchanges[k]
@@ -223,14 +223,16 @@ class LocalSteps(Stateful):
                 self.exchanges[k]()
         return done
 
+    def _checked(self, gradients):
+        """Return gradients that are passed from Python, checked."""
+        layout = self.optimizer._layout
+        return check_gradients(NAME, layout.names, layout.shapes, gradients)
+
     def _begin(self):
         """Begin the first round at the weights as they are, which may have been loaded since construction."""
-        if not np.array_equal(self.local_worker.asnumpy(), self.own_worker.asnumpy()):
-            raise RuntimeError(
-                f"For '{NAME}', the residuals must be those of worker {self.workers.rank} of {self.workers.count}, but "
-                "those of another were loaded. Load this worker's own with load_state_dict(), which refuses others, or "
-                "what ms_optim.fold_residuals() makes of all."
-            )
+        self.optimizer._held.check()
+        self.kept.check(NAME)
+        check_residuals(NAME, self.local_worker, self.own_worker.asnumpy())
         if self.local_step.asnumpy()[0] == 0:
             for exchange in self.exchanges:
                 exchange.begin_here()
@@ -253,9 +255,10 @@ class LocalSteps(Stateful):
     @classmethod
     def step_together(cls, workers: Sequence[LocalSteps], gradients: Sequence[Tensors]) -> int:
         """Take a step of simulated workers, and return how many bytes each has sent."""
+        checked = [worker._checked(own) for worker, own in zip(workers, gradients)]
         for worker in workers:
             worker._begin()
-        for worker, own in zip(workers, gradients):
+        for worker, own in zip(workers, checked):
             worker.optimizer(own)
         due_now, *_ = [worker._counted() for worker in workers]
         for k in due_now:

@@ -8,6 +8,7 @@ registered among the learning rates. This is the only module that needs MindForm
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -118,6 +119,17 @@ def _check_number(name: str, argument: str, value: Any) -> None:
         )
 
 
+def _made(name: str, argument: str, kind: Callable[..., Any], section: dict[str, Any]):
+    """Return what a section with a `type` describes; its other keys are arguments."""
+    arguments = {key: value for key, value in section.items() if key != "type"}
+    for key, value in arguments.items():
+        _check_number(name, f"{argument}.{key}", value)
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise TypeError(f"For '{name}', the argument '{argument}': {error}") from error
+
+
 def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
     """Return the groups, in which a schedule replaces every weight decay that is not 0, and the schedule."""
     if not isinstance(schedule, dict) or str(schedule.get("type")) not in SCHEDULES:
@@ -132,16 +144,9 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
             f"For '{name}', the argument 'weight_decay' must be greater than 0 beside '{SCHEDULE}', as "
             f"MindFormers tells by it which parameters decay, but got {weight_decay!r}."
         )
-    arguments = {key: value for key, value in schedule.items() if key != "type"}
-    for argument, value in arguments.items():
-        _check_number(name, f"{SCHEDULE}.{argument}", value)
     start = SCHEDULES[schedule["type"]]
-    if start is not None:
-        arguments.setdefault(start, weight_decay)
-    try:
-        made = getattr(schedules, schedule["type"])(**arguments)
-    except TypeError as error:
-        raise TypeError(f"For '{name}', the argument '{SCHEDULE}': {error}") from error
+    section = schedule if start is None else {start: weight_decay, **schedule}
+    made = _made(name, SCHEDULE, getattr(schedules, schedule["type"]), section)
     given = [{**group, "weight_decay": made} if group.get("weight_decay", weight_decay) else group for group in groups]
     return given, made
 
@@ -197,13 +202,7 @@ def _compression(name, section):
             f"For '{name}', the argument 'compress' must be a section with a 'type' of {sorted(kinds)}, but got "
             f"{section.get('type')!r}."
         )
-    arguments = {key: value for key, value in section.items() if key != "type"}
-    for argument, value in arguments.items():
-        _check_number(name, f"compress.{argument}", value)
-    try:
-        return kinds[section["type"]](**arguments)
-    except TypeError as error:
-        raise TypeError(f"For '{name}', the argument 'compress': {error}") from error
+    return _made(name, "compress", kinds[section["type"]], section)
 
 
 CLASSES: dict[str, type[FromYaml]] = {cls.__name__: cls for cls in map(_for_yaml, OPTIMIZERS)}

@@ -151,3 +151,38 @@ def worker_of(caller: str, value: Tensor, entry: str = ENTRY) -> tuple[int, int]
             f"elsewhere, but got {value.dtype} {places.tolist()}."
         )
     return int(places.argmax()), places.size
+
+
+def check_entry(caller: str, entry: str, value: Tensor, own: np.ndarray) -> None:
+    """Refuse a state dict that is another worker's.
+
+    Args:
+        caller: The class that errors name.
+        entry: The name of the entry that says whose states it holds.
+        value: That entry.
+        own: What it holds for this worker.
+    """
+    rank, count = worker_of(caller, value, entry)
+    if (rank, count) != (own.argmax(), own.size):
+        raise ValueError(
+            f"For '{caller}', 'state_dict' must be that of worker {own.argmax()} of {own.size}, but got that of worker "
+            f"{rank} of {count}: ms_optim.fold_residuals() makes the states of one number of workers from those of "
+            "another."
+        )
+
+
+def check_residuals(caller: str, worker: Tensor, own: np.ndarray) -> None:
+    """Refuse to take a step with the residuals of another worker, which MindSpore's own loading takes.
+
+    Args:
+        caller: The class that errors name.
+        worker: What says whose residuals these are.
+        own: What it holds for this worker.
+    """
+    whose = worker.asnumpy()
+    if not np.array_equal(whose, own):
+        raise RuntimeError(
+            f"For '{caller}', the residuals must be those of worker {own.argmax()} of {own.size}, but are those of "
+            f"worker {whose.argmax()} of {whose.size}, whose checkpoint was loaded. Load this worker's own with "
+            "load_state_dict(), which refuses others, or what ms_optim.fold_residuals() makes of all."
+        )

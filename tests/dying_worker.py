@@ -11,16 +11,24 @@ from exchange import RAMP, gradients, start
 from harness import numbers, tensor
 from mindspore import Parameter, communication
 
-from ms_optim import DGCMomentum
+from ms_optim import AdamW, DGCMomentum, LocalSteps, SparseTopK
 
 LAST = 5
 
 
-def main(folder):
+def local_steps(params):
+    """Return local steps that exchange after the last step, before which the second process dies."""
+    return LocalSteps(AdamW(params, 0.01), 2, compress=SparseTopK(0.25), outer_momentum=0.0)
+
+
+MAKERS = {"DGCMomentum": lambda params: DGCMomentum(params, 0.01, **RAMP), "LocalSteps": local_steps}
+
+
+def main(name, folder):
     communication.init()
     rank = communication.get_rank()
     params = [Parameter(tensor(w, "float32"), name=f"w{i}") for i, w in enumerate(start("float32"))]
-    optimizer = DGCMomentum(params, 0.01, **RAMP)
+    optimizer = MAKERS[name](params)
     for step in range(LAST + 1):
         if step == LAST and rank == 1:
             os._exit(1)

@@ -14,22 +14,7 @@ LIBRARY = _libraries.FOLDER / "libms_optim_cpu.so"
 
 def call(function, arrays):
     """Call an operator with inputs and outputs in order, and return its status."""
-    return invoke(_libraries.library(LIBRARY.name), function, arrays, [a.ctypes.data for a in arrays])
-
-
-def invoke(library, function, arrays, addresses, stream=None):
-    """Call an operator of a library on data at some addresses, with shapes and dtypes of arrays."""
-    n = len(arrays)
-    shapes = [(ctypes.c_int64 * max(1, a.ndim))(*a.shape) for a in arrays]
-    return getattr(library, function)(
-        n,
-        (ctypes.c_void_p * n)(*addresses),
-        (ctypes.c_int * n)(*[a.ndim for a in arrays]),
-        (ctypes.POINTER(ctypes.c_int64) * n)(*[ctypes.cast(s, ctypes.POINTER(ctypes.c_int64)) for s in shapes]),
-        (ctypes.c_char_p * n)(*[str(a.dtype).encode() for a in arrays]),
-        stream,
-        None,
-    )
+    return _libraries.invoke(_libraries.library(LIBRARY.name), function, arrays, [a.ctypes.data for a in arrays])
 
 
 def instruction_sets():

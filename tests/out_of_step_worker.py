@@ -11,8 +11,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import mindspore as ms
 import numpy as np
 from harness import Step, tensor
-from mindspore import Parameter, Tensor, communication
-from runtime import spare_threads
+from mindspore import Parameter, Tensor
+from runtime import join
 
 from ms_optim import DGCMomentum
 
@@ -55,9 +55,7 @@ def attempted(mode, backend, begin, where, rank):
 
 
 def main(folder):
-    communication.init()
-    rank = communication.get_rank()
-    spare_threads()
+    rank, _ = join()
     record = {}
     # First what is not refused: after an error raised in a graph MindSpore may fail to compile another.
     for mode, where, backend, begin in itertools.product(("pynative", "graph"), STEPS, ("aot", "composite"), (100, 0)):

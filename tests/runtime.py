@@ -3,6 +3,7 @@
 import os
 
 import mindspore as ms
+from mindspore import communication
 
 AS_IT_COMES = "MS_OPTIM_TEST_AS_IT_COMES"
 # Whether operators of PyNative mode run one after the other in the thread that calls them.
@@ -21,3 +22,20 @@ def spare_threads():
         ms.device_context.cpu.op_tuning.threads_num(1)
         ms.set_context(pynative_synchronize=True)
         ms.ops.cast(ms.Tensor([1.0], ms.float32), ms.float16).asnumpy()
+
+
+def join(as_it_comes=False):
+    """Join the processes that test together; return this one's rank, and how many there are.
+
+    Args:
+        as_it_comes: Whether MindSpore is left as it comes.
+    """
+    communication.init()
+    if not as_it_comes:
+        spare_threads()
+    return communication.get_rank(), communication.get_group_size()
+
+
+def wait():
+    """Wait for all processes; where one ends before the last exchange of its peers, that fails."""
+    ms.ops.AllReduce()(ms.Tensor([1.0], ms.float32)).asnumpy()

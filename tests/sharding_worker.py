@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import Step, numbers, tensor
 from mindspore import Parameter, communication
-from runtime import spare_threads
+from runtime import join, wait
 from sharding import (
     AXES,
     CENTRALIZED,
@@ -98,10 +98,7 @@ def run(configuration, group, place, sharers, record):
 
 
 def main(processes, folder):
-    communication.init()
-    rank = communication.get_rank()
-    if any(c.backend != "aot" for c in configurations(int(processes))):  # else MindSpore is taken as it comes
-        spare_threads()
+    rank, _ = join(as_it_comes=all(c.backend == "aot" for c in configurations(int(processes))))
     check_refusals()
     world, pair = communication.GlobalComm.WORLD_COMM_GROUP, rank // 2 * 2
     if int(processes) > 2:
@@ -111,8 +108,7 @@ def main(processes, folder):
         group, place = (world, rank) if c.group == "world" else (f"pair {pair}", rank - pair)
         run(c, group, place, c.sharers(int(processes)), record)
     np.savez(pathlib.Path(folder) / f"{rank}.npz", **record)
-    # A process that ends before its peers' last exchange makes that fail.
-    ms.ops.AllReduce()(ms.Tensor([1.0], ms.float32)).asnumpy()
+    wait()
 
 
 if __name__ == "__main__":

@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 from harness import Step, numbers
 from mindspore import communication, nn
-from runtime import spare_threads
+from runtime import join, wait
 from shares import RESUMED, RUNS, SAVED, STEPS, build, gradients
 
 from ms_optim import AdamW, merge_states
-
-
-def wait():
-    ms.ops.AllReduce()(ms.Tensor([1.0], ms.float32)).asnumpy()
 
 
 def run(name, params, optimizer, mode, steps):
@@ -77,9 +73,7 @@ def trained(shard_states, rank):
 
 def main(folder):
     folder = pathlib.Path(folder)
-    communication.init()
-    rank, count = communication.get_rank(), communication.get_group_size()
-    spare_threads()
+    rank, count = join()
     record = {}
     for mode in ("pynative", "graph"):
         ms.reset_auto_parallel_context()
@@ -97,7 +91,6 @@ def main(folder):
             record |= {f"{mode}/trained/{kind}/w{i}": w for i, w in enumerate(weights)}
     check_refusals()
     np.savez(folder / f"{rank}.npz", **record)
-    # A process that ends before its peers' last exchange makes that fail.
     wait()
 
 

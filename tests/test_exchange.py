@@ -104,7 +104,8 @@ def test_workers_at_different_steps_or_with_residuals_of_others_change_nothing(t
             assert all("worker" in one["said"] for one in found), found[0]["said"]
 
 
-def test_a_worker_that_dies_gives_the_others_an_error(tmp_path):
+@pytest.mark.parametrize("name", ["DGCMomentum", "LocalSteps"])
+def test_a_worker_that_dies_gives_the_others_an_error(name, tmp_path):
     """Or the framework ends them; none goes on. Started one by one: msrun would end the others itself."""
     environment = {
         **os.environ,
@@ -113,7 +114,7 @@ def test_a_worker_that_dies_gives_the_others_an_error(tmp_path):
         "MS_SCHED_HOST": "127.0.0.1",
         "MS_SCHED_PORT": str(free_port()),
     }
-    command = [sys.executable, str(TESTS / "dying_worker.py"), str(tmp_path)]
+    command = [sys.executable, str(TESTS / "dying_worker.py"), name, str(tmp_path)]
     roles = [{"MS_ROLE": "MS_SCHED"}, *({"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(k)} for k in range(WORKERS))]
     logs = [tmp_path / f"{k}.log" for k in range(len(roles))]
     processes = []

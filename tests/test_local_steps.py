@@ -1,6 +1,7 @@
 """Local steps follow the reference, workers agree to the bit, and nothing is lost between two runs."""
 
 import mindspore as ms
+import native
 import numpy as np
 import pytest
 import reference
@@ -14,7 +15,7 @@ from refusals import refused
 from tolerances import TOLERANCE, U
 
 import ms_optim
-from ms_optim import AdamW, LocalSteps, Quantized, SimulatedWorkers, SparseTopK, _kernels
+from ms_optim import AdamW, LocalSteps, Quantized, SimulatedWorkers, SparseTopK, _kernels, _libraries
 from ms_optim.local.exchange import Exchange
 from ms_optim.local.wire import due, fragments_of
 from ms_optim.simulated_workers import SimulatedWorker
@@ -568,3 +569,51 @@ def test_through_model_with_a_monitor_and_checkpoints(mode, tmp_path):
     again = LocalSteps(AdamW(net.trainable_params(), 0.1), 5, compress=SparseTopK(0.5, 32), outer_momentum=0.0)
     assert ms_optim.load(last, net, again).step == 30
     assert digest_of(again, "statistics") == digest_of(optimizer, "statistics")
+
+
+def test_parameters_may_have_no_data_yet_or_be_views():
+    """What a first round begins at is what the parameter holds, wherever it is in memory."""
+    with ms.nn.utils.no_init_parameters():
+        net = ms.nn.Dense(3, 2)
+    local = LocalSteps(AdamW(net.trainable_params(), 0.1), 2)
+    assert net.weight.has_init
+    local((tensor(np.ones((2, 3)), "float32"), tensor(np.ones(2), "float32")))
+    np.testing.assert_allclose(local.local_start[0].asnumpy() - net.weight.asnumpy(), 0.1, rtol=1e-4)
+    numbers_of = np.arange(12, dtype=np.float32).reshape(3, 4)
+    weight = Parameter(tensor(np.zeros((4, 3)), "float32"), name="w")
+    local = LocalSteps(AdamW([weight], 0.0), 1, outer_learning_rate=1.0, outer_momentum=0.0)
+    weight.set_data(tensor(numbers_of, "float32").T)
+    local((tensor(np.zeros((4, 3)), "float32"),))
+    np.testing.assert_array_equal(local.local_start[0].asnumpy(), numbers_of.T)
+    local.local_start[0].set_data(tensor(2 * numbers_of, "float32").T)
+    local((tensor(np.zeros((4, 3)), "float32"),))
+    np.testing.assert_array_equal(weight.asnumpy(), numbers_of.T)
+    local.local_start[0].set_dtype(ms.float16)
+    refused(ValueError, "'local_start.w' must stay as it was", local, (tensor(np.zeros((4, 3)), "float32"),))
+
+
+@pytest.mark.parametrize("name", ["diloco", "sparseloco", "exact", "int4"])
+def test_every_instruction_set_gives_the_same_bits(name):
+    def taken():
+        workers = simulated(2, 4, **CONFIGURATIONS[name])
+        for step in range(8):
+            workers([tensors(gradients(step, n)) for n in range(2)])
+        return [p.asnumpy().tobytes() for o in workers.optimizers for p in (*o.parameters, *o.kept.of_tensors)]
+
+    library = _libraries.library("libms_optim_cpu.so")
+    found = {}
+    for chosen in native.instruction_sets():
+        assert library.ms_optim_force_instruction_set(chosen) == 0
+        try:
+            found[chosen] = taken()
+        finally:
+            library.ms_optim_force_instruction_set(None)
+    assert len({tuple(held) for held in found.values()}) == 1
+
+
+def test_gradients_that_do_not_fit_move_no_simulated_worker():
+    workers = simulated(2, 2)
+    before = [digest_of(o) for o in workers.optimizers]
+    given = [tensors(gradients(0, n)) for n in range(2)]
+    refused(ValueError, "gradients", workers, [given[0], given[1][:-1]])
+    assert [digest_of(o) for o in workers.optimizers] == before

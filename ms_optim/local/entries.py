@@ -8,7 +8,8 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from .._state import unwrapped
-from ..residuals import worker_of
+from .._writing import fitted
+from ..residuals import check_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,14 +26,13 @@ class LocalEntries:
         name: The class that errors name.
         inner: The entries of the optimizer inside.
         kept: What local steps keep.
-        place: This worker's rank, and the number of workers.
     """
 
     swap: Swap
 
-    def __init__(self, name: str, inner: StateEntries, kept: Kept, place: tuple[int, int]):
-        self.name, self.inner, self.place, self.swap = name, inner, place, inner.swap
-        self.worker = kept.worker.name
+    def __init__(self, name: str, inner: StateEntries, kept: Kept):
+        self.name, self.inner, self.swap = name, inner, inner.swap
+        self.worker, self.own_worker = kept.worker.name, kept.worker.asnumpy()
         self.kept = {p.name: p for p in (*kept.of_tensors, kept.step, kept.worker)}
 
     def named(self) -> dict[str, Parameter]:
@@ -67,23 +67,7 @@ class LocalEntries:
             raise KeyError(
                 f"For '{self.name}', 'state_dict' must have the entry {missing[0]!r}, one of {len(missing)} missing."
             )
-        whose = worker_of(self.name, given[self.worker], self.worker) if self.worker in given else self.place
-        if whose != self.place:
-            rank, count = whose
-            raise ValueError(
-                f"For '{self.name}', 'state_dict' must be that of worker {self.place[0]} of {self.place[1]}, but got "
-                f"that of worker {rank} of {count}: ms_optim.fold_residuals() makes the states of one number of "
-                "workers from those of another."
-            )
-        for name, value in given.items():
-            p = self.kept[name]
-            if tuple(value.shape) != tuple(p.shape):
-                raise ValueError(
-                    f"For '{self.name}', the entry {name!r} must have the shape {p.shape}, but got {value.shape}."
-                )
-            if value.dtype != p.dtype:
-                raise TypeError(
-                    f"For '{self.name}', the entry {name!r} must be of dtype {p.dtype}, but got {value.dtype}."
-                )
-        own = [(self.kept[name], value.asnumpy()) for name, value in given.items()]
+        if self.worker in given:
+            check_entry(self.name, self.worker, given[self.worker], self.own_worker)
+        own = [(self.kept[name], fitted(self.name, name, self.kept[name], value)) for name, value in given.items()]
         return self.inner.fitting(rest, strict, weights) + own

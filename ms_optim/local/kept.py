@@ -9,6 +9,7 @@ from mindspore import Parameter, ParameterTuple, Tensor
 from mindspore import dtype as mstype
 
 from .._abi_local import LocalReport
+from .._held import check_noted, noted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +60,17 @@ class Kept:
         self.reports = tuple(
             Parameter(Tensor(empty), name=f"local_report.{k}", requires_grad=False) for k in range(outer.fragments)
         )
+        self._seen = noted((*self.of_tensors, self.step, self.worker))
 
     @property
     def of_tensors(self) -> tuple[Parameter, ...]:
         """What is kept for each parameter."""
         return (*self.starts, *self.velocities, *self.residuals)
+
+    def check(self, name: str) -> None:
+        """Raise an error that names what has changed since construction; a view gets memory of its own.
+
+        Args:
+            name: The class that errors name.
+        """
+        check_noted(name, self._seen)

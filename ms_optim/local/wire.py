@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._abi_local import LocalMark, LocalNumber
+from .._libraries import wire_words
 
 if TYPE_CHECKING:
     from ..dgc.transport import Workers
@@ -58,26 +59,8 @@ class Outer(NamedTuple):
     def words(self, sizes: Sequence[int]) -> int:
         """Return how many 4-byte words a worker sends of tensors."""
         bits, chunk, density, _ = self.format()
-        if bits == 0:
-            return sum(sizes) + 1
-        return sum(_tensor_words(size, chunk, density, bits) for size in sizes)
-
-
-def _tensor_words(size: int, chunk: int, density: float, bits: int) -> int:
-    whole, rest = divmod(size, chunk)
-    return whole * chunk_words(chunk, density, bits) + (chunk_words(rest, density, bits) if rest else 0)
-
-
-def chunk_words(elements: int, density: float, bits: int) -> int:
-    """Return how many 4-byte words hold what is sent of a chunk."""
-    sent = max(1, round(density * elements))
-    low_bits = 0
-    while sent < elements and sent << (low_bits + 1) <= elements:
-        low_bits += 1
-    size = (4 if bits < 16 else 0) + -(-sent * bits // 8)
-    if sent < elements:
-        size += -(-sent * low_bits // 8) + -(-(sent + ((elements - 1) >> low_bits)) // 8)
-    return -(-size // 4)
+        # Where all differences are added up, the sum of their squares goes with them.
+        return sum(sizes) + 1 if bits == 0 else sum(wire_words(size, chunk, density, bits) for size in sizes)
 
 
 def fragments_of(sizes: Sequence[int], count: int) -> list[tuple[int, ...]]:

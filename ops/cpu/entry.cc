@@ -195,6 +195,11 @@ MS_OPTIM_API int ms_optim_local_difference(const int32_t *marks, int64_t workers
   return ms_optim::DifferenceOf(marks, workers, text, static_cast<size_t>(size));
 }
 
+// 4-byte words that a worker sends of a tensor.
+MS_OPTIM_API int64_t ms_optim_local_words(int64_t size, int64_t chunk, double density, int bits) {
+  return ms_optim::WireBytes(size, chunk, density, bits) / 4;
+}
+
 MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()->instruction_set; }
 
 // For tests and for the doctor. Null: the best. Returns 0, or 1 if the processor lacks that set.

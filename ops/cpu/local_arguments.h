@@ -30,8 +30,12 @@ inline void TakeMaster(ArgumentReader *in, Tensor *t) {
   const bool splits = type == DType::kInt16 || type == DType::kInt8;
   const bool fits = splits ? t->weight_type == DType::kBFloat16 : type == DType::kFloat32;
   in->Require(fits && t->weight_type != DType::kFloat32, kWrongDType);
-  (splits ? t->remainder : *reinterpret_cast<void **>(&t->master)) = master;
-  if (splits) t->remainder_type = type;
+  if (splits) {
+    t->remainder = master;
+    t->remainder_type = type;
+  } else {
+    t->master = static_cast<float *>(master);
+  }
 }
 
 inline Status ParseLocal(ArgumentReader in, LocalStage stage, LocalStep *step, std::vector<LocalTensor> *tensors) {
@@ -59,7 +63,7 @@ inline Status ParseLocal(ArgumentReader in, LocalStage stage, LocalStep *step, s
     one.before = step->elements;
     one.place = step->wire_words * 4;
     step->elements += t.size;
-    step->wire_words += dense ? t.size : WireBytes(t.size, numbers) / 4;
+    step->wire_words += dense ? t.size : step->BytesSentOf(t.size) / 4;
   }
   step->wire_words += dense;
   int32_t next = 0;

@@ -62,6 +62,7 @@ struct LocalStep {
 
   MS_OPTIM_FN bool IsDense() const { return numbers[kValueBits] == 0.0; }
   MS_OPTIM_FN int Workers() const { return static_cast<int>(numbers[kLocalWorkers]); }
+  MS_OPTIM_FN int64_t BytesSentOf(int64_t size) const;
 };
 
 // Columns of a report: norms of this worker's difference, of its residual and of the mean of what all sent, and the
@@ -90,12 +91,15 @@ struct ChunkCode {
   MS_OPTIM_FN bool HasPlaces() const { return sent < elements; }
 };
 
-MS_OPTIM_FN int64_t WireBytes(int64_t size, const double *numbers) {
-  const auto chunk = static_cast<int64_t>(numbers[kChunkElements]);
-  const auto bits = static_cast<int>(numbers[kValueBits]);
+MS_OPTIM_FN int64_t WireBytes(int64_t size, int64_t chunk, double density, int bits) {
   const int64_t whole = size / chunk, rest = size % chunk;
-  const int64_t last = rest > 0 ? ChunkCode(static_cast<int>(rest), numbers[kDensity], bits).bytes : 0;
-  return whole * ChunkCode(static_cast<int>(chunk), numbers[kDensity], bits).bytes + last;
+  const int64_t last = rest > 0 ? ChunkCode(static_cast<int>(rest), density, bits).bytes : 0;
+  return whole * ChunkCode(static_cast<int>(chunk), density, bits).bytes + last;
+}
+
+MS_OPTIM_FN int64_t LocalStep::BytesSentOf(int64_t size) const {
+  const auto chunk = static_cast<int64_t>(numbers[kChunkElements]);
+  return WireBytes(size, chunk, numbers[kDensity], static_cast<int>(numbers[kValueBits]));
 }
 
 MS_OPTIM_FN void PutBits(uint8_t *bytes, int64_t at, int count, uint32_t value) {

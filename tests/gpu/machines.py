@@ -9,11 +9,11 @@ import subprocess
 
 import numpy as np
 import reference
-from native import invoke
 from sources import ROOT, TESTS
 from tolerances import TOLERANCE
 
 from ms_optim import _kernels, _libraries
+from ms_optim._libraries import invoke
 
 SIZES = [(), (1,), (7,), (127,), (129,), (255,), (257,), (4097,), (13, 11), (6, 4, 3, 3), (3, 8193)]
 # Operators that keep numbers to weigh steps by, which stand before the weights.

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import SIZES, compare
 from mindspore import Parameter, Tensor
-from native import CompressedLaunch, invoke
+from native import CompressedLaunch
 from parity import EVERYTHING, RULES, check_launches
 from recording import Recorded
 from sources import ROOT, TESTS
 
 import ms_optim
 from ms_optim import _described, _kernels, _libraries, _shares
+from ms_optim._libraries import invoke
 
 ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in _kernels.HOST_RULES]
 HOST_ONLY = _kernels.BY_ADDRESS | _kernels.LOCKS | _kernels.RETURNED | _kernels.SHARES

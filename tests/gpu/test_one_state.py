@@ -12,12 +12,12 @@ import pytest
 import recording
 from builds import linked, needs, once, shared_folder
 from machines import SIZES, compare
-from native import invoke
 from recording import Recorded
 from reference.base import Reference, norm
 from sources import ROOT, TESTS
 
 from ms_optim import _abi, _described, _kernels
+from ms_optim._libraries import invoke
 
 SETS = ("avx512", "avx2", "baseline")
 

@@ -5,6 +5,7 @@ the first step, and the median time of a step. Losses must be the same to the bi
 
     python benchmarks/gradient_release.py
     python benchmarks/gradient_release.py --layers 4 --optimizer Lion --passes 2
+    python benchmarks/gradient_release.py --dtype bfloat16 --master-weights split8 --state-dtype 8bit
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 import numpy as np
 
 WIDTH, HEADS, VOCABULARY = 768, 12, 8192
+MASTER_WEIGHTS = {"float32": True, "split": "split", "split8": "split8", "none": False}
 
 
 def peak_bytes():
@@ -25,17 +27,37 @@ def peak_bytes():
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
 
 
-def transformer(layers):
-    """Return a decoder that returns its loss."""
+def transformer(layers, dtype):
+    """Return a decoder that returns its loss; its arithmetic is float32, whatever its parameters are."""
     import mindspore as ms
-    from mindspore import nn, ops
+    from mindspore import Parameter, nn, ops
+
+    rng = np.random.default_rng(0)
+
+    class Affine(nn.Cell):
+        def __init__(self, n_in, n_out):
+            super().__init__()
+            weight = rng.standard_normal((n_out, n_in), np.float32) / n_in**0.5
+            self.weight = Parameter(ms.Tensor(weight).astype(dtype))
+            self.bias = Parameter(ops.zeros((n_out,), dtype))
+
+        def construct(self, x):
+            return ops.dense(x, ops.cast(self.weight, ms.float32), ops.cast(self.bias, ms.float32))
+
+    class Norm(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.gamma, self.beta = Parameter(ops.ones((WIDTH,), dtype)), Parameter(ops.zeros((WIDTH,), dtype))
+
+        def construct(self, x):
+            return ops.layer_norm(x, (WIDTH,), ops.cast(self.gamma, ms.float32), ops.cast(self.beta, ms.float32))
 
     class Block(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm((WIDTH,)), nn.LayerNorm((WIDTH,))
-            self.qkv, self.merge = nn.Dense(WIDTH, 3 * WIDTH), nn.Dense(WIDTH, WIDTH)
-            self.widen, self.narrow = nn.Dense(WIDTH, 4 * WIDTH), nn.Dense(4 * WIDTH, WIDTH)
+            self.norm1, self.norm2 = Norm(), Norm()
+            self.qkv, self.merge = Affine(WIDTH, 3 * WIDTH), Affine(WIDTH, WIDTH)
+            self.widen, self.narrow = Affine(WIDTH, 4 * WIDTH), Affine(4 * WIDTH, WIDTH)
 
         def construct(self, x):
             batch, length, _ = x.shape
@@ -50,15 +72,16 @@ def transformer(layers):
     class Decoder(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+            words = 0.02 * rng.standard_normal((VOCABULARY, WIDTH), np.float32)
+            self.words = Parameter(ms.Tensor(words).astype(dtype))
             self.blocks = nn.SequentialCell([Block() for _ in range(layers)])
-            self.norm, self.head = nn.LayerNorm((WIDTH,)), nn.Dense(WIDTH, VOCABULARY)
+            self.norm, self.head = Norm(), Affine(WIDTH, VOCABULARY)
 
         def construct(self, text):
-            x = self.head(self.norm(self.blocks(self.embedding(text[:, :-1]))))
+            x = ops.gather(ops.cast(self.words, ms.float32), text[:, :-1], 0)
+            x = self.head(self.norm(self.blocks(x)))
             return ops.cross_entropy(x.reshape(-1, VOCABULARY), text[:, 1:].reshape(-1))
 
-    ms.set_seed(0)
     return Decoder()
 
 
@@ -69,9 +92,10 @@ def work(arguments):
     import ms_optim
 
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    net = transformer(arguments.layers)
-    looks = {"grad_clip_norm": 1.0} if arguments.passes == 2 else {}
-    optimizer = getattr(ms_optim, arguments.optimizer)(net.trainable_params(), 1e-4, weight_decay=0.1, **looks)
+    net = transformer(arguments.layers, getattr(ms, arguments.dtype))
+    options = {"grad_clip_norm": 1.0} if arguments.passes == 2 else {}
+    options |= {"state_dtype": arguments.state_dtype, "master_weights": MASTER_WEIGHTS[arguments.master_weights]}
+    optimizer = getattr(ms_optim, arguments.optimizer)(net.trainable_params(), 1e-4, weight_decay=0.1, **options)
     rng = np.random.default_rng(0)
     texts = [
         ms.Tensor(rng.integers(0, VOCABULARY, (arguments.batch, arguments.length + 1)), ms.int32) for _ in range(9)
@@ -95,8 +119,9 @@ def work(arguments):
         ms.runtime.synchronize()
         seconds.append(time.perf_counter() - start)
     count = sum(p.size for p in optimizer.parameters)
+    gradients = sum(p.nbytes for p in optimizer.parameters)
     found = {"losses": losses, "seconds": statistics.median(seconds[2:]), "peak": peak_bytes() - before}
-    print("RESULT", json.dumps({**found, "parameters": count, "held": held}))
+    print("RESULT", json.dumps({**found, "parameters": count, "held": held, "gradients": gradients}))
 
 
 def main():
@@ -106,6 +131,9 @@ def main():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--optimizer", default="AdamW")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the parameters")
+    parser.add_argument("--master-weights", choices=MASTER_WEIGHTS, default="float32")
+    parser.add_argument("--state-dtype", choices=["float32", "bfloat16", "8bit"], default="float32")
     parser.add_argument("--passes", type=int, choices=[1, 2], default=1, help="2: with grad_clip_norm")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--work", help=argparse.SUPPRESS)
@@ -130,10 +158,13 @@ def main():
     losses = {tuple(one["losses"]) for results in found.values() for one in results}
     if len(losses) != 1:
         sys.exit(f"wrong: losses differ: {losses}")
-    count = found["ordinary"][0]["parameters"]
+    first = found["ordinary"][0]
+    count, gradients = first["parameters"], first["gradients"]
     ratios = [b["seconds"] / a["seconds"] for a, b in zip(found["ordinary"], found["released"])]
     peaks = {way: statistics.median(one["peak"] for one in results) for way, results in found.items()}
-    table = Table(title=f"{arguments.optimizer}, {count / 1e6:.0f} million float32 parameters", title_justify="left")
+    table = Table(
+        title=f"{arguments.optimizer}, {count / 1e6:.0f} million {arguments.dtype} parameters", title_justify="left"
+    )
     for heading in ("step", "peak above the start", "seconds a step", "÷ ordinary"):
         table.add_column(heading, justify="left" if heading == "step" else "right")
     for way, results in found.items():
@@ -142,9 +173,11 @@ def main():
         table.add_row(way, f"{peaks[way] / 1e9:.3f} GB", f"{seconds:.3f}", f"{ratio:.2f}")
     console = Console(width=100)
     console.print(table)
-    saved = (peaks["ordinary"] - peaks["released"]) / (4 * count)
+    saved = (peaks["ordinary"] - peaks["released"]) / gradients
+    held = [(first["held"] + more) / count for more in (gradients, 0)]
     console.print(
-        f"The peak falls by {saved:.0%} of the gradients' {4 * count / 1e9:.3f} GB; losses are equal to the bit."
+        f"The peak falls by {saved:.0%} of the gradients' {gradients / 1e9:.3f} GB; losses are equal to the bit.\n"
+        f"Weights, masters and states are {held[1]:.2f} bytes a parameter, with all gradients {held[0]:.2f}."
     )
 
 

@@ -32,6 +32,7 @@ class AdaBelief(FusedOptimizer):
 
 
 if __name__ == "__main__":
+    ms.set_context(mode=ms.GRAPH_MODE)
     net, loss = nn.Dense(8, 1), nn.MSELoss()
     optimizer = AdaBelief(net.trainable_params(), learning_rate=0.05, weight_decay=0.01, grad_clip_norm=1.0)
     step = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)

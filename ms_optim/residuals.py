@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mindspore import Tensor
@@ -10,6 +11,9 @@ from mindspore import dtype as mstype
 
 from ._arguments import check_count, fail
 from .local import fold
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 NAME = "fold_residuals"
 ENTRY = "dgc_worker"  # says whose states a state dict holds
@@ -153,7 +157,7 @@ def worker_of(caller: str, value: Tensor, entry: str = ENTRY) -> tuple[int, int]
     return int(places.argmax()), places.size
 
 
-def check_entry(caller: str, entry: str, value: Tensor, own: np.ndarray) -> None:
+def check_entry(caller: str, entry: str, value: Tensor, own: NDArray[np.int32]) -> None:
     """Refuse a state dict that is another worker's.
 
     Args:
@@ -171,7 +175,7 @@ def check_entry(caller: str, entry: str, value: Tensor, own: np.ndarray) -> None
         )
 
 
-def check_residuals(caller: str, worker: Tensor, own: np.ndarray) -> None:
+def check_residuals(caller: str, worker: Tensor, own: NDArray[np.int32]) -> None:
     """Refuse to take a step with the residuals of another worker, which MindSpore's own loading takes.
 
     Args:

@@ -1,5 +1,6 @@
 """Two processes compress and exchange: their weights stay the same to the bit, and follow the reference of two."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -93,7 +94,7 @@ def test_workers_at_different_steps_or_with_residuals_of_others_change_nothing(t
     paths = [tmp_path / f"{rank}.json" for rank in range(3)]
     assert all(path.exists() for path in paths), said
     records = [json.loads(path.read_text()) for path in paths]
-    assert len(records[0]) == 10 + 6
+    assert len(records[0]) == 10 + 4
     for name in records[0]:
         found = [record[name] for record in records]
         assert len({one["weights"] for one in found}) == 1, name
@@ -104,9 +105,8 @@ def test_workers_at_different_steps_or_with_residuals_of_others_change_nothing(t
             assert all("worker" in one["said"] for one in found), found[0]["said"]
 
 
-@pytest.mark.parametrize("name", ["DGCMomentum", "LocalSteps"])
-def test_a_worker_that_dies_gives_the_others_an_error(name, tmp_path):
-    """Or the framework ends them; none goes on. Started one by one: msrun would end the others itself."""
+def started(name, folder):
+    """Start workers one by one, and what brings them together: msrun would end the others itself."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -114,21 +114,27 @@ def test_a_worker_that_dies_gives_the_others_an_error(name, tmp_path):
         "MS_SCHED_HOST": "127.0.0.1",
         "MS_SCHED_PORT": str(free_port()),
     }
-    command = [sys.executable, str(TESTS / "dying_worker.py"), name, str(tmp_path)]
+    command = [sys.executable, str(TESTS / "dying_worker.py"), name, str(folder)]
     roles = [{"MS_ROLE": "MS_SCHED"}, *({"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(k)} for k in range(WORKERS))]
-    logs = [tmp_path / f"{k}.log" for k in range(len(roles))]
-    processes = []
+    for k, role in enumerate(roles):
+        with (folder / f"{k}.log").open("w") as file:
+            yield subprocess.Popen(command, env=environment | role, cwd=folder, stdout=file, stderr=file)
+
+
+def test_a_worker_that_dies_gives_the_others_an_error(tmp_path):
+    """Or the framework ends them; none goes on. Most of the time is MindSpore's time-out, so all run together."""
+    processes = {}
     try:
-        for role, log in zip(roles, logs):
-            with log.open("w") as file:
-                processes.append(
-                    subprocess.Popen(command, env=environment | role, cwd=tmp_path, stdout=file, stderr=file)
-                )
-        ends = [process.wait(240) for process in processes[1:]]
+        for name in ("DGCMomentum", "LocalSteps"):
+            (tmp_path / name).mkdir()
+            processes[name] = list(started(name, tmp_path / name))
+        ends = {name: [process.wait(240) for process in of_it[1:]] for name, of_it in processes.items()}
     finally:
-        for process in processes:
+        for process in itertools.chain(*processes.values()):
             process.kill()
-    said = "".join(log.read_text()[-3000:] for log in logs)
-    assert all(end != 0 for end in ends), said
-    finished = [sorted(path.name for path in tmp_path.glob(f"{rank} after *.npz")) for rank in range(WORKERS)]
-    assert finished == [[f"{rank} after {step}.npz" for step in range(5)] for rank in range(WORKERS)]
+    for name in processes:
+        folder = tmp_path / name
+        said = "".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
+        assert all(end != 0 for end in ends[name]), said
+        finished = [sorted(path.name for path in folder.glob(f"{rank} after *.npz")) for rank in range(WORKERS)]
+        assert finished == [[f"{rank} after {step}.npz" for step in range(5)] for rank in range(WORKERS)], name

@@ -48,9 +48,10 @@ def transformer(layers, dtype):
         def __init__(self):
             super().__init__()
             self.gamma, self.beta = Parameter(ops.ones((WIDTH,), dtype)), Parameter(ops.zeros((WIDTH,), dtype))
+            self.norm = ops.LayerNorm(-1, -1, 1e-5)
 
         def construct(self, x):
-            return ops.layer_norm(x, (WIDTH,), ops.cast(self.gamma, ms.float32), ops.cast(self.beta, ms.float32))
+            return self.norm(x, ops.cast(self.gamma, ms.float32), ops.cast(self.beta, ms.float32))[0]
 
     class Block(nn.Cell):
         def __init__(self):

@@ -6,9 +6,18 @@ or the upper 8 of these, in int8. A step rounds to 8 bits at random; a checkpoin
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 
+# What the names of masters begin with, and those of float32 ones in MindFormers' PyNative trainer.
+PREFIXES = MASTER, MAIN_PARAM = "master.", "main_param."
 SHIFT = {np.dtype(np.int16): 0, np.dtype(np.int8): 8}
+
+
+def entry_of(entries: Container[str], weight: str) -> str | None:
+    """Return the name that a weight's master has among entries; None if it has none there."""
+    return next((prefix + weight for prefix in PREFIXES if prefix + weight in entries), None)
 
 
 def restored(weights: np.ndarray, remainders: np.ndarray) -> np.ndarray:

@@ -150,13 +150,19 @@ class StateEntries:
                 raise TypeError(f"For '{name}', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
         ignored = {*self.parts.layout.names, "statistics"}
         # Names that an outer Cell gave to the parameters of schedules.
-        first = {place: name for place, name in self.first_names.items() if place != name}
+        first = {place: name for place, name in self.first_names.items() if place != name} | self.masters_elsewhere()
         entries = {first.get(key, key): value for key, value in unwrapped(state_dict).items()}
         for key in self.amounts() & entries.keys():
             check_amounts(name, key, entries[key])
         entries = {key: value for key, value in entries.items() if key not in ignored}
         self.check(entries)
         return entries
+
+    def masters_elsewhere(self) -> dict[str, str]:
+        """Return the names of the masters by those that they may have in another optimizer."""
+        masters = {id(p) for p in self.parts.held.masters}
+        names = [name for name, p in self.own().items() if id(p) in masters]
+        return {prefix + name.partition(".")[2]: name for name in names for prefix in _masters.PREFIXES}
 
     def amounts(self) -> set[str]:
         """Return the names of counts, learning rates and scales, the entries that must be 0 or greater."""

@@ -2,13 +2,14 @@
 
 Importing this module makes and registers a class for each optimizer: ``MsOptimAdamW`` for ``AdamW``, and so on. Each is
 registered under the optimizer's name too, where MindFormers has no optimizer of that name. ``WarmUpHoldDecayLR`` is
-registered among the learning rates. This is the only module that needs MindFormers.
+registered among the learning rates. The PyNative trainer of MindFormers 2 learns the same names: see
+``_pynative_trainer.py``. No other module needs MindFormers.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -20,13 +21,15 @@ try:
     )
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
-        f"{_error}; ms_optim.mindformers needs MindFormers 1.9 with MindSpore 2.9: pip install 'ms_optim[mindformers]'",
+        f"{_error}; ms_optim.mindformers needs MindFormers: pip install 'ms_optim[mindformers]'",
         name=_error.name,
     ) from _error
 
 from . import OPTIMIZERS, schedules
 from ._arguments import check_type
 from ._base import FusedOptimizer
+from ._local_shards import is_distributed
+from ._pynative_trainer import InTrainer, install
 from .local_compression import Quantized, SparseTopK
 from .local_steps import LocalSteps
 
@@ -167,14 +170,21 @@ class MsOptimLocalSteps(LocalSteps):
     section, too, with the `type` "SparseTopK" or "Quantized".
     """
 
+    @classmethod
+    def inner(cls) -> Mapping[str, type[FromYaml]]:
+        """Return the classes of optimizers inside by their types."""
+        return CLASSES
+
     def __init__(self, params: Params, optimizer: dict[str, Any], **arguments: Any):
-        name = type(self).__name__
-        if not isinstance(optimizer, dict) or optimizer.get("type") not in CLASSES:
+        name, classes = type(self).__name__, self.inner()
+        if not isinstance(optimizer, dict) or optimizer.get("type") not in classes:
             got = optimizer.get("type") if isinstance(optimizer, dict) else optimizer
             raise ValueError(
-                f"For '{name}', the argument 'optimizer' must be a section with a 'type' of {sorted(CLASSES)}, but got "
+                f"For '{name}', the argument 'optimizer' must be a section with a 'type' of {sorted(classes)}, but got "
                 f"{got!r}."
             )
+        if any(is_distributed(p) for group in _groups(params) for p in group["params"]):
+            raise ValueError(f"For '{name}', the parameters must not be DTensors: workers exchange whole tensors.")
         for key in ("weight_decay", "learning_rate", "params"):
             if key in optimizer:
                 raise ValueError(
@@ -187,7 +197,7 @@ class MsOptimLocalSteps(LocalSteps):
         if isinstance(outer.get("compress"), dict):
             outer["compress"] = _compression(name, outer["compress"])
         inner = {key: value for key, value in optimizer.items() if key != "type"}
-        super().__init__(CLASSES[optimizer["type"]](params, **{**arguments, **inner}), **outer)
+        super().__init__(classes[optimizer["type"]](params, **{**arguments, **inner}), **outer)
 
     @classmethod
     def keywords(cls) -> list[str]:
@@ -205,7 +215,14 @@ def _compression(name, section):
     return _made(name, "compress", kinds[section["type"]], section)
 
 
+def _in_trainer(cls: type[Any], *bases: type[Any], **attributes: Any) -> type[Any]:
+    """Make the class that the PyNative trainer takes in place of another of the same name."""
+    return type(cls.__name__, (*bases, cls), {"__doc__": cls.__doc__, "__module__": __name__, **attributes})
+
+
 CLASSES: dict[str, type[FromYaml]] = {cls.__name__: cls for cls in map(_for_yaml, OPTIMIZERS)}
+IN_TRAINER: dict[str, type[Any]] = {name: _in_trainer(cls, InTrainer) for name, cls in CLASSES.items()}
+IN_TRAINER[MsOptimLocalSteps.__name__] = _in_trainer(MsOptimLocalSteps, inner=classmethod(lambda _: IN_TRAINER))
 globals().update(CLASSES)
 __all__ = ["MsOptimLocalSteps", "register", *CLASSES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -228,6 +245,7 @@ def register(override: bool = False) -> None:
         if override or not MindFormerRegister.is_exist(OPTIMIZER, name):
             MindFormerRegister.register_cls(cls, OPTIMIZER, alias=name)
     MindFormerRegister.register_cls(MsOptimLocalSteps, OPTIMIZER)
+    install(IN_TRAINER, logger.warning)
     MindFormerRegister.register_cls(schedules.WarmUpHoldDecayLR, MindFormerModuleType.LR)
 
 

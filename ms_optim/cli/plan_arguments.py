@@ -82,7 +82,7 @@ def weights_of_checkpoint(path: str) -> list[Weight]:
         raise argparse.ArgumentTypeError(f"cannot read {path} as a checkpoint: {error}") from None
     counters = {name for optimizer in OPTIMIZERS for name in optimizer.counters}
     states = {prefix for optimizer in OPTIMIZERS for rule in optimizer.rules for prefix in rule.prefixes}
-    prefixes = {"master", "average", *states, *(f"{prefix}_scale" for prefix in states)}
+    prefixes = {"master", "main_param", "average", *states, *(f"{prefix}_scale" for prefix in states)}
 
     def is_weight(name, value):
         prefix, _, rest = name.partition(".")

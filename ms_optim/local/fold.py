@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from .. import _masters
 
 ENTRY = "local_worker"  # says whose states a state dict holds
-START, RESIDUAL, MASTER = "local_start.", "local_residual.", "master."
+START, RESIDUAL = "local_start.", "local_residual."
 
 
 def is_own(name: str) -> bool:
@@ -55,9 +55,10 @@ def _float64(tensor):
 def _weight(entries, name):
     """Return a weight in float64: from its master, if that belongs to it."""
     weight = ops.cast(entries[name], mstype.float32).asnumpy()
-    master = entries.get(MASTER + name)
-    if master is None:
+    entry = _masters.entry_of(entries, name)
+    if entry is None:
         return weight.astype(np.float64)
+    master = entries[entry]
     if master.dtype != mstype.float32:
         return _masters.restored(weight, master.asnumpy().reshape(weight.shape)).astype(np.float64)
     rounded = ops.cast(ops.cast(master, entries[name].dtype), mstype.float32).asnumpy()
@@ -67,8 +68,9 @@ def _weight(entries, name):
 def _written(entries, name, weight):
     """Return the entries of a weight, in the dtypes that they have."""
     written = {name: ops.cast(Tensor(weight), entries[name].dtype)}
-    master = entries.get(MASTER + name)
-    if master is not None:
+    entry = _masters.entry_of(entries, name)
+    if entry is not None:
+        master = entries[entry]
         own = weight if master.dtype == mstype.float32 else _masters.remainders(weight, master.asnumpy().dtype)
-        written[MASTER + name] = Tensor(own.reshape(master.shape))
+        written[entry] = Tensor(own.reshape(master.shape))
     return written

@@ -1,0 +1,220 @@
+"""MindFormers 2's PyNative trainer: it makes this package's optimizers from YAML, and what it asks of an optimizer.
+
+The trainer knows its own optimizers by name and has no registry of others. So its function ``_build_optimizer`` is
+wrapped: here a section `optimizer` becomes an optimizer if its `type` is a name of this package. Every other section is
+passed on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import Parameter, Tensor
+from mindspore import dtype as mstype
+
+from ._arguments import fail
+from ._base import FusedOptimizer
+from ._local_shards import LocalShards, is_distributed, local
+from ._masters import MAIN_PARAM, MASTER
+from ._writing import write
+
+if TYPE_CHECKING:
+    from ._arguments import Params
+
+# The modules that hold the function, the one that defines it first.
+MODULES = ("mindformers.pynative.trainer.utils", "mindformers.pynative.trainer.trainer")
+BUILD = "_build_optimizer"
+# What these functions of the trainer take.
+SIGNATURES = {
+    BUILD: ("config", "model", "learning_rate"),
+    "get_param_groups": ("model", "weight_decay", "weight_decay_include", "weight_decay_exclude"),
+}
+# What the trainer's configuration gives every optimizer, whether or not the YAML file has it.
+ALWAYS_GIVEN = {"betas": [0.9, 0.95], "eps": 1.0e-8}
+# Arguments with which any rule needs sums over all gradients.
+SUMS = ("grad_clip_norm", "skip_nonfinite")
+# Arguments that parameters divided over processes do not go with.
+NOT_IN_SHARDS = {
+    "state_dtype": ("8bit", "4bit"),  # codes and scales of a shard are not a part of those of the whole
+    "normalize_rows": (True,),
+    "shard_states": (True,),
+    "grad_centralization": (True,),
+}
+
+
+class InTrainer(FusedOptimizer):
+    """What the PyNative trainer asks of an optimizer besides what ``Model`` asks; inherited before an optimizer.
+
+    Float32 masters have the names that the trainer's own optimizers give them, so that its checkpoints hold them under
+    one name whichever optimizer wrote them.
+    """
+
+    _seen_masters: list[int] | None = None
+    _shards: LocalShards | None = None
+
+    def __init__(self, params: Params, **arguments: Any):
+        if not any(is_distributed(p) for group in params for p in group["params"]):
+            super().__init__(params, **arguments)
+            return
+        name, rule = type(self).__name__, self.rules[0]
+        for key, values in NOT_IN_SHARDS.items():
+            if arguments.get(key) in values:
+                fail(ValueError, name, key, f"none of {values} where parameters are DTensors", arguments[key])
+        if reason := self.refuses.get("shard_group"):
+            raise ValueError(f"For '{name}', the parameters must not be DTensors: {reason}.")
+        has_matrices = rule.others is not None
+        looks_at_wholes = rule.is_layerwise or has_matrices or not rule.is_elementwise
+        sums = looks_at_wholes or any(arguments.get(key) for key in SUMS)
+        shards = LocalShards(name, params, sums, has_matrices)
+        super().__init__(shards.groups, **arguments)
+        shards.distribute(self._held.of_tensors)
+        self._entries.listed = super().parameters_and_names
+        object.__setattr__(self, "_shards", shards)
+
+    def _hold_more(self, held):
+        super()._hold_more(held)
+        if self.shares is None:
+            for master in held.masters:
+                if master.dtype == mstype.float32:
+                    master.name = MAIN_PARAM + master.name.removeprefix(MASTER)
+
+    def parameters_and_names(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        """Yield what the optimizer holds; where parameters are DTensors, as such, as checkpoints expect."""
+        found = super().parameters_and_names(*args, **kwargs)
+        return found if self._shards is None else self._shards.named(found)
+
+    def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
+        """Run one step; name the parameters whose gradients the trainer has left out because there are none."""
+        if isinstance(gradients, (tuple, list)) and len(gradients) < len(self.parameters):
+            missing = [p.name for p in self.parameters if _gradient(p) is None]
+            if missing:
+                raise ValueError(
+                    f"For '{type(self).__name__}', every parameter must have a gradient, but {len(missing)} of "
+                    f"{len(self.parameters)} have none: {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}. Set "
+                    "requires_grad to False for parameters that the loss does not depend on."
+                )
+        if self._shards is not None:
+            self._shards.follow()
+            gradients = tuple(local(g) for g in gradients)
+        return super().__call__(gradients)
+
+    def save_main_params_snapshot(self) -> None:
+        """Note what the masters hold, before a checkpoint is loaded."""
+        self._seen_masters = [_checksum(master) for master in self.masters]
+
+    def reload_main_params_from_model(self) -> None:
+        """Set masters to their weights: those that no checkpoint has changed since they were noted, or else all."""
+        seen = self._seen_masters or [None] * len(self.masters)
+        self._seen_masters = None
+        for i, place in enumerate(self._held.master_places):
+            if place < 0 or seen[place] not in (None, _checksum(self.masters[place])):
+                continue
+            master = self.masters[place]
+            weight = self._entries.weight_beside(i, {}, {})
+            # A split master holds by how much it differs from its weight.
+            plain = weight if self.options.master_weights is True else np.zeros(weight.shape, _dtype(master))
+            write(master, plain.reshape(master.shape))
+
+
+def _dtype(parameter):
+    return np.dtype(str(parameter.dtype).lower())
+
+
+def _checksum(parameter: Parameter) -> int:
+    """Return a checksum of a Parameter's numbers; 0 where these have no memory yet."""
+    return 0 if parameter.has_init else zlib.crc32(np.ascontiguousarray(parameter.asnumpy()).tobytes())
+
+
+def _gradient(parameter: Parameter) -> Tensor | None:
+    """Return the gradient that the trainer hands on, which on several cards has a place of its own."""
+    main = getattr(parameter, "main_grad", None)
+    return getattr(parameter, "grad", None) if main is None else main
+
+
+# ---- Making an optimizer from the YAML file --------------------------------------------------------------------------
+
+
+_wrappers: list[Callable[..., Any]] = []
+
+
+def install(classes: Mapping[str, Callable[..., Any]], warn: Callable[[str], None]) -> None:
+    """Have the trainer make optimizers of some types, where MindFormers has the trainer and it can be imported.
+
+    Args:
+        classes: What makes an optimizer from groups, a learning rate and the section's arguments, by its `type`.
+        warn: Tells the user why the trainer cannot make them.
+    """
+    if not all(importlib.util.find_spec(name) for name in ("mindformers.pynative", "hyper_parallel")):
+        return
+    try:
+        modules = [importlib.import_module(name) for name in MODULES]
+    except ImportError as error:
+        warn(
+            f"ms_optim: MindFormers' PyNative trainer cannot be imported, {error}; its other trainer is not concerned."
+        )
+        return
+    if reason := _why_not(modules):
+        warn(f"ms_optim: MindFormers' PyNative trainer does not know {', '.join(sorted(classes))}, as {reason}.")
+        return
+    theirs = getattr(modules[0], BUILD)
+    if theirs in _wrappers:
+        return
+
+    @functools.wraps(theirs)
+    def build(config: Any, model: Any, learning_rate: Any) -> Any:
+        section = config.to_dict()
+        cls = classes.get(section.get("type"))
+        if cls is None:
+            return theirs(config, model, learning_rate)
+        return _made(modules[0], cls, section, model, learning_rate)
+
+    _wrappers.append(build)
+    for module in modules:
+        setattr(module, BUILD, build)
+
+
+def _why_not(modules: Sequence[ModuleType]) -> str | None:
+    """Say what of the trainer is not as it was when this was written."""
+    for name, expected in SIGNATURES.items():
+        function = getattr(modules[0], name, None)
+        if function is None:
+            return f"{modules[0].__name__} has no {name}"
+        found = tuple(inspect.signature(function).parameters)
+        if found != expected:
+            return f"{modules[0].__name__}.{name} takes {found}, and not {expected}"
+    if getattr(modules[1], BUILD, None) is not getattr(modules[0], BUILD):
+        return f"{modules[1].__name__} has another {BUILD} than {modules[0].__name__}"
+    return None
+
+
+def _made(utils: ModuleType, cls: Callable[..., Any], section: dict[str, Any], models: Any, learning_rate: Any) -> Any:
+    """Return the optimizer of a section for the models of this process."""
+    rules = {key: section.pop(key, None) for key in ("weight_decay_include", "weight_decay_exclude")}
+    weight_decay = section.get("weight_decay", 0.0)
+    groups = [group for model in models for group in utils.get_param_groups(model, weight_decay, **rules)]
+    for key in ("type", "auto_register"):
+        section.pop(key, None)
+    return cls(groups, learning_rate=learning_rate, **without_defaults(cls, section))
+
+
+def without_defaults(cls: Any, section: dict[str, Any]) -> dict[str, Any]:
+    """Return a section without what the trainer's configuration adds to it and the optimizer does not take."""
+    makers = filter(inspect.isfunction, [vars(base).get("__init__") for base in reversed(cls.__mro__)])
+    defaults = {name: p.default for make in makers for name, p in inspect.signature(make).parameters.items()}
+    taken = cls.keywords()
+
+    def fits(key, value):
+        if key not in ALWAYS_GIVEN or value != ALWAYS_GIVEN[key]:
+            return True
+        # AdEMAMix has three betas.
+        return key in taken and (key != "betas" or len(defaults[key]) == len(value))
+
+    return {key: value for key, value in section.items() if fits(key, value)}

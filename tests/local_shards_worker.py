@@ -1,0 +1,124 @@
+"""One of the processes of test_local_shards.py: parameters that are DTensors, beside the same in one piece."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import mindspore as ms
+import numpy as np
+from harness import numbers, tensor
+from hyper_parallel_stand_in import DeviceMesh, DTensor, Replicate, Shard
+from mindspore import Parameter, Tensor, communication
+from refusals import refused
+from runtime import join, wait
+
+import ms_optim
+from ms_optim._pynative_trainer import InTrainer
+
+# What is divided along which dimension; None: every process holds the whole.
+AXES = {"rows": 0, "columns": 1, "vector": 0, "whole": None, "convolution": 0}
+SHAPES = {"rows": (6, 5), "columns": (5, 8), "vector": (10,), "whole": (7,), "convolution": (4, 3, 2, 2)}
+STEPS, LOADED = 4, 2
+RUNS = {
+    "AdamW": ("AdamW", {}, "float32"),
+    "AdamW, bfloat16": ("AdamW", {}, "bfloat16"),
+    "AdamW, clipped": ("AdamW", {"grad_clip_norm": 0.5, "skip_nonfinite": True}, "float32"),
+    "Lion": ("Lion", {}, "float32"),
+    "Lamb": ("Lamb", {}, "float32"),
+    "LANS": ("LANS", {}, "bfloat16"),
+    "Muon": ("Muon", {}, "float32"),
+}
+
+
+def drawn(seed):
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def part_of(name, array, rank, count):
+    axis = AXES[name]
+    return array if axis is None else np.split(array, count, axis)[rank]
+
+
+def in_trainer(name):
+    return type(name, (InTrainer, getattr(ms_optim, name)), {})
+
+
+def groups(params):
+    return [
+        {"params": [p for p in params if p.name != "vector"], "weight_decay": 0.1},
+        {"params": [p for p in params if p.name == "vector"], "weight_decay": 0.0},
+    ]
+
+
+def compared(name, arguments, dtype, mesh, rank, count):
+    """Take steps of shards and of whole tensors; return the largest difference of weights, relative to 1."""
+
+    def distributed(name, array):
+        placements = (Replicate() if AXES[name] is None else Shard(AXES[name]),)
+        return DTensor.from_local(tensor(part_of(name, array, rank, count), dtype), mesh, placements)
+
+    shards = [Parameter(distributed(key, w), name=key) for key, w in drawn(0).items()]
+    whole = [Parameter(tensor(w, dtype), name=key) for key, w in drawn(0).items()]
+    sharded = in_trainer(name)(groups(shards), learning_rate=0.01, **arguments)
+    plain = getattr(ms_optim, name)(groups(whole), 0.01, **arguments)
+    order = [p.name for p in sharded.parameters]
+    for step in range(STEPS):
+        given = drawn([1, step])
+        sharded(tuple(distributed(key, given[key]) for key in order))
+        plain(tuple(tensor(given[key], dtype) for key in order))
+        if step == LOADED:
+            check_checkpoint(sharded)
+    by_name = {p.name: p for p in whole}
+    return max(
+        np.abs(numbers(p.to_local()) - part_of(p.name, numbers(by_name[p.name]), rank, count)).max() for p in shards
+    )
+
+
+def check_checkpoint(optimizer):
+    """Check that states are DTensors as their parameters are, and go on from what a loader sets them to."""
+    held = optimizer.parameters_dict()
+    for name, p in held.items():
+        prefix, _, parameter = name.rpartition(".")
+        if parameter in SHAPES and (prefix == "" or prefix.startswith(("adam", "lamb", "lans", "main_param"))):
+            assert isinstance(p, DTensor), name
+            assert tuple(p.shape) == SHAPES[parameter], name
+    saved = {name: Tensor(np.array(p.asnumpy()), p.dtype) for name, p in held.items()}
+    for p in held.values():
+        p.set_data(Tensor(np.zeros_like(p.asnumpy()), p.dtype))
+    for name, p in held.items():
+        p.set_data(saved[name])
+
+
+def check_refusals(mesh):
+    two = DeviceMesh((2, 1), (*mesh.groups, mesh.groups[0]))
+    p = Parameter(DTensor.from_local(tensor(np.ones((2, 2)), "float32"), two, (Shard(0), Shard(1))), name="w")
+    said = "'params' must be divided by Shard along one dimension of the device mesh at most, for sums over 'w'"
+    refused(ValueError, said, lambda: in_trainer("Lamb")([{"params": [p]}], learning_rate=0.1))
+    in_trainer("AdamW")([{"params": [p]}], learning_rate=0.1)
+    for name, key, value in (
+        ("Lion", "state_dtype", "8bit"),
+        ("Muon", "normalize_rows", True),
+        ("AdamW", "shard_states", True),
+        ("AdamW", "grad_centralization", True),
+    ):
+        given = {"learning_rate": 0.1, key: value}
+        refused(ValueError, f"'{key}' must be none of", lambda n, a: in_trainer(n)([{"params": [p]}], **a), name, given)
+    dgc = {"learning_rate": 0.1, "momentum": 0.9, "rampup_begin_step": 0}
+    said = "the parameters must not be DTensors: "
+    refused(ValueError, said, lambda: in_trainer("DGCMomentum")([{"params": [p]}], **dgc))
+
+
+def main(folder):
+    rank, count = join()
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    mesh = DeviceMesh((count,), (communication.GlobalComm.WORLD_COMM_GROUP,))
+    found = {name: compared(*run, mesh, rank, count) for name, run in RUNS.items()}
+    check_refusals(mesh)
+    np.savez(pathlib.Path(folder) / f"{rank}.npz", **found)
+    wait()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,299 @@
+"""The optimizers in MindFormers 2's PyNative trainer, from its configuration alone."""
+
+import json
+import os
+import subprocess
+import sys
+
+import hyper_parallel_stand_in  # noqa: F401 - must come before MindFormers
+import numpy as np
+import pytest
+from sources import TESTS
+
+pytest.importorskip("mindformers.pynative", reason="MindFormers 2 is not installed")
+
+import mindspore as ms
+from mindformers.pynative.config.config import OptimizerConfig
+from mindformers.pynative.trainer import utils
+from mindspore import Parameter, Tensor, nn
+from mindspore.mindrecord import FileWriter
+from test_mindformers import merged
+
+import ms_optim
+from ms_optim import _pynative_trainer, mindformers
+
+VOCABULARY, LENGTH, STEPS, SAVED = 128, 32, 8, 4
+MODEL = {
+    "model_type": "qwen3",
+    "architectures": "Qwen3ForCausalLM",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": LENGTH,
+    "seq_length": LENGTH,
+    "use_flash_attention": False,
+    "attention_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "qk_layernorm": True,
+    "untie_embeddings_and_output_weights": True,
+    "position_embedding_type": "rope",
+    **{f"{what}_dtype": "float32" for what in ("params", "compute", "layernorm_compute", "softmax_compute", "rotary")},
+}
+THEIRS = {
+    "training": {"steps": STEPS, "local_batch_size": 4, "global_batch_size": 4, "max_norm": 1.0, "seed": 1},
+    "optimizer": {"type": "AdamW", "weight_decay": 0.1},
+    "lr_scheduler": {"type": "ConstantWarmUpLR", "learning_rate": 1e-2, "warmup_steps": 2},
+    "checkpoint": {"enable_save": False, "no_load_optim": True},
+    "train_dataset": {
+        "dataloader": {
+            "type": "MindDataset",
+            "dataset_files": ["tokens.mindrecord"],
+            "column_names": ["input_ids", "labels"],
+            "shuffle": False,
+        },
+        "num_parallel_workers": 1,
+    },
+    "model": MODEL,
+}
+
+
+def ours(name="MsOptimAdamW", **arguments):
+    """Return a configuration with an optimizer of this package, which the section `lr_scheduler` brings in."""
+    register = {"auto_register": "optimizers.WarmUpHoldDecayLR"}
+    return merged(THEIRS, {"optimizer": {"type": name, **arguments}, "lr_scheduler": register})
+
+
+def saving(folder):
+    return {"checkpoint": {"enable_save": True, "save_path": folder, "save_interleaved_steps": SAVED, "save_max": 9}}
+
+
+def loading(folder, weights_only=False):
+    path = f"{folder}/iteration_{SAVED:08}"
+    return {"checkpoint": {"load_path": path, "no_load_optim": weights_only}}
+
+
+BFLOAT16 = {"model": {"params_dtype": "bfloat16"}}
+ACCUMULATED = {"training": {"global_batch_size": 8, "steps": 4}}
+REQUIRED = {cls.__name__: cls.required for cls in ms_optim.OPTIMIZERS}
+NAMES = [f"MsOptim{name}" for name in REQUIRED]
+LOCAL = {"every": 2, "optimizer": {"type": "MsOptimAdamW", "betas": [0.9, 0.95]}}
+PAIRS = {"float32": {}, "bfloat16": BFLOAT16, "accumulated": ACCUMULATED}
+RESUMED = {
+    "float32": ours(),
+    "bfloat16": merged(ours(), BFLOAT16),
+    "8bit": merged(ours("MsOptimLion", state_dtype="8bit", master_weights="split"), BFLOAT16),
+    "local steps": merged(ours("MsOptimLocalSteps", **LOCAL), BFLOAT16),
+}
+
+
+def asked():
+    """Yield the runs, in an order in which a checkpoint is there before it is loaded."""
+    for kind, changes in PAIRS.items():
+        yield f"theirs {kind}", merged(THEIRS, changes, saving(f"theirs {kind}"))
+    for kind, changes in PAIRS.items():
+        yield f"ours {kind}", merged(ours(), changes)
+    for kind, config in RESUMED.items():
+        yield f"whole {kind}", merged(config, saving(f"whole {kind}"))
+        yield f"resumed {kind}", merged(config, loading(f"whole {kind}"))
+    for kind in ("float32", "bfloat16"):
+        going_on = merged(ours(), PAIRS[kind], loading(f"theirs {kind}"))
+        yield f"going on {kind}", going_on
+        yield f"loaded {kind}", merged(going_on, {"training": {"steps": SAVED}})
+    for who, config in (("theirs", THEIRS), ("ours", ours())):
+        yield f"weights to {who}", merged(config, BFLOAT16, loading("theirs bfloat16", True))
+    for name, required in REQUIRED.items():
+        yield name, merged(ours(f"MsOptim{name}", **required), {"training": {"steps": 4}})
+    yield "unknown", ours("MsOptimAdam")
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trainer")
+    write_tokens(folder / "tokens.mindrecord")
+    runs = [{"config": config, "record": f"{name}.npz"} for name, config in asked()]
+    (folder / "runs.json").write_text(json.dumps(runs))
+    path = subprocess.run(
+        [sys.executable, "-m", "ms_optim", "mindformers-path"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "pynative_trainer_worker.py"), "runs.json"],
+        cwd=folder,
+        env={**os.environ, "REGISTER_PATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    records = {name: dict(np.load(folder / f"{name}.npz")) for name, _ in asked()}
+    records["checkpoints"] = {kind: checkpoint(folder / f"theirs {kind}") for kind in ("float32", "bfloat16")}
+    return records
+
+
+def checkpoint(folder):
+    """Return what its optimizer has saved."""
+    (path,) = (folder / f"iteration_{SAVED:08}").glob("*-opt-*.safetensors")
+    return {name: p.asnumpy() for name, p in ms.load_checkpoint(str(path), format="safetensors").items()}
+
+
+def write_tokens(path):
+    """Write sequences in which each token follows from the one before."""
+    rng = np.random.default_rng(0)
+    writer = FileWriter(str(path), shard_num=1)
+    writer.add_schema({name: {"type": "int32", "shape": [-1]} for name in ("input_ids", "labels")}, "tokens")
+    for start in rng.integers(VOCABULARY - 3, size=8 * STEPS):
+        tokens = ((start + np.arange(LENGTH + 1)) % (VOCABULARY - 3) + 3).astype(np.int32)
+        writer.write_raw_data([{"input_ids": tokens[:-1], "labels": tokens[1:]}])
+    writer.commit()
+
+
+def of(records, name):
+    """Return a record without an error."""
+    assert "error" not in records[name], f"{name}: {records[name]['error']}"
+    return records[name]
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_losses_are_those_of_its_own_adamw(kind, records):
+    one, other = of(records, f"ours {kind}"), of(records, f"theirs {kind}")
+    assert (str(one["optimizer"]), str(other["optimizer"])) == ("MsOptimAdamW", "AdamW")
+    assert one["losses"][-1] < 0.97 * one["losses"][0]
+    np.testing.assert_allclose(one["losses"], other["losses"], rtol=6e-6)
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_a_run_resumes_to_the_bit(kind, records):
+    whole, resumed = of(records, f"whole {kind}"), of(records, f"resumed {kind}")
+    np.testing.assert_array_equal(resumed["losses"], whole["losses"][SAVED:])
+    assert resumed.keys() == whole.keys()
+    for name in whole.keys() - {"losses"}:
+        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_its_own_checkpoint_goes_on(kind, records):
+    one, other = of(records, f"going on {kind}"), of(records, f"theirs {kind}")
+    np.testing.assert_allclose(one["losses"], other["losses"][SAVED:], rtol=2e-6)
+    assert one["global_step"] == other["global_step"] == STEPS
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_all_of_its_own_checkpoint_is_loaded(kind, records):
+    """Moments, masters and the step, to the bit: nothing follows them here."""
+    loaded, saved = of(records, f"loaded {kind}"), records["checkpoints"][kind]
+    masters = [name for name in saved if name.startswith("main_param.")]
+    assert (len(masters) > 3) == (kind == "bfloat16")
+    assert len(saved) == 2 * 19 + len(masters) + 1
+    for name, value in saved.items():
+        np.testing.assert_array_equal(loaded[name], value, err_msg=name)
+
+
+def test_weights_alone_are_loaded(records):
+    one, other = of(records, "weights to ours"), of(records, "weights to theirs")
+    assert one["losses"][0] == other["losses"][0] != of(records, "theirs bfloat16")["losses"][0]
+    np.testing.assert_allclose(one["losses"], other["losses"], rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_every_optimizer_trains(name, records):
+    record = of(records, name)
+    assert str(record["optimizer"]) == f"MsOptim{name}"
+    assert record["global_step"] == 4
+    assert np.all(np.isfinite(record["losses"]))
+    assert record["losses"][-1] < record["losses"][0]
+
+
+def test_an_unknown_type_is_still_an_error_of_mindformers(records):
+    assert "Optimizer type MsOptimAdam is not implemented yet" in str(records["unknown"]["error"])
+
+
+# ---- What the trainer calls, one by one -----------------------------------------------------------------------------
+
+
+class Net(nn.Cell):
+    """Two layers."""
+
+    def __init__(self, dtype=ms.float32):
+        super().__init__()
+        self.first, self.second = nn.Dense(3, 4, dtype=dtype), nn.Dense(4, 2, dtype=dtype)
+
+
+def built(net, **section):
+    return utils._build_optimizer(OptimizerConfig.from_dict({"weight_decay": 0.1, **section}), [net], 0.01)
+
+
+def test_groups_are_those_of_the_trainer():
+    rules = {"weight_decay_include": ["second.bias"], "weight_decay_exclude": ["first.*"]}
+    optimizer = built(Net(), type="MsOptimLion", **rules)
+    decayed = {p.name for p, decay in zip(optimizer.parameters, optimizer.weight_decay) if float(decay.asnumpy()) > 0}
+    assert decayed == {"second.weight", "second.bias"}
+    assert len(optimizer.parameters) == 4
+
+
+def test_what_the_trainer_always_gives_is_dropped_where_a_rule_has_none():
+    assert built(Net(), type="MsOptimAdamW").rule.constants[0] == 0.9
+    assert built(Net(), type="MsOptimAdEMAMix").rule.name == "ademamix"
+    assert built(Net(), type="MsOptimMuon").rule.name == "muon"
+    with pytest.raises(TypeError, match="'betas'"):
+        built(Net(), type="MsOptimMuon", betas=[0.8, 0.9])
+
+
+def test_a_gradient_that_has_not_arrived_is_named():
+    optimizer = built(Net(), type="MsOptimAdamW")
+    before = [p.asnumpy().copy() for p in optimizer.parameters]
+    given = [p for p in optimizer.parameters if p.name != "first.bias"]
+    for p in given:
+        p.grad = Tensor(np.ones(p.shape, np.float32))
+    with pytest.raises(
+        ValueError, match=r"every parameter must have a gradient, but 1 of 4 have none: first\.bias\. Set"
+    ):
+        optimizer(tuple(p.grad for p in given))
+    for p, value in zip(optimizer.parameters, before):
+        np.testing.assert_array_equal(p.asnumpy(), value)
+    assert int(optimizer.global_step.asnumpy()[0]) == 0
+
+
+@pytest.mark.parametrize("masters", [True, "split", "split8"])
+def test_masters_that_a_checkpoint_has_not_changed_follow_their_weights(masters):
+    weights = [Parameter(Tensor(np.ones(3), ms.bfloat16), name=name) for name in ("a", "b")]
+    cls = mindformers.IN_TRAINER["MsOptimAdamW"]
+    optimizer = cls([{"params": weights}], learning_rate=1e-3, master_weights=masters)
+    optimizer(tuple(Tensor(np.ones(3), ms.float32) for _ in weights))
+    names = [p.name for p in optimizer.masters]
+    assert names == ([f"main_param.{p.name}" for p in weights] if masters is True else ["master.a", "master.b"])
+    held = [optimizer._swap.weights_held(i).copy() for i in range(2)]
+    np.testing.assert_allclose(held[0], 0.999, rtol=1e-4)
+    optimizer.save_main_params_snapshot()
+    optimizer.masters[0].set_data(optimizer.masters[0] + Tensor([1], optimizer.masters[0].dtype))
+    kept = optimizer.masters[0].asnumpy().copy()
+    optimizer.reload_main_params_from_model()
+    np.testing.assert_array_equal(optimizer.masters[0].asnumpy(), kept)
+    rounded = ms.ops.cast(weights[1], ms.float32).asnumpy()
+    np.testing.assert_array_equal(optimizer._swap.weights_held(1), rounded)
+    assert not np.array_equal(rounded, held[1])
+    # Without a snapshot, all follow.
+    weights[0].set_data(Tensor(np.full(3, 5.0), ms.bfloat16))
+    optimizer.reload_main_params_from_model()
+    np.testing.assert_array_equal(optimizer._swap.weights_held(0), 5.0)
+
+
+def test_a_trainer_that_has_changed_is_told_in_words(monkeypatch):
+    said = []
+    monkeypatch.setattr(utils, "_build_optimizer", lambda config, model: None)
+    _pynative_trainer.install({"MsOptimAdamW": object}, said.append)
+    assert said == [
+        "ms_optim: MindFormers' PyNative trainer does not know MsOptimAdamW, as mindformers.pynative.trainer.utils."
+        "_build_optimizer takes ('config', 'model'), and not ('config', 'model', 'learning_rate')."
+    ]
+
+
+def test_importing_twice_wraps_once():
+    from mindformers.pynative.trainer import trainer
+
+    before = utils._build_optimizer
+    mindformers.register()
+    assert utils._build_optimizer is trainer._build_optimizer is before

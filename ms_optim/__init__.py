@@ -2,8 +2,11 @@
 
 from importlib.metadata import version
 
+import mindspore
+
 from ._base import FusedOptimizer, Rule
 from ._merge_states import merge_states
+from ._versions import check_version
 from .adam_offload import AdamOffload
 from .adamw import AdamW
 from .ademamix import AdEMAMix
@@ -97,3 +100,5 @@ OPTIMIZERS: tuple[type[FusedOptimizer], ...] = (
     Muon,
 )
 __version__ = version("ms_optim")
+
+check_version(mindspore.__version__)

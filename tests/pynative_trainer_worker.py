@@ -20,6 +20,7 @@ from mindformers.pynative.callback import TrainerCallback
 from mindformers.pynative.layers import flash_attention, layer_norm
 from mindformers.pynative.trainer import Trainer
 from mindspore import Tensor, mint, nn, ops
+from runtime import spare_threads
 
 
 class Recorder(TrainerCallback):
@@ -83,7 +84,8 @@ def run_on_cpu():
 
 def main(path):
     run_on_cpu()
-    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU", pynative_synchronize=True)
+    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    spare_threads()
     for run in json.loads(pathlib.Path(path).read_text()):
         recorder, record = Recorder(), {}
         try:

@@ -1,4 +1,4 @@
-"""Builds the native operators: a library for the CPU always, one for GPUs where nvcc is found."""
+"""Builds the native operators: a library for the CPU always, one for GPUs with MS_OPTIM_CUDA=1."""
 
 import concurrent.futures
 import os
@@ -40,12 +40,14 @@ FOR_BFLOAT16 = ("amx", "avx512bf16")
 CUDA_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-ftz=true", "-prec-div=true", "-prec-sqrt=true"]
 CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden", "--threads=0"]
 # Compute capabilities, without the point: one for those of each generation. What the toolkit does not know is left out;
-# generations to come compile the last for themselves. Without any, no library for GPUs is built.
+# generations to come compile the last for themselves.
 CUDA_ARCHITECTURES = os.environ.get("MS_OPTIM_CUDA_ARCHITECTURES", "70 75 80 90").split()
 
 
 def cuda_command(nvcc, library):
     """Return the command that builds the library for GPUs."""
+    if nvcc is None:
+        raise CompileError("MS_OPTIM_CUDA=1 needs nvcc of CUDA 11.8 or later on the PATH")
     known = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True).stdout.split()
     chosen = [a for a in CUDA_ARCHITECTURES if f"compute_{a}" in known]
     if not chosen:
@@ -129,7 +131,8 @@ class PackSources(build_py):
 CPU_SOURCES = [f"ops/cpu/{name}.cc" for name in ("entry", "kernels", "products")]
 cpu = Extension("ms_optim.libms_optim_cpu", CPU_SOURCES, language="c++", optional=True)
 cuda = Extension("ms_optim.libms_optim_cuda", ["ops/cuda/entry.cu"], optional=True)
-libraries = [cpu, cuda] if CUDA_ARCHITECTURES and shutil.which("nvcc") else [cpu]
+# It takes minutes, so that nobody gets it without asking.
+libraries = [cpu, cuda] if os.environ.get("MS_OPTIM_CUDA") == "1" else [cpu]
 setup(
     ext_modules=libraries if sys.platform == "linux" else [],
     cmdclass={"build_ext": BuildKernels, "build_py": PackSources},

@@ -620,7 +620,7 @@ class Row:
         return seconds
 
     def _answered(self):
-        said = "it ended without a word"
+        said = "it ended without output"
         for line in self.process.stdout or ():
             if line.startswith("RESULT "):
                 return json.loads(line[7:])

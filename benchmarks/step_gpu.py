@@ -7,7 +7,7 @@ turns with the rows; a row's bytes are what it has to read and write.
     python benchmarks/step_gpu.py
     python benchmarks/step_gpu.py --rows adamw lamb --turns 20
 
-It needs a GPU, PyTorch (pip install "ms_optim[bench]"), and a package that was installed where nvcc is.
+It needs a GPU, PyTorch (pip install "ms_optim[bench]"), and a package that was installed with MS_OPTIM_CUDA=1.
 """
 
 # PyTorch is measured where it is installed.

@@ -38,8 +38,8 @@ LIBRARIES = {
     ),
     "GPU": Library(
         "libms_optim_cuda.so",
-        "it is built at installation where nvcc of CUDA 11.8 or later is on the PATH: put it there, then install "
-        "ms_optim again",
+        "it is built at installation if MS_OPTIM_CUDA=1 is set: put nvcc of CUDA 11.8 or later on the PATH, then "
+        "install ms_optim again with MS_OPTIM_CUDA=1",
     ),
     "Ascend": Library(
         "ascend/vendors/ms_optim/op_api/lib/libcust_opapi.so",

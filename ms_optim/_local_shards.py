@@ -17,7 +17,7 @@ from ._arguments import fail
 
 def is_distributed(tensor: Any) -> bool:
     """Tell whether a tensor is a DTensor."""
-    return hasattr(tensor, "to_local")
+    return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
 def local(tensor: Any) -> Any:

@@ -11,8 +11,6 @@ import sys
 import types
 
 from mindspore import Tensor
-from mindspore._c_expression import TensorPy, run_backward
-from mindspore.graph.api import _pynative_executor
 
 NAME = "hyper_parallel"
 
@@ -82,14 +80,16 @@ def skip_dtensor_dispatch():
 
 def enable_mindspore_backward_compat():
     """Give tensors `backward` and `grad`, which MindSpore 2.10 has under other names."""
+    from mindspore._c_expression import TensorPy, run_backward  # MindSpore 2.9 has no run_backward
+    from mindspore.graph.api import _pynative_executor
+
+    def backward(self, gradient):
+        # Neither is the graph kept, nor is one made of the backward pass; leaves that do not matter are left alone.
+        run_backward((self,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
     _pynative_executor.set_grad_flag(True)
     TensorPy.backward = backward
     TensorPy.grad = property(lambda self: self._grad, lambda self, value: setattr(self, "_grad", value))
-
-
-def backward(self, gradient):
-    # Neither is the graph kept, nor is one made of the backward pass; leaves that do not matter are left alone.
-    run_backward((self,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def unavailable(name):

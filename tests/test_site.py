@@ -47,7 +47,8 @@ def test_every_public_name_has_a_page():
 
 @pytest.mark.parametrize("page", ["README.md", "README_zh.md"])
 def test_every_optimizer_has_a_row_in_the_first_table(page):
-    assert re.findall(r"^\| `([A-Z]\w+)` \|", TEXTS[page], re.M) == [cls.__name__ for cls in ms_optim.OPTIMIZERS]
+    found = re.findall(r"^\| \[`([A-Z]\w+)`\]\(docs/optimizers/(\w+)\.md\) \|", TEXTS[page], re.M)
+    assert found == [(cls.__name__, cls.__module__.rpartition(".")[2]) for cls in ms_optim.OPTIMIZERS]
 
 
 def test_every_optimizer_is_listed_where_one_is_chosen():

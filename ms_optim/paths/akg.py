@@ -1,4 +1,4 @@
-"""The elementwise parts of the composite step in kernels that AKG compiles, and their trial: AKG errs without a word.
+"""The elementwise parts of the composite step in kernels that AKG compiles, and a trial of each: some it miscompiles.
 
 What is of whole tensors (norms, clipping, the skipping of a step) stays in MindSpore's operators.
 """

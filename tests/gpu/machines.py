@@ -81,7 +81,7 @@ class Cuda:
 def why_no_gpu():
     """Say why the operators cannot run on a GPU here; None where they can."""
     if not (_libraries.FOLDER / "libms_optim_cuda.so").exists():
-        return "libms_optim_cuda.so was not built: that needs nvcc"
+        return "libms_optim_cuda.so was not built: that needs MS_OPTIM_CUDA=1 and nvcc"
     try:
         import torch
     except ImportError:

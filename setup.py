@@ -44,7 +44,7 @@ CUDA_FLAGS += ["-Xcompiler=-fPIC,-fvisibility=hidden", "--threads=0"]
 CUDA_ARCHITECTURES = os.environ.get("MS_OPTIM_CUDA_ARCHITECTURES", "70 75 80 90").split()
 
 
-def cuda_command(nvcc, library):
+def cuda_command(nvcc, library) -> list:
     """Return the command that builds the library for GPUs."""
     if nvcc is None:
         raise CompileError("MS_OPTIM_CUDA=1 needs nvcc of CUDA 11.8 or later on the PATH")

@@ -26,6 +26,7 @@ from ._release import Released
 from ._rule import Rule, Statement
 from ._shares import sharded
 from ._state import Stateful
+from ._summary import Summarized
 from .paths.choice import choose, composite_path, fused_path
 from .paths.parts import Parts
 from .paths.slices import SumOverProcesses, take_shard_groups
@@ -34,14 +35,12 @@ if TYPE_CHECKING:
     from ._arguments import LearningRate, Params, Tensors, WeightDecay
     from ._shares import Shares
 
-__all__ = ["FusedOptimizer", "Rule"]
-
 # When a graph is compiled, and where ``construct`` is called from Python.
 _check_shapes, _check_held = constexpr(check=False)(check_shapes), constexpr(check=False)(check_held)
 
 
 @documented
-class FusedOptimizer(Statement, Stateful, Averaged, Released, Offloadable):
+class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloadable):
     """Base of the optimizers, and of those of your own: a subclass states its rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by

@@ -1,0 +1,80 @@
+"""What an optimizer prints: its numbers, its groups, how a step runs, and how much memory it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from mindspore import nn
+
+from ._arguments import Options, is_number, keywords_of
+
+if TYPE_CHECKING:
+    from ._base import FusedOptimizer
+
+# What the lines below say.
+SHOWN_APART = ("learning_rate", "weight_decay")
+SHARED = [field.name for field in dataclasses.fields(Options)]
+
+
+class Summarized(nn.Optimizer):
+    """Prints what a user wants to know of an optimizer."""
+
+    def __repr__(self) -> str:
+        return summary(self)  # type: ignore[arg-type]
+
+
+def summary(optimizer: FusedOptimizer) -> str:
+    """Return an optimizer in words.
+
+    Args:
+        optimizer: The optimizer.
+    """
+    held, kernel = optimizer._held, f"the fused kernel {optimizer.rule.name!r}"
+    path = kernel if optimizer.fused else f"MindSpore's operators, as {optimizer.backend_reason}"
+    kept = {"states": held.states, "scales": held.scales, "masters": held.masters, "averages": held.averages}
+    sizes = []
+    for name, tensors in kept.items():
+        if len(tensors) > 0:
+            dtypes = ", ".join(sorted({str(p.dtype).lower() for p in tensors}))
+            sizes.append(f"{name} ({dtypes}) {sum(p.nbytes for p in tensors):,} bytes")
+    numbers = [f"{name}={value!r}" for name, value in arguments(optimizer).items()]
+    lines = [", ".join(numbers)] if numbers else []
+    step = int(optimizer.global_step.asnumpy()[0])
+    lines += [*groups(optimizer), f"step: {step}, by {path}", f"holds: {'; '.join(sizes)}"]
+    return f"{type(optimizer).__name__}(\n" + "".join(f"  {line}\n" for line in lines) + ")"
+
+
+def arguments(optimizer: FusedOptimizer) -> dict[str, Any]:
+    """Return the optimizer's own numbers and choices by name, and those shared ones that differ from their defaults."""
+    found: dict[str, Any] = {}
+    for name in keywords_of(type(optimizer)):
+        if name == "betas":
+            betas = (getattr(optimizer, f"beta{k}", None) for k in (1, 2, 3))
+            found[name] = tuple(beta for beta in betas if beta is not None)
+            continue
+        value = getattr(optimizer, name, None)
+        if name in SHARED:
+            continue
+        if name not in SHOWN_APART and (is_number(value) or isinstance(value, (bool, str))):
+            found[name] = value
+    usual = Options()
+    changed = [name for name in SHARED if getattr(optimizer.options, name) != getattr(usual, name)]
+    return found | {name: getattr(optimizer.options, name) for name in changed}
+
+
+def groups(optimizer: FusedOptimizer) -> list[str]:
+    """Return a line for each learning rate with its weight decay, as they are at the next step."""
+    layout = optimizer._layout
+    try:
+        rates = optimizer._rates_at(optimizer.global_step)
+    except RuntimeError:
+        return ["learning_rate: the list of rates has none for the next step"]
+    members: dict[tuple[float, float], list[int]] = {}
+    for i, (rate, decay) in enumerate(zip(layout.rate_places, layout.decay_places)):
+        members.setdefault((rates[rate], rates[decay] if decay >= 0 else 0.0), []).append(i)
+    return [
+        f"learning_rate={rate:g}, weight_decay={decay:g}: {len(places):,} parameters, "
+        f"{sum(layout.sizes[i] for i in places):,} elements"
+        for (rate, decay), places in members.items()
+    ]

@@ -49,32 +49,36 @@ def arguments(optimizer: FusedOptimizer) -> dict[str, Any]:
     """Return the optimizer's own numbers and choices by name, and those shared ones that differ from their defaults."""
     found: dict[str, Any] = {}
     for name in keywords_of(type(optimizer)):
+        if name in SHARED or name in SHOWN_APART:
+            continue
+        value = getattr(optimizer, name, None)
         if name == "betas":
             betas = (getattr(optimizer, f"beta{k}", None) for k in (1, 2, 3))
             found[name] = tuple(beta for beta in betas if beta is not None)
-            continue
-        value = getattr(optimizer, name, None)
-        if name in SHARED:
-            continue
-        if name not in SHOWN_APART and (is_number(value) or isinstance(value, (bool, str))):
+        elif is_number(value) or isinstance(value, (bool, str)):
             found[name] = value
-    usual = Options()
-    changed = [name for name in SHARED if getattr(optimizer.options, name) != getattr(usual, name)]
-    return found | {name: getattr(optimizer.options, name) for name in changed}
+    options, usual = vars(optimizer.options), vars(Options())
+    return found | {name: options[name] for name in SHARED if options[name] != usual[name]}
 
 
 def groups(optimizer: FusedOptimizer) -> list[str]:
-    """Return a line for each learning rate with its weight decay, as they are at the next step."""
-    layout = optimizer._layout
-    try:
-        rates = optimizer._rates_at(optimizer.global_step)
-    except RuntimeError:
-        return ["learning_rate: the list of rates has none for the next step"]
-    members: dict[tuple[float, float], list[int]] = {}
+    """Return a line for each learning rate with its weight decay.
+
+    A schedule is shown by name: MindSpore asks for this text when it compiles a step, and no Cell may run then.
+    """
+    layout, rates = optimizer._layout, optimizer._rates
+    shown = [f"{float(rate.asnumpy()):g}" for rate in rates.fixed] + [named(schedule) for schedule in rates.schedules]
+    members: dict[tuple[str, str], list[int]] = {}
     for i, (rate, decay) in enumerate(zip(layout.rate_places, layout.decay_places)):
-        members.setdefault((rates[rate], rates[decay] if decay >= 0 else 0.0), []).append(i)
+        members.setdefault((shown[rate], shown[decay] if decay >= 0 else "0"), []).append(i)
     return [
-        f"learning_rate={rate:g}, weight_decay={decay:g}: {len(places):,} parameters, "
+        f"learning_rate={rate}, weight_decay={decay}: {len(places):,} parameters, "
         f"{sum(layout.sizes[i] for i in places):,} elements"
         for (rate, decay), places in members.items()
     ]
+
+
+def named(schedule: nn.Cell) -> str:
+    """Return the name of a schedule's class; of what MindSpore makes of a list, its length."""
+    name = type(schedule).__name__
+    return f"a list of {schedule.learning_rate.size}" if name == "_IteratorLearningRate" else name

@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 
 import ms_optim
 
@@ -41,20 +41,30 @@ def test_numbers_and_what_is_not_usual():
     assert "backend" not in repr(optimizer)
 
 
-def test_rates_are_those_of_the_next_step():
-    optimizer = ms_optim.AdamW(parameters(), nn.PolynomialDecayLR(0.1, 0.0, 10, 1.0), weight_decay=0.5)
-    gradients = tuple(Tensor(np.zeros(p.shape), ms.float32) for p in optimizer.parameters)
-    for _ in range(5):
-        optimizer(gradients)
-    assert "learning_rate=0.05, weight_decay=0.5: 3 parameters, 192 elements" in repr(optimizer)
-    assert "step: 5, by" in repr(optimizer)
+@pytest.mark.parametrize("mode", [ms.PYNATIVE_MODE, ms.GRAPH_MODE], ids=["pynative", "graph"])
+def test_a_schedule_is_shown_by_name_and_does_not_run(mode):
+    ms.set_context(mode=mode)
+    calls = []
+
+    class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
+        def __call__(self, *args):
+            calls.append(args)
+            return super().__call__(*args)
+
+        def construct(self, step):
+            return ops.ones((), ms.float32)
+
+    optimizer = ms_optim.AdamW(parameters(), Schedule(), weight_decay=0.5)
+    assert "learning_rate=Schedule, weight_decay=0.5: 3 parameters, 192 elements" in repr(optimizer)
+    assert not calls
 
 
-def test_at_the_end_of_a_list_of_rates():
+def test_steps_are_counted_and_a_list_has_its_length():
     optimizer = ms_optim.AdamW(parameters(), [0.1, 0.2])
     for _ in range(2):
         optimizer(tuple(Tensor(np.zeros(p.shape), ms.float32) for p in optimizer.parameters))
-    assert "learning_rate: the list of rates has none for the next step\n  step: 2, by" in repr(optimizer)
+    assert "learning_rate=a list of 2, weight_decay=0: " in repr(optimizer)
+    assert "\n  step: 2, by" in repr(optimizer)
 
 
 def test_without_a_kernel_it_says_why():

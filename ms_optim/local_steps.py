@@ -192,13 +192,14 @@ class LocalSteps(Stateful):
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
         if not self._on_host:
             return super().__call__(gradients)
-        self._begin()
+        exchanged = self._begin()
         if self.workers.local > 1:
             gradients = self._mean(tuple(self._checked(gradients)))
         done = self.optimizer(gradients)
-        for k in self._counted():
+        self._count()
+        for k in exchanged:
             exchange = self.exchanges[k]
-            wires, mark = self._sent(k)
+            wires, mark = exchange.send_here()
             if self.workers.count > 1:
                 self._check_alike(exchange.gather(Tensor(mark)).asnumpy())
                 wires = exchange.exchange(Tensor(wires)).asnumpy()
@@ -228,24 +229,25 @@ class LocalSteps(Stateful):
         layout = self.optimizer._layout
         return check_gradients(NAME, layout.names, layout.shapes, gradients)
 
-    def _begin(self):
-        """Begin the first round at the weights as they are, which may have been loaded since construction."""
-        self.optimizer._held.check()
-        self.kept.check(NAME)
+    def _begin(self) -> list[int]:
+        """Begin a step, and return the fragments that are to be exchanged after it.
+
+        All that an exchange reads and writes is checked before the optimizer has changed anything.
+        """
+        self.kept.check_counts(NAME)
         check_residuals(NAME, self.local_worker, self.own_worker.asnumpy())
-        if self.local_step.asnumpy()[0] == 0:
+        step = int(self.local_step.asnumpy()[0])
+        exchanged = [k for k in self.all_fragments if (step + 1) % self.every == self.due[k]]
+        if exchanged or step == 0:
+            self.optimizer._held.check()
+            self.kept.check(NAME)
+        if step == 0:  # the first round begins at the weights as they are, which may have been loaded
             for exchange in self.exchanges:
                 exchange.begin_here()
+        return exchanged
 
-    def _counted(self) -> list[int]:
-        """Count a step, and return the fragments that are to be exchanged after it."""
-        step = int(self.local_step.asnumpy()[0]) + 1
-        write(self.local_step, np.array([step], np.int32))
-        return [k for k in self.all_fragments if step % self.every == self.due[k]]
-
-    def _sent(self, fragment: int) -> list[np.ndarray]:
-        """Return what this worker sends of a fragment, and its mark."""
-        return self.exchanges[fragment].send_here()
+    def _count(self) -> None:
+        write(self.local_step, self.local_step.asnumpy() + np.int32(1))
 
     def _check_alike(self, marks: np.ndarray) -> None:
         """Raise an error that says how workers differ."""
@@ -256,18 +258,17 @@ class LocalSteps(Stateful):
     def step_together(cls, workers: Sequence[LocalSteps], gradients: Sequence[Tensors]) -> int:
         """Take a step of simulated workers, and return how many bytes each has sent."""
         checked = [worker._checked(own) for worker, own in zip(workers, gradients)]
-        for worker in workers:
-            worker._begin()
+        exchanged, *_ = [worker._begin() for worker in workers]
         for worker, own in zip(workers, checked):
             worker.optimizer(own)
-        due_now, *_ = [worker._counted() for worker in workers]
-        for k in due_now:
-            sent = [worker._sent(k) for worker in workers]
+            worker._count()
+        for k in exchanged:
+            sent = [worker.exchanges[k].send_here() for worker in workers]
             workers[0]._check_alike(np.stack([mark for _, mark in sent]))
             wires = together([wire for wire, _ in sent], workers[0].outer.compress is not None)
             for worker in workers:
                 worker.exchanges[k].apply_here(wires)
-        return sum(workers[0].exchanges[k].bytes_sent for k in due_now)
+        return sum(workers[0].exchanges[k].bytes_sent for k in exchanged)
 
     # ---- What it keeps --------------------------------------------------------------------------------------------
 

@@ -54,14 +54,14 @@ class Sent:
 
     def __init__(self, monkeypatch, compress):
         self.wires, self.compress, self.seen = [], compress, 0
-        send = LocalSteps._sent
+        send = Exchange.send_here
 
-        def recorded(worker, fragment):
-            wire, mark = send(worker, fragment)
+        def recorded(exchange):
+            wire, mark = send(exchange)
             self.wires.append(wire.copy())
             return wire, mark
 
-        monkeypatch.setattr(LocalSteps, "_sent", recorded)
+        monkeypatch.setattr(Exchange, "send_here", recorded)
 
     def __call__(self, fragment, accumulated):
         count = len(accumulated)
@@ -590,6 +590,21 @@ def test_parameters_may_have_no_data_yet_or_be_views():
     np.testing.assert_array_equal(weight.asnumpy(), numbers_of.T)
     local.local_start[0].set_dtype(ms.float16)
     refused(ValueError, "'local_start.w' must stay as it was", local, (tensor(np.zeros((4, 3)), "float32"),))
+
+
+def test_what_an_exchange_cannot_write_is_refused_before_the_weights_move():
+    weight = Parameter(tensor(np.zeros(3), "float32"), name="w")
+    local = LocalSteps(AdamW([weight], 0.1), 3)
+    for _ in range(2):
+        local((tensor(np.ones(3), "float32"),))
+    before = digest_of(local)
+    local.local_velocity[0].set_dtype(ms.float16)
+    refused(ValueError, "'local_velocity.w' must stay as it was", local, (tensor(np.ones(3), "float32"),))
+    local.local_velocity[0].set_dtype(ms.float32)
+    local.local_step.set_dtype(ms.int64)
+    refused(ValueError, "'local_step' must stay as it was", local, (tensor(np.ones(3), "float32"),))
+    local.local_step.set_dtype(ms.int32)
+    assert digest_of(local) == before
 
 
 @pytest.mark.parametrize("name", ["diloco", "sparseloco", "exact", "int4"])

@@ -60,15 +60,23 @@ class Kept:
         self.reports = tuple(
             Parameter(Tensor(empty), name=f"local_report.{k}", requires_grad=False) for k in range(outer.fragments)
         )
-        self._seen = noted((*self.of_tensors, self.step, self.worker))
+        self._seen, self._seen_counts = noted(self.of_tensors), noted((self.step, self.worker))
 
     @property
     def of_tensors(self) -> tuple[Parameter, ...]:
         """What is kept for each parameter."""
         return (*self.starts, *self.velocities, *self.residuals)
 
+    def check_counts(self, name: str) -> None:
+        """Raise an error if the count or the worker has changed since construction: every step reads them.
+
+        Args:
+            name: The class that errors name.
+        """
+        check_noted(name, self._seen_counts)
+
     def check(self, name: str) -> None:
-        """Raise an error that names what has changed since construction; a view gets memory of its own.
+        """Raise an error that names which tensor has changed since construction; a view gets memory of its own.
 
         Args:
             name: The class that errors name.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,12 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from . import _masters
-from ._writing import write
+from ._writing import checksum, write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .paths.parts import Parts
-
-
-def _checksum(parameter: Parameter) -> int:
-    return zlib.crc32(parameter.asnumpy().tobytes())
 
 
 class Swap:
@@ -86,12 +81,12 @@ class Swap:
             write(p, value)
         if averaged and self.gather is not None:
             self.gather()
-        self._put = [_checksum(p) for p in held.parameters]
+        self._put = [checksum(p) for p in held.parameters]
 
     def take_out(self) -> None:
         """Put back what training holds in the parameters, and warn of what was written to them meanwhile."""
         held = self.parts.held
-        changed = [p.name for p, put in zip(held.parameters, self._put) if self.is_in and _checksum(p) != put]
+        changed = [p.name for p, put in zip(held.parameters, self._put) if self.is_in and checksum(p) != put]
         if changed:
             warnings.warn(
                 f"{self.parts.layout.optimizer}: {len(changed)} parameters, the first of which is '{changed[0]}', were "

@@ -62,6 +62,7 @@ class LocalShards:
             return p
         shard = p.to_local()
         plain = Parameter(Tensor(shard.asnumpy(), shard.dtype), name=p.name, requires_grad=p.requires_grad)
+        plain.set_data(shard)
         self._whole[p.name] = p
         self._pairs.append((plain, p))
         return plain

@@ -11,7 +11,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from ._arguments import fail
 from ._base import FusedOptimizer
 from ._local_shards import LocalShards, is_distributed, local
 from ._masters import MAIN_PARAM, MASTER
-from ._writing import write
+from ._writing import checksum, write
 
 if TYPE_CHECKING:
     from ._arguments import Params
@@ -76,8 +75,9 @@ class InTrainer(FusedOptimizer):
         shards = LocalShards(name, params, sums, has_matrices)
         super().__init__(shards.groups, **arguments)
         shards.distribute(self._held.of_tensors)
-        self._entries.listed = super().parameters_and_names
         object.__setattr__(self, "_shards", shards)
+        # The trainer asks these for their gradients; the steps take the plain ones, which are held apart.
+        object.__setattr__(self, "parameters", shards.whole(self.parameters))
 
     def _hold_more(self, held):
         super()._hold_more(held)
@@ -101,36 +101,32 @@ class InTrainer(FusedOptimizer):
                     f"{len(self.parameters)} have none: {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}. Set "
                     "requires_grad to False for parameters that the loss does not depend on."
                 )
+        self._follow()
+        return super().__call__(gradients if self._shards is None else tuple(local(g) for g in gradients))
+
+    def _follow(self):
+        """Take the memory that DTensors have now, which loading may have changed."""
         if self._shards is not None:
             self._shards.follow()
-            gradients = tuple(local(g) for g in gradients)
-        return super().__call__(gradients)
 
     def save_main_params_snapshot(self) -> None:
         """Note what the masters hold, before a checkpoint is loaded."""
-        self._seen_masters = [_checksum(master) for master in self.masters]
+        self._follow()
+        self._seen_masters = [checksum(master) for master in self.masters]
 
     def reload_main_params_from_model(self) -> None:
         """Set masters to their weights: those that no checkpoint has changed since they were noted, or else all."""
+        self._follow()
         seen = self._seen_masters or [None] * len(self.masters)
         self._seen_masters = None
         for i, place in enumerate(self._held.master_places):
-            if place < 0 or seen[place] not in (None, _checksum(self.masters[place])):
+            if place < 0 or seen[place] not in (None, checksum(self.masters[place])):
                 continue
             master = self.masters[place]
-            weight = self._entries.weight_beside(i, {}, {})
-            # A split master holds by how much it differs from its weight.
-            plain = weight if self.options.master_weights is True else np.zeros(weight.shape, _dtype(master))
-            write(master, plain.reshape(master.shape))
-
-
-def _dtype(parameter):
-    return np.dtype(str(parameter.dtype).lower())
-
-
-def _checksum(parameter: Parameter) -> int:
-    """Return a checksum of a Parameter's numbers; 0 where these have no memory yet."""
-    return 0 if parameter.has_init else zlib.crc32(np.ascontiguousarray(parameter.asnumpy()).tobytes())
+            if master.dtype == mstype.float32:
+                write(master, self._entries.weight_beside(i, {}, {}).reshape(master.shape))
+            else:  # it holds by how much it differs from its weight
+                write(master, np.zeros_like(master.asnumpy()))
 
 
 def _gradient(parameter: Parameter) -> Tensor | None:

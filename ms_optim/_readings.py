@@ -84,7 +84,7 @@ def read(optimizer: AnyOptimizer) -> Reading:
     layers = {"group": np.array([groups[place] for place in places]), **layers}
     layers["finite"] = layers["finite"].astype(int)
     if isinstance(optimizer, CompressedStep):
-        sizes = np.array([p.size for p in optimizer.parameters])
+        sizes = np.array(optimizer._layout.sizes)
         layers["density"], layers["residual_norm"] = optimizer.densities(last), optimizer.residual_norms()
         totals["density"] = float(layers["density"] @ sizes / sizes.sum())
         totals["residual_norm"] = _norm(layers["residual_norm"])

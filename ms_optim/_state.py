@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -245,8 +246,8 @@ class Stateful(nn.Optimizer):
 
     def _keep_entries(self, parts: Parts, share: Parameter | None, swap: Swap) -> None:
         """Note the names from construction, once all is made that the optimizer holds."""
-        entries = StateEntries(parts, self.parameters_and_names, share, self.check_entries, swap)
-        object.__setattr__(self, "_entries", entries)
+        listed = functools.partial(nn.Cell.parameters_and_names, self)  # whatever a subclass shows instead
+        object.__setattr__(self, "_entries", StateEntries(parts, listed, share, self.check_entries, swap))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Return a copy of the weights and of all that the optimizer keeps from step to step, by name.

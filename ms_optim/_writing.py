@@ -1,7 +1,8 @@
-"""Writing numbers into the memory that a Parameter has."""
+"""Writing numbers into the memory that a Parameter has, and telling whether they have changed."""
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,13 @@ def write(parameter: Parameter, value: np.ndarray) -> None:
     else:
         # What was read is a copy: the parameter is on a device, or its memory is not contiguous.
         ops.assign(parameter, Tensor(value, parameter.dtype))
+
+
+def checksum(parameter: Parameter) -> int:
+    """Return a checksum of a Parameter's numbers."""
+    if parameter.has_init:
+        parameter.init_data()
+    return zlib.crc32(parameter.asnumpy().tobytes())
 
 
 def fitted(name: str, entry: str, p: Parameter, value: Tensor) -> NDArray[Any]:

@@ -5,6 +5,7 @@ The header's metadata holds numbers, strings and checksums.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -34,14 +35,18 @@ DTYPES = {
     "I64": mstype.int64,
     "F64": mstype.float64,
 }
-# MindSpore's function for this is deprecated: it logs a warning for each call, and this runs on import.
-NUMPY = {name: Tensor(0, dtype).asnumpy().dtype for name, dtype in DTYPES.items()}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_CHECKSUM = '"header_crc32": "'
 NO_CHECKSUM = "0" * 8
 VERSION = 1  # of the metadata's content
 PAGE = 4096  # bytes that are added up for a checksum
 CHUNK = 256 * PAGE  # bytes that are added up and then written while they are in a cache
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype:
+    """Return NumPy's dtype for the format's name of one: MindSpore's own function logs that it is deprecated."""
+    return Tensor(0, DTYPES[name]).asnumpy().dtype
 
 
 class SpoiledError(ValueError):
@@ -99,9 +104,9 @@ class File:
         """Return the numbers of an entry."""
         _, dtype, shape, begin, end, _ = self.entries[name]
         data = np.asarray(self._data[begin:end])
-        if begin % NUMPY[dtype].itemsize:
+        if begin % numpy_dtype(dtype).itemsize:
             data = data.copy()
-        return data.view(NUMPY[dtype]).reshape(shape)
+        return data.view(numpy_dtype(dtype)).reshape(shape)
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
         """Return the entries of a kind as Tensors, which share the file's pages."""

@@ -232,7 +232,7 @@ class StateEntries:
             else:
                 continue
             if state.dtype in CODES_EACH:
-                codes, scales = _codes.encode(numbers, mstype.dtype_to_nptype(state.dtype))
+                codes, scales = _codes.encode(numbers, state.asnumpy().dtype)
                 given[name], given[scale] = Tensor(codes), Tensor(scales)
             else:
                 given[name] = Tensor(numbers, state.dtype)

@@ -2,7 +2,7 @@
 
     python pynative_trainer_worker.py runs.json
 
-A run is a dict: `config`, the content of a YAML file; `record`, where the record goes. It holds the loss of each step
+A run is a dict: `yaml`, the content of a YAML file; `record`, where the record goes. It holds the loss of each step
 and the weights and states after the last, or the error that ended the run.
 """
 
@@ -16,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import hyper_parallel_stand_in  # noqa: F401 - must come before MindFormers
 import mindspore as ms
 import numpy as np
+import yaml
 from mindformers.pynative.callback import TrainerCallback
 from mindformers.pynative.layers import flash_attention, layer_norm
 from mindformers.pynative.trainer import Trainer
@@ -89,7 +90,8 @@ def main(path):
     for run in json.loads(pathlib.Path(path).read_text()):
         recorder, record = Recorder(), {}
         try:
-            trainer = Trainer(run["config"], callbacks=[recorder])
+            pathlib.Path("run.yaml").write_text(yaml.safe_dump(run["yaml"]))
+            trainer = Trainer("run.yaml", callbacks=[recorder])
             trainer.train()
             record["losses"] = recorder.losses
             record["optimizer"] = type(trainer.optimizer).__name__

@@ -1,9 +1,7 @@
 """The optimizers in MindFormers' own trainer, from YAML files alone."""
 
-import copy
 import inspect
 import json
-import os
 import pathlib
 import runpy
 import shutil
@@ -13,7 +11,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from sources import ROOT, TESTS
+from mindformers_runs import QWEN3, merged, run_worker, write_tokens
+from sources import ROOT
 
 pytest.importorskip("mindformers", reason="MindFormers is not installed")
 
@@ -24,7 +23,6 @@ from mindformers.core.optim import build_optim
 from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
 from mindformers.wrapper.wrapper import MFTrainOneStepCell
 from mindspore import Parameter, Tensor, nn
-from mindspore.mindrecord import FileWriter
 
 import ms_optim
 from ms_optim import mindformers
@@ -36,7 +34,7 @@ OPTIMIZERS = {cls.__name__: cls.__module__.rpartition(".")[2] for cls in ms_opti
 TAKEN = ("AdamW", "Lamb", "AdamOffload", "Muon")
 FROM_YAML = pathlib.Path(ms_optim.__file__).parent / "from_yaml"
 OPTIMIZER = MindFormerModuleType.OPTIMIZER
-STEPS, BATCH, LENGTH, VOCABULARY = 16, 4, 32, 128
+STEPS, BATCH = 16, 4
 # What MindFormers' networks have to leave out on a CPU.
 ON_CPU = {
     "context": {"device_target": "CPU"},
@@ -46,16 +44,6 @@ ADAMW = {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 
 
 # ---- Runs ---------------------------------------------------------------------------------------------------------
-
-
-def merged(*configs):
-    """Return configurations over each other, section by section."""
-    result = {}
-    for config in configs:
-        for key, value in config.items():
-            old = result.get(key)
-            result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return copy.deepcopy(result)
 
 
 def example(name, *changes):
@@ -68,37 +56,20 @@ def with_optimizer(optimizer, *changes):
     return example("llama", {"optimizer": optimizer}, *changes)
 
 
-def write_tokens(path, columns):
-    """Write sequences in which each token follows from the one before."""
-    rng = np.random.default_rng(0)
-    writer = FileWriter(str(path), shard_num=1)
-    writer.add_schema({name: {"type": "int32", "shape": [-1]} for name in columns}, "tokens")
-    for start in rng.integers(VOCABULARY - 3, size=STEPS * BATCH):
-        tokens = ((start + np.arange(LENGTH + 1)) % (VOCABULARY - 3) + 3).astype(np.int32)
-        whole = {"input_ids": tokens} if len(columns) == 1 else {"input_ids": tokens[:-1], "labels": tokens[1:]}
-        writer.write_raw_data([whole])
-    writer.commit()
-
-
 def train(folder, runs, columns=("input_ids",), apart=False):
     """Run configurations one after the other; return the record of each, and what was said.
 
     Some of what MindFormers can do it can do once in a process; those are run apart.
     """
-    write_tokens(folder / "tokens.mindrecord", columns)
-    path = subprocess.run(
-        [sys.executable, "-m", "ms_optim", "mindformers-path"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    write_tokens(folder / "tokens.mindrecord", columns, STEPS * BATCH)
     asked = [
         {"yaml": merged(config, {"output_dir": f"./{name}"}), "record": str(folder / f"{name}.npz")}
         for name, config in runs.items()
     ]
-    environment = {**os.environ, "REGISTER_PATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(TESTS / "mindformers_worker.py"), "runs.json"]
     said = ""
     for together in [[run] for run in asked] if apart else [asked]:
         (folder / "runs.json").write_text(json.dumps(together))
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+        done = run_worker("mindformers_worker.py", folder, "runs.json")
         said += done.stdout + done.stderr
     records = {}
     for name in runs:
@@ -263,33 +234,13 @@ def test_a_step_that_overflows_is_skipped(tmp_path):
     assert record["losses"][-1] < 0.95 * record["losses"][0]
 
 
-QWEN3 = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
+# On static graphs MindFormers asks for more than in PyNative mode.
+ON_GRAPHS = {
     "hidden_act": "swiglu",
-    "max_position_embeddings": LENGTH,
-    "seq_length": LENGTH,
-    "use_flash_attention": False,
+    "input_sliced_sig": True,
     "eos_token_id": 2,
     "pad_token_id": 0,
     "bos_token_id": 1,
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-    "input_sliced_sig": True,
-    "untie_embeddings_and_output_weights": True,
-    "position_embedding_type": "rope",
-    "qk_layernorm": True,
-    "params_dtype": "float32",
-    "compute_dtype": "float32",
-    "layernorm_compute_dtype": "float32",
-    "softmax_compute_dtype": "float32",
-    "rotary_dtype": "float32",
-    "model_type": "qwen3",
     "architectures": ["Qwen3ForCausalLM"],
 }
 
@@ -298,7 +249,7 @@ def test_newer_models_train_and_resume(tmp_path):
     """Those of MindFormers' parallel core, which its `use_legacy: False` chooses."""
     columns = ["input_ids", "labels"]
     config = merged(yaml.safe_load((EXAMPLES / "llama.yaml").read_text()), NEWER, {"use_legacy": False})
-    config["model"] = {"model_config": QWEN3}
+    config["model"] = {"model_config": {**QWEN3, **ON_GRAPHS}}
     config["trainer"]["model_name"] = "Qwen3"
     config["context"]["device_target"] = "CPU"
     for section in (config["train_dataset"], config["train_dataset_task"]["dataset_config"]):

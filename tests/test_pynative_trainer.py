@@ -1,14 +1,11 @@
 """The optimizers in MindFormers 2's PyNative trainer, from its configuration alone."""
 
 import json
-import os
-import subprocess
-import sys
 
 import hyper_parallel_stand_in  # noqa: F401 - must come before MindFormers
 import numpy as np
 import pytest
-from sources import TESTS
+from mindformers_runs import QWEN3, merged, run_worker, write_tokens
 
 pytest.importorskip("mindformers.pynative", reason="MindFormers 2 is not installed")
 
@@ -16,36 +13,13 @@ import mindspore as ms
 from mindformers.pynative.config.config import OptimizerConfig
 from mindformers.pynative.trainer import utils
 from mindspore import Parameter, Tensor, nn
-from mindspore.mindrecord import FileWriter
-from test_mindformers import merged
 
 import ms_optim
 from ms_optim import _pynative_trainer, mindformers
 
-VOCABULARY, LENGTH, STEPS, SAVED = 128, 32, 6, 3
-MODEL = {
-    "model_type": "qwen3",
-    "architectures": "Qwen3ForCausalLM",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "max_position_embeddings": LENGTH,
-    "seq_length": LENGTH,
-    "use_flash_attention": False,
-    "attention_dropout": 0.0,
-    "hidden_dropout": 0.0,
-    "qk_layernorm": True,
-    "untie_embeddings_and_output_weights": True,
-    "position_embedding_type": "rope",
-    **{f"{what}_dtype": "float32" for what in ("params", "compute", "layernorm_compute", "softmax_compute", "rotary")},
-}
+STEPS, SAVED = 6, 3
 THEIRS = {
-    "training": {"steps": STEPS, "local_batch_size": 4, "global_batch_size": 4, "max_norm": 1.0, "seed": 1},
+    "training": {"steps": STEPS, "local_batch_size": 4, "global_batch_size": 4, "max_norm": 0.5, "seed": 1},
     "optimizer": {"type": "AdamW", "weight_decay": 0.1},
     "lr_scheduler": {"type": "ConstantWarmUpLR", "learning_rate": 1e-2, "warmup_steps": 2},
     "checkpoint": {"enable_save": False, "no_load_optim": True},
@@ -58,14 +32,17 @@ THEIRS = {
         },
         "num_parallel_workers": 1,
     },
-    "model": MODEL,
+    "model": {**QWEN3, "architectures": "Qwen3ForCausalLM", "hidden_act": "silu"},
 }
 
 
+# It brings the optimizers in from each section that MindFormers makes from its registry before the optimizer.
+REGISTER = {"auto_register": "optimizers.WarmUpHoldDecayLR"}
+
+
 def ours(name="MsOptimAdamW", **arguments):
-    """Return a configuration with an optimizer of this package, which the section `lr_scheduler` brings in."""
-    register = {"auto_register": "optimizers.WarmUpHoldDecayLR"}
-    return merged(THEIRS, {"optimizer": {"type": name, **arguments}, "lr_scheduler": register})
+    """Return a configuration with an optimizer of this package."""
+    return merged(THEIRS, {"optimizer": {"type": name, **arguments}, "lr_scheduler": REGISTER})
 
 
 def saving(folder):
@@ -111,25 +88,20 @@ def asked():
     yield "unknown", ours("MsOptimAdam")
 
 
+def train(folder, configs):
+    """Run configurations one after the other in one process; return the record of each."""
+    write_tokens(folder / "tokens.mindrecord", ("input_ids", "labels"), 8 * STEPS)
+    runs = [{"yaml": config, "record": f"{name}.npz"} for name, config in configs.items()]
+    (folder / "runs.json").write_text(json.dumps(runs))
+    done = run_worker("pynative_trainer_worker.py", folder, "runs.json")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return {name: dict(np.load(folder / f"{name}.npz")) for name in configs}
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trainer")
-    write_tokens(folder / "tokens.mindrecord")
-    runs = [{"config": config, "record": f"{name}.npz"} for name, config in asked()]
-    (folder / "runs.json").write_text(json.dumps(runs))
-    path = subprocess.run(
-        [sys.executable, "-m", "ms_optim", "mindformers-path"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "pynative_trainer_worker.py"), "runs.json"],
-        cwd=folder,
-        env={**os.environ, "REGISTER_PATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    records = {name: dict(np.load(folder / f"{name}.npz")) for name, _ in asked()}
+    records = train(folder, dict(asked()))
     records["checkpoints"] = {kind: checkpoint(folder / f"theirs {kind}") for kind in ("float32", "bfloat16")}
     return records
 
@@ -138,17 +110,6 @@ def checkpoint(folder):
     """Return what its optimizer has saved."""
     (path,) = (folder / f"iteration_{SAVED:08}").glob("*-opt-*.safetensors")
     return {name: p.asnumpy() for name, p in ms.load_checkpoint(str(path), format="safetensors").items()}
-
-
-def write_tokens(path):
-    """Write sequences in which each token follows from the one before."""
-    rng = np.random.default_rng(0)
-    writer = FileWriter(str(path), shard_num=1)
-    writer.add_schema({name: {"type": "int32", "shape": [-1]} for name in ("input_ids", "labels")}, "tokens")
-    for start in rng.integers(VOCABULARY - 3, size=8 * STEPS):
-        tokens = ((start + np.arange(LENGTH + 1)) % (VOCABULARY - 3) + 3).astype(np.int32)
-        writer.write_raw_data([{"input_ids": tokens[:-1], "labels": tokens[1:]}])
-    writer.commit()
 
 
 def of(records, name):
@@ -205,6 +166,12 @@ def test_every_optimizer_trains(name, records):
     assert record["global_step"] == 3
     assert np.all(np.isfinite(record["losses"]))
     assert record["losses"][-1] < record["losses"][0]
+
+
+def test_the_section_model_brings_the_optimizers_in_too(tmp_path):
+    config = merged(THEIRS, {"optimizer": {"type": "MsOptimLion"}, "model": REGISTER, "training": {"steps": 1}})
+    record = of(train(tmp_path, {"model": config}), "model")
+    assert (str(record["optimizer"]), record["global_step"]) == ("MsOptimLion", 1)
 
 
 def test_an_unknown_type_is_still_an_error_of_mindformers(records):

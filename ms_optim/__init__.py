@@ -16,6 +16,7 @@ from .checkpoints import CheckpointSaver, Loaded, SpoiledError, load, save
 from .cli.plot import plot
 from .dgc_momentum import DGCMomentum
 from .factory import create_optimizer, list_optimizers
+from .for_scheduler import for_scheduler
 from .groups import ParamGroups, layerwise_groups, no_decay_groups, pattern_groups
 from .lamb import Lamb
 from .lans import LANS
@@ -76,6 +77,7 @@ __all__ = [
     "WeightDecaySchedule",
     "create_optimizer",
     "fold_residuals",
+    "for_scheduler",
     "layerwise_groups",
     "list_optimizers",
     "load",

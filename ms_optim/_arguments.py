@@ -36,6 +36,18 @@ GlobalStep: TypeAlias = "Tensor | int"
 Tensors: TypeAlias = "tuple[Tensor, ...]"
 Scalars: TypeAlias = "tuple[Tensor | float, ...]"
 FilePath: TypeAlias = "str | os.PathLike[str]"
+# What other frameworks and MindSpore's own optimizers call an argument.
+ELSEWHERE = {
+    "lr": "learning_rate",
+    "beta1": "betas",
+    "beta2": "betas",
+    "epsilon": "eps",
+    "fused": "backend",
+    "max_grad_norm": "grad_clip_norm",
+    "clip_norm": "grad_clip_norm",
+    "use_nesterov": "nesterov",
+    "wd": "weight_decay",
+}
 # A step computes in float32: a number below the first limit counts as 0, one above the second is infinite.
 LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NORMAL = "a normal number in float32, from 2**-126 to 3.4e38"
@@ -78,7 +90,7 @@ class Options:
                 f"For '{optimizer}', unknown keyword argument {unknown[0]!r}: it takes {sorted(accepted)}."
                 f"{closest(unknown[0], accepted)}"
             )
-        options = cls(**given)
+        options = cls(**given | {"state_dtype": name_of_dtype(given.get("state_dtype", "float32"))})
         check_positive(optimizer, "loss_scale", options.loss_scale)
         if options.grad_clip_norm is not None:
             check_positive(optimizer, "grad_clip_norm", options.grad_clip_norm)
@@ -103,6 +115,11 @@ class Options:
         return options
 
 
+def name_of_dtype(value: Any) -> Any:
+    """Return the name of a dtype of MindSpore; anything else as it is."""
+    return str(value).lower() if isinstance(value, mstype.Type) else value
+
+
 def check_masters(optimizer: str, value: Any) -> None:
     """Check the argument `master_weights`."""
     if not isinstance(value, (bool, str)) or (isinstance(value, str) and value not in SPLIT_MASTERS):
@@ -125,6 +142,8 @@ def fail(error: type[Exception], optimizer: str, name: str, expected: str, value
     """Raise an error that names the argument, what was expected and what was given."""
     if isinstance(value, Tensor):
         got = f"a Tensor of shape {value.shape}"
+    elif isinstance(value, nn.Cell):  # its text is that of the whole network
+        got = f"a Cell of type {type(value).__name__}"
     else:
         got = f"{value!r} of type {type(value).__name__}"
     raise error(f"For '{optimizer}', the argument '{name}' must be {expected}, but got {got}.")
@@ -135,7 +154,8 @@ def closest(given: str, known: Sequence[str]) -> str:
 
     The known names are in lower case, and the case of the given one does not count: "AdamOffload" is "adam_offload".
     """
-    close = difflib.get_close_matches(given.lower(), known, n=1)
+    elsewhere = ELSEWHERE.get(given)
+    close = [elsewhere] if elsewhere in known else difflib.get_close_matches(given.lower(), known, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

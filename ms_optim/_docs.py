@@ -59,8 +59,9 @@ grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients, ov
     centralization; larger gradients are scaled down to it. Default: ``None`` .
 """,
     "precision": """\
-state_dtype (str): How the states are held: "float32"; "bfloat16"; or "8bit" or "4bit", as codes of so many bits with
-    one float32 scale for each block of 256, for parameters of at least 4,096 elements. Default: ``"float32"`` .
+state_dtype (Union[str, mindspore.dtype]): How the states are held: "float32" or "bfloat16", or the dtype itself;
+    "8bit" or "4bit", as codes of so many bits with one float32 scale for each block of 256, for parameters of at least
+    4,096 elements. Default: ``"float32"`` .
 master_weights (Union[bool, str]): Whether float16 and bfloat16 parameters have float32 masters. A step updates the
     masters, and the parameters are rounded from them. Of bfloat16 parameters alone, a master may be split: a
     parameter has its upper 16 bits, and only the others are kept, "split" all of them, 2 bytes a parameter, "split8"

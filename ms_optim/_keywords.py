@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from mindspore import dtype as mstype
+
 
 class Common(TypedDict, total=False):
     """Shared keyword arguments that every optimizer takes, and none has among its own."""
 
-    state_dtype: str
+    state_dtype: str | mstype.Type
     master_weights: bool | str
     stochastic_rounding: bool
     skip_nonfinite: bool
@@ -40,7 +42,7 @@ class Shared(SharedButLossScale, total=False):
 class SharedButSkipping(TypedDict, total=False):
     """Shared keyword arguments of an optimizer that has `skip_nonfinite` among its own, with another default."""
 
-    state_dtype: str
+    state_dtype: str | mstype.Type
     master_weights: bool | str
     stochastic_rounding: bool
     backend: str

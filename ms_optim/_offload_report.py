@@ -55,6 +55,18 @@ class Offloadable(nn.Optimizer):
     _parts: Parts
     runs_on_host: bool
 
+    @property
+    def target(self) -> str:
+        """The device on which steps run, which :class:`ms_optim.AdamOffload` alone can change."""
+        return self._target
+
+    @target.setter
+    def target(self, value: str) -> None:
+        raise NotImplementedError(
+            f"For '{self.cls_name}', 'target' cannot be set to {value!r}: steps run where the weights are. With "
+            "offload=True, or by AdamOffload, they run on the host."
+        )
+
     def offload_report(self, device: str | None = None) -> OffloadReport:
         """Return the bytes on device and host, and the bytes that cross in a step, before training starts.
 

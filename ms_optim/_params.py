@@ -36,7 +36,9 @@ def check_params(optimizer: str, params: Any, argument: str = "params", own_keys
         fail(ValueError, optimizer, argument, "a list of Parameters or of dicts", params)
     given, params = params, ordered(params)
     if params is None:
-        fail(TypeError, optimizer, argument, "a list of Parameters or of dicts", given)
+        fail(
+            TypeError, optimizer, argument, "a list of Parameters or of dicts, as net.trainable_params() returns", given
+        )
     if not params:
         fail(ValueError, optimizer, argument, "not empty", params)
     grouped = isinstance(params[0], dict)

@@ -1,4 +1,4 @@
-"""What an optimizer prints: its numbers, its groups, how a step runs, and how much memory it takes."""
+"""What an optimizer shows: printed, its numbers, groups, path and memory; `param_groups`, whose rates can be set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from mindspore import nn
 
 from ._arguments import Options, is_number, keywords_of
+from .for_scheduler import RateGroup, groups_of
 
 if TYPE_CHECKING:
     from ._base import FusedOptimizer
+    from .paths.parts import Parts
 
 # What the lines below say.
 SHOWN_APART = ("learning_rate", "weight_decay")
@@ -18,7 +20,26 @@ SHARED = [field.name for field in dataclasses.fields(Options)]
 
 
 class Summarized(nn.Optimizer):
-    """Prints what a user wants to know of an optimizer."""
+    """Shows what a user wants to know of an optimizer."""
+
+    _parts: Parts
+    _param_groups: list[RateGroup] | None = None
+
+    @property
+    def param_groups(self) -> list[RateGroup]:
+        """The parameters by learning rate: for each a dict with `params` and `lr`, which can be set.
+
+        Setting `lr` changes the learning rate from the next step on. Groups that share a learning rate are one here.
+        :func:`ms_optim.for_scheduler` hands them to MindSpore's experimental schedulers.
+
+        Raises:
+            TypeError: If a learning rate is a schedule or a list.
+        """
+        groups = self._param_groups
+        if groups is None:
+            groups = groups_of(self._parts)
+            object.__setattr__(self, "_param_groups", groups)
+        return groups
 
     def __repr__(self) -> str:
         return summary(self)  # type: ignore[arg-type]

@@ -122,7 +122,8 @@ def test_eps(case, bad, error):
         ("grad_clip_norm", 0.0, ValueError),
         ("grad_clip_norm", "1", TypeError),
         ("state_dtype", "int4", ValueError),
-        ("state_dtype", ms.float32, TypeError),
+        ("state_dtype", ms.float16, ValueError),
+        ("state_dtype", np.float32, TypeError),
         ("master_weights", 1, TypeError),
         ("stochastic_rounding", "yes", TypeError),
         ("skip_nonfinite", None, TypeError),
@@ -142,6 +143,25 @@ def test_an_unknown_keyword_argument_lists_the_known(case):
         "unknown keyword argument 'lose_scale'.*loss_scale",
         lambda: case.optimizer(params(), 0.1, lose_scale=2),
     )
+
+
+@pytest.mark.parametrize("name, meant", [("lr", "learning_rate"), ("epsilon", "eps"), ("beta1", "betas")])
+def test_names_of_other_frameworks_are_known(name, meant):
+    refused(TypeError, rf"'{name}'.*Did you mean '{meant}'\?$", lambda: AdamW(params(), **{name: 0.1}))
+
+
+def test_a_network_in_place_of_its_parameters():
+    words = (
+        r"'params' must be a list of Parameters .*net\.trainable_params\(\) returns, but got a Cell of type Dense\.$"
+    )
+    refused(TypeError, words, lambda: AdamW(nn.Dense(4, 3)))
+
+
+def test_states_dtypes_by_name_or_as_they_are():
+    for dtype in (ms.float32, ms.bfloat16):
+        optimizer = AdamW(params(), state_dtype=dtype)
+        assert {p.dtype for p in optimizer.states} == {dtype}
+        assert optimizer.options.state_dtype == str(dtype).lower()
 
 
 @pytest.mark.parametrize("name", ["amsgrad", "maximize", "use_fused"])
@@ -689,6 +709,7 @@ TABLE = [
      {"name": NOTHING, "network": NOTHING, "learning_rate": RATE | NONE, "weight_decay": DECAY | NONE,
       "no_decay": NOTHING, "filter_bias_and_norm": FLAG, "verbose": FLAG}),
     (ms_optim.list_optimizers, {}, {"patterns": TEXT | NONE}),
+    (ms_optim.for_scheduler, {}, {"optimizer": NOTHING}),
     (ms_optim.OptimizerMonitor, {},
      {"every": NOTHING, "csv": TEXT | NONE, "tensorboard": TEXT | NONE, "verbose": FLAG, "qk_clip": NONE}),
     (ms_optim.ReleasedTrainStep, {"net": released, "loss_fn": None, "optimizer": lambda: AdamW(params())},

@@ -246,6 +246,7 @@ PUBLIC = {
     "QKClip": ({"layers": lambda: [(projection(), projection())], "max_logits": lambda: largest}, ms_optim.QKClip.clip),
     "create_optimizer": ({"name": lambda: "adamw", **NET}, stepped),
     "list_optimizers": ({}, len),
+    "for_scheduler": ({"optimizer": lambda: ms_optim.AdamW(parameters())}, lambda made: made.param_groups[0]["lr"]),
     "AveragedWeights": ({}, evaluated),
     "ReleasedTrainStep": (
         {"net": Released.net, "loss_fn": nn.MSELoss, "optimizer": Released.optimizer},

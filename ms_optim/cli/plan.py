@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mindspore as ms
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from .. import OPTIMIZERS, _capabilities, _kernels, _memory
 from .._arguments import SPLIT_MASTERS, STATE_DTYPES, WEIGHT_DTYPES, Options
 from .._base import FusedOptimizer, Rule
 from .._shares import Peers, Shares, share_costs
 from .plan_arguments import UNITS, Weight, count, parameters, size, weights_of_checkpoint, weights_of_json
+from .plan_hints import hints
+from .plan_output import as_json, elements, show, spare
 
 MASTER_WEIGHTS: dict[str, bool | str] = {
     "float32": True,
@@ -64,8 +62,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--shapes", type=weights_of_json, help="a JSON file: a list of shapes, or shapes by name")
     source.add_argument("--checkpoint", type=weights_of_checkpoint, help="a MindSpore checkpoint of the network")
     parser.add_argument("--dtype", choices=DTYPES, help="of the parameters; default: the checkpoint's, or float32")
-    parser.add_argument("--optimizer", nargs="+", choices=[optimizer.__name__ for optimizer in OPTIMIZERS])
-    parser.add_argument("--state-dtype", nargs="+", choices=STATE_DTYPES, default=STATE_DTYPES)
+    parser.add_argument(
+        "--optimizer",
+        nargs="+",
+        choices=[optimizer.__name__ for optimizer in OPTIMIZERS],
+        metavar="NAME",
+        help="the optimizers to list, such as AdamW Lion; default: all",
+    )
+    parser.add_argument(
+        "--state-dtype",
+        nargs="+",
+        choices=STATE_DTYPES,
+        default=STATE_DTYPES,
+        metavar="DTYPE",
+        help=f"the dtypes of states to list, of {', '.join(STATE_DTYPES)}; default: all",
+    )
     parser.add_argument(
         "--master-weights",
         choices=MASTER_WEIGHTS,
@@ -89,10 +100,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the plans; return 0, or 1 if there is none."""
+    weights = weights_of(arguments)
+    plans, refused = plans_of(arguments)
+    if arguments.json:
+        print(as_json(plans, refused, weights, arguments))
+        return 0 if plans else 1
+    show(plans, refused, weights, arguments)
+    if plans and not fitting(plans, arguments):
+        print(what_fits(arguments, weights))
+    return 0 if plans else 1
+
+
+def fitting(plans: Sequence[Plan], arguments: argparse.Namespace) -> list[str]:
+    """Return the optimizers of plans that fit, or all where no memory was given."""
+    return list(dict.fromkeys(one.optimizer for one in plans if (spare(one, arguments) or 0) >= 0))
+
+
+def what_fits(arguments: argparse.Namespace, weights: Sequence[Weight]) -> str:
+    """Return what to change where nothing fits."""
+    least = 2 * 2 * elements(weights)
+    if arguments.memory is not None and least > arguments.memory:
+        return f"Nothing fits: weights and gradients alone take {least / UNITS['GB']:,.2f} GB in 16 bits."
+    dtypes = sorted({str(w.dtype).lower() for w in weights})
+    lines = hints(arguments, dtypes, lambda changed: fitting(plans_of(changed)[0], changed))
+    if not lines:
+        return "Nothing fits, nor would it with one or two more of these options."
+    return "\n  ".join(["Nothing fits. It would with one of these:", *lines])
+
+
+def weights_of(arguments: argparse.Namespace) -> list[Weight]:
+    """Return the parameters that were asked about, in the dtype that was asked for."""
     given = arguments.parameters or arguments.shapes or arguments.checkpoint
     chosen = DTYPES.get(arguments.dtype)
-    weights = [Weight(w.shape, chosen or w.dtype or ms.float32, w.name) for w in given]
-    plans, refused = [], []
+    return [Weight(w.shape, chosen or w.dtype or ms.float32, w.name) for w in given]
+
+
+def plans_of(arguments: argparse.Namespace) -> tuple[list[Plan], list[dict[str, str]]]:
+    """Return the plans that were asked for, those that fit first, and what is not possible with the reasons."""
+    plans, refused, weights = [], [], weights_of(arguments)
     for optimizer in OPTIMIZERS:
         if arguments.optimizer and optimizer.__name__ not in arguments.optimizer:
             continue
@@ -110,11 +155,7 @@ def main(arguments: argparse.Namespace) -> int:
                 plans.append(plan(optimizer, own, options, arguments.device, arguments.workers))
             except NotPossibleError as reason:
                 refused.append({"optimizer": optimizer.__name__, "state_dtype": state_dtype, "reason": str(reason)})
-    if arguments.json:
-        print(as_json(plans, refused, weights, arguments))
-    else:
-        show(plans, refused, weights, arguments)
-    return 0 if plans else 1
+    return sorted(plans, key=lambda one: (spare(one, arguments) or 0) < 0), refused
 
 
 def as_matrices(weights: Sequence[Weight], workers: int) -> list[Weight]:
@@ -181,72 +222,3 @@ def held(
     scales = [scale for state in states if (scale := _memory.scale(state)) is not None]
     masters, averages = _memory.masters(options, dtypes, kept), _memory.averages(options, kept)
     return tuple(sum(x.nbytes for x in tensors) for tensors in (states, scales, masters, averages))
-
-
-# ---- Writing ------------------------------------------------------------------------------------------------------
-
-
-def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:
-    """Return how many bytes are left, less than 0 if the plan does not fit, or None if no memory was given."""
-    on_device = plan.host if arguments.device == "CPU" else plan.device
-    left = [] if arguments.memory is None else [arguments.memory - on_device]
-    if arguments.host_memory is not None and arguments.device != "CPU":
-        left.append(arguments.host_memory - plan.host)
-    return min(left, default=None)
-
-
-def elements(weights: Sequence[Weight]) -> int:
-    """Return the number of elements of the parameters."""
-    return sum(math.prod(w.shape) for w in weights)
-
-
-def as_json(
-    plans: Sequence[Plan], refused: Sequence[dict[str, str]], weights: Sequence[Weight], arguments: argparse.Namespace
-) -> str:
-    """Return all numbers, in bytes, as JSON."""
-    rows = []
-    for one in plans:
-        left = spare(one, arguments)
-        rows.append({**dataclasses.asdict(one), "total": one.total, "fits": None if left is None else left >= 0})
-    asked = {name: getattr(arguments, name) for name in ("device", "workers", "shard_states", "memory", "host_memory")}
-    asked |= {
-        "parameters": elements(weights),
-        "tensors": len(weights),
-        "master_weights": arguments.master_weights,
-        "offload": arguments.offload,
-        "average": arguments.average,
-    }
-    return json.dumps({**asked, "plans": rows, "not_possible": refused}, indent=2)
-
-
-def show(
-    plans: Sequence[Plan], refused: Sequence[dict[str, str]], weights: Sequence[Weight], arguments: argparse.Namespace
-) -> None:
-    """Print the numbers as a table."""
-    console = Console(highlight=False)
-    if plans:
-        largest = max(one.total for one in plans)
-        unit = next((name for name in ("GB", "MB") if largest >= UNITS[name]), "KB")
-        dtypes = sorted({str(w.dtype).lower() for w in weights})
-        title = f"{elements(weights):,} parameters in {' and '.join(dtypes)}, on {arguments.device}"
-        title += f", one of {arguments.workers} workers" if arguments.workers > 1 else ""
-        table = Table(title=f"{title}: {unit}", title_justify="left", box=box.SIMPLE_HEAD)
-        numbers = ("weights", "gradients", "masters", "states", "scales", "averages", "device", "host", "total")
-        table.add_column("optimizer", no_wrap=True)
-        table.add_column("state_dtype", no_wrap=True)
-        for heading in numbers:
-            table.add_column(heading, justify="right")
-        if spare(plans[0], arguments) is not None:
-            table.add_column("fits, and what is left", no_wrap=True)
-        for one in plans:
-            cells = [f"{getattr(one, name) / UNITS[unit]:,.2f}" for name in numbers]
-            left = spare(one, arguments)
-            cells += [f"{'yes' if left >= 0 else 'no'}, {left / UNITS[unit]:+,.2f}"] if left is not None else []
-            table.add_row(one.optimizer, one.state_dtype, *cells)
-        # No number is cut off: in a narrow terminal, lines wrap instead.
-        console.width = max(console.width, Console(width=1000).measure(table).maximum)
-        console.print(table)
-        console.print("Activations, workspaces and the framework's own memory are not counted.")
-    for one in refused:
-        line = f"Not possible: {one['optimizer']}, state_dtype {one['state_dtype']}: {one['reason']}."
-        console.print(line, soft_wrap=True)

@@ -174,7 +174,53 @@ def test_what_an_optimizer_refuses_is_listed_with_its_reason():
     assert {one["optimizer"] for one in told["not_possible"]} == others
     status, printed = run("plan", "--parameters", 1e6, "--device", "GPU", "--shard-states", "--workers", 2)
     assert status == 1
-    assert "Not possible: AdamW, state_dtype float32: 'shard_states' needs the device target 'CPU'." in printed
+    (told,) = [line for line in printed.splitlines() if "needs the device target 'CPU'" in line]
+    assert told.startswith("Not possible: AdamW, Lamb, LANS, ")
+    assert line.endswith(
+        "with state_dtype float32, bfloat16, 8bit, 4bit: 'shard_states' needs the device target 'CPU'."
+    )
+
+
+def test_plans_that_fit_come_first():
+    fits = [one["fits"] for one in plans("--parameters", 7e9, "--memory", "90GB", "--device", "CPU")["plans"]]
+    assert {True, False} == set(fits)
+    assert fits == sorted(fits, reverse=True)
+
+
+def hinted(*arguments):
+    """Return the options that are said to make something fit, having tried each."""
+    status, printed = run("plan", *arguments)
+    assert status == 0
+    _, found, lines = printed.partition("Nothing fits. It would with one of these:\n")
+    options = [line.strip().split(": ") for line in lines.splitlines()]
+    for added, named in options:
+        told = plans(*arguments, *added.split())["plans"]
+        assert named.split(", ") == list(dict.fromkeys(one["optimizer"] for one in told if one["fits"]))
+    return found, [added for added, _ in options]
+
+
+def test_where_nothing_fits_it_says_what_would():
+    lion = ("--parameters", 7e9, "--optimizer", "Lion", "--device", "CPU", "--memory")
+    assert hinted(*lion, "64GB", "--state-dtype", "float32")[1] == [
+        "--state-dtype 8bit",
+        "--dtype bfloat16 --master-weights split8",
+        "--shard-states --workers 4",
+    ]
+    assert hinted(*lion, "60GB")[1] == []  # something fits
+    ascend = ("--parameters", 7e9, "--optimizer", "AdamW", "--device", "Ascend", "--memory", "64GB")
+    assert hinted(*ascend)[1] == ["--offload"]
+    found, both = hinted("--parameters", 7e9, "--optimizer", "AdamW", "--device", "CPU", "--memory", "40GB")
+    assert found
+    assert both == ["--dtype bfloat16 --shard-states --workers 4"]
+    assert not hinted("--parameters", 1e6)[0]  # no memory was given
+
+
+def test_where_nothing_helps_it_says_why():
+    _, printed = run("plan", "--parameters", 7e9, "--memory", "20GB", "--device", "CPU")
+    assert "Nothing fits: weights and gradients alone take 28.00 GB in 16 bits." in printed
+    host = ("--host-memory", "1GB", "--optimizer", "AdamOffload", "--device", "Ascend")
+    _, printed = run("plan", "--parameters", 7e9, "--memory", "80GB", *host)
+    assert "Nothing fits, nor would it with one or two more of these options." in printed
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -8,6 +8,7 @@ second favours nobody. The memory bandwidth is measured between rows.
     python benchmarks/step_cpu.py --rows adamw torch   only those whose name starts so
     python benchmarks/step_cpu.py --tensors small      not GPT-2 small, but 400 tensors of 1,000 elements
     python benchmarks/step_cpu.py --threads 1 2        each row on one thread and on two, which take turns
+    python benchmarks/step_cpu.py --json step.json     the figures into a file, too, which bars.py draws
 """
 
 # Peers are measured where they are installed.
@@ -18,6 +19,7 @@ import importlib.util
 import itertools
 import json
 import os
+import pathlib
 import signal
 import statistics
 import subprocess
@@ -634,6 +636,32 @@ class Row:
         self.process.wait()
 
 
+def figures_of(name, threads, row, pairs, moved, parameters, speed):
+    """Return a row's figures by name.
+
+    Args:
+        name: What the row is.
+        threads: How many threads it ran on.
+        row: The row.
+        pairs: For each turn its seconds, and those of the first row.
+        moved: Bytes that an update moves at least, for each parameter.
+        parameters: How many parameters there are.
+        speed: Bytes that `a += b` moves in a second.
+    """
+    seconds = statistics.median(own for own, _ in pairs)
+    return {
+        "name": name,
+        "threads": threads,
+        "seconds": seconds,
+        "ratio": statistics.median(own / first for own, first in pairs),
+        "moved": moved,
+        "share": moved * parameters / seconds / speed,
+        "first": row.first,
+        "peak": row.peak,
+        "error": row.error,
+    }
+
+
 def main():
     """Run the rows and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -642,6 +670,7 @@ def main():
     parser.add_argument("--turns", type=int, default=15, help="how often a row and the first take turns")
     parser.add_argument("--steps", type=int, default=3, help="timed steps in a turn")
     parser.add_argument("--threads", type=int, nargs="+", default=[os.cpu_count()], help="a ratio is to the first")
+    parser.add_argument("--json", help="a file for the figures, which bars.py draws")
     parser.add_argument("--launch", action="store_true", help="ask for addresses once, not each step; own rows only")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -712,25 +741,29 @@ def main():
         "error",
     ):
         table.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
-    for (name, threads), (row, pairs) in rows.items():
-        seconds = statistics.median(seconds for seconds, _ in pairs)
-        ratio = statistics.median(seconds / first for seconds, first in pairs)
-        moved = chosen[name][2]
+    figures = [
+        figures_of(name, threads, *measured, chosen[name][2], parameters, speed)
+        for (name, threads), measured in rows.items()
+    ]
+    for row in figures:
         table.add_row(
-            name,
-            str(threads),
-            f"{seconds * 1e3:.1f}",
-            f"{seconds / parameters * 1e9:.3f}",
-            f"{ratio:.2f}",
-            str(moved),
-            f"{moved * parameters / seconds / speed:.0%}",
-            f"{row.first:.2f} s",
-            f"{row.peak / 1e9:.2f} GB",
-            f"{row.error:.0e}",
+            row["name"],
+            str(row["threads"]),
+            f"{row['seconds'] * 1e3:.1f}",
+            f"{row['seconds'] / parameters * 1e9:.3f}",
+            f"{row['ratio']:.2f}",
+            str(row["moved"]),
+            f"{row['share']:.0%}",
+            f"{row['first']:.2f} s",
+            f"{row['peak'] / 1e9:.2f} GB",
+            f"{row['error']:.0e}",
         )
     console.print(table)
     for name, reason in failed.items():
         console.print(f"not run: {name}: {reason}", highlight=False, soft_wrap=True)
+    if arguments.json:
+        found = {"tensors": arguments.tensors, "parameters": parameters, "bandwidths": speeds, "rows": figures}
+        pathlib.Path(arguments.json).write_text(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

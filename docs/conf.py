@@ -1,15 +1,21 @@
 """How the site is made: `pip install ".[docs]"`, then `sphinx-build -W -b html docs docs/_build`."""
 
+import dataclasses
 import inspect
 from importlib.metadata import version as version_of
 
 import ms_optim
+from ms_optim._arguments import Options
 
 project = "ms_optim"
 author = project_copyright = "the authors of ms_optim"
 version = release = version_of("ms_optim")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx_copybutton"]
+autosummary_generate = False
+# Only what a user types is copied, without prompts and without what is printed.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -45,9 +51,33 @@ def constructor_signature(app, what, name, shown, options, signature, returns):
     """Return the arguments of a class's constructor; Sphinx would show those of MindSpore's ``Cell.__new__``."""
     if what != "class" or not inspect.isfunction(shown.__init__):
         return None
-    made = inspect.signature(shown.__init__)
-    arguments = [argument.replace(annotation=argument.empty) for argument in made.parameters.values()]
-    return str(made.replace(parameters=arguments[1:], return_annotation=made.empty)), None
+    _, *arguments = inspect.signature(shown.__init__).parameters.values()
+    arguments = [argument.replace(annotation=argument.empty) for argument in arguments]
+    if arguments and arguments[-1].kind is inspect.Parameter.VAR_KEYWORD and hasattr(shown, "keywords"):
+        arguments[-1:] = shared_arguments(shown, [argument.name for argument in arguments])
+    return str(inspect.Signature(arguments)), None
+
+
+def shared_arguments(optimizer, own):
+    """Return the keyword arguments that an optimizer shares with the others, in place of ``**shared``."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    names = [name for name in optimizer.keywords() if name in defaults and name not in own]
+    return [inspect.Parameter(name, keyword, default=defaults[name]) for name in names]
+
+
+def list_public_names(app, docname, source):
+    """Fill the page that lists the public names: optimizers, other classes, functions."""
+    if docname != "api":
+        return
+    public = {name: getattr(ms_optim, name) for name in ms_optim.__all__}
+    optimizers = [cls.__name__ for cls in ms_optim.OPTIMIZERS]
+    classes = [name for name, made in public.items() if inspect.isclass(made) and name not in optimizers]
+    functions = [name for name, made in public.items() if not inspect.isclass(made)]
+    for kind, names in (("optimizers", optimizers), ("classes", classes), ("functions", functions)):
+        rows = "\n".join(f"   ms_optim.{name}" for name in sorted(names, key=str.lower))
+        table = f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{rows}\n```"
+        source[0] = source[0].replace(f"% {kind}", table)
 
 
 def write_math(as_block):
@@ -65,8 +95,9 @@ def write_math(as_block):
 
 
 def setup(app):
-    """Add the check, the signatures and the formulas to Sphinx."""
+    """Add the check, the signatures, the list of names and the formulas to Sphinx."""
     app.connect("env-check-consistency", check_public_names)
     app.connect("autodoc-process-signature", constructor_signature)
+    app.connect("source-read", list_public_names)
     app.add_html_math_renderer("mathml", (write_math(False), None), (write_math(True), None))
     return {"parallel_read_safe": True}

@@ -176,7 +176,8 @@ def test_what_an_optimizer_refuses_is_listed_with_its_reason():
     assert status == 1
     (told,) = [line for line in printed.splitlines() if "needs the device target 'CPU'" in line]
     assert told.startswith("Not possible: AdamW, Lamb, LANS, ")
-    assert told.endswith("with state_dtype float32, bfloat16, 8bit, 4bit: 'shard_states' needs the device target 'CPU'.")
+    reason = "with state_dtype float32, bfloat16, 8bit, 4bit: 'shard_states' needs the device target 'CPU'."
+    assert told.endswith(reason)
 
 
 def test_plans_that_fit_come_first():

@@ -106,6 +106,41 @@ def test_links_lead_somewhere(page):
             assert anchor in slugs, link
 
 
+def test_every_picture_is_in_the_gallery_with_its_command():
+    shown = set(re.findall(r"!\[[^]]+\]\((\w+\.png)\)", TEXTS["docs/gallery.md"]))
+    assert shown == {path.name for path in DOCS.glob("*.png")}
+    commands = re.findall(r"`python (\S+\.py|-m \w+ \w+)", TEXTS["docs/gallery.md"])
+    assert len(commands) >= len(shown)
+    assert all(command.startswith("-m") or (ROOT / command).exists() for command in commands)
+
+
+def test_the_index_lists_every_public_name_once():
+    page = [TEXTS["docs/api.md"]]
+    conf.list_public_names(None, "api", page)
+    assert sorted(re.findall(r"^   ms_optim\.(\w+)$", page[0], re.M)) == sorted(ms_optim.__all__)
+    assert "%" not in page[0]
+
+
+@pytest.mark.parametrize("cls", ms_optim.OPTIMIZERS, ids=lambda cls: cls.__name__)
+def test_signatures_show_every_keyword_with_its_default(cls):
+    shown, _ = conf.constructor_signature(None, "class", cls.__name__, cls, None, None, None)
+    assert "**" not in shown
+    assert set(re.findall(r"(\w+)=", shown)) >= set(cls.keywords()) - set(cls.required) - {"learning_rate"}
+    for name in ("loss_scale=1.0", "state_dtype='float32'", "master_weights=True"):
+        assert name in shown
+
+
+def test_copy_buttons_leave_prompts_out():
+    prompt = re.compile(conf.copybutton_prompt_text)
+    lines = ["... for k in range(2):", "$ python -m ms_optim doctor", ">>> import ms_optim", "True"]
+    assert [prompt.sub("", line, count=1) for line in lines if prompt.match(line)] == [
+        "for k in range(2):",
+        "python -m ms_optim doctor",
+        "import ms_optim",
+    ]
+    assert conf.copybutton_prompt_is_regexp
+
+
 @every_page
 def test_pages_load_nothing_from_the_network(page):
     assert not re.search(r"!\[[^]]*\]\(\w+:|<(?:img|script|link|iframe)\b", TEXTS[page])

@@ -1,4 +1,4 @@
-"""Arguments: their types, those that all optimizers share, and checks of numbers, words and flags.
+"""Types of arguments, the arguments that all optimizers share, and checks of numbers, strings and flags.
 
 Each error names the argument, what was expected and what was given.
 """
@@ -25,8 +25,8 @@ BACKENDS = ("auto", "aot", "akg", "composite", "native")
 DECAYS = ("decoupled", "cautious")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
 # Type checkers know none of MindSpore's types: in an expression such a type is unknown, in an annotation it is Any. A
-# string counts as an annotation, so these aliases are strings.
-# Arguments of all optimizers. A learning rate that is a Cell is a LearningRateSchedule.
+# string counts as an annotation, so these aliases are strings. # Arguments of all optimizers. A learning rate that is a
+# Cell is a LearningRateSchedule.
 Params: TypeAlias = "Sequence[Parameter] | Sequence[dict[str, Any]]"
 LearningRate: TypeAlias = "float | Tensor | Iterable[float] | nn.Cell"
 WeightDecay: TypeAlias = "float | nn.Cell"
@@ -36,7 +36,7 @@ GlobalStep: TypeAlias = "Tensor | int"
 Tensors: TypeAlias = "tuple[Tensor, ...]"
 Scalars: TypeAlias = "tuple[Tensor | float, ...]"
 FilePath: TypeAlias = "str | os.PathLike[str]"
-# A step computes in float32: a number below the first limit counts as 0, one above the second is infinite.
+# A step computes in float32: a number below LEAST is treated as 0, a number above MOST is infinite.
 LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NORMAL = "a normal number in float32, from 2**-126 to 3.4e38"
 FINITE = "finite in float32, at most 3.4e38"
@@ -93,12 +93,9 @@ class Options:
         if options.average_warmup and options.average_decay is None:
             fail(ValueError, optimizer, "average_warmup", "False without 'average_decay'", True)
         if options.stochastic_rounding and options.master_weights:
-            fail(
-                ValueError,
-                optimizer,
-                "master_weights",
-                "False with stochastic_rounding=True, or nothing is rounded",
-                True,
+            raise ValueError(
+                f"For '{optimizer}', stochastic_rounding=True requires master_weights=False, "
+                f"but got master_weights={options.master_weights!r}."
             )
         return options
 
@@ -146,7 +143,7 @@ def check_type(optimizer: str, name: str, value: Any, expected: type) -> None:
 
 
 def check_choice(optimizer: str, name: str, value: Any, choices: Sequence[str]) -> None:
-    """Check that a value is one of a few words."""
+    """Check that a value is one of the given strings."""
     check_type(optimizer, name, value, str)
     if value not in choices:
         fail(ValueError, optimizer, name, f"one of {list(choices)}", value)
@@ -251,7 +248,7 @@ def choose_backend(optimizer: str, name: str, fused: Any, shared: Shared) -> Sha
     if fused:
         return shared
     if shared.get("backend", "auto") not in ("auto", "composite"):
-        fail(ValueError, optimizer, "backend", f"'auto' or 'composite' where {name}=False", shared.get("backend"))
+        fail(ValueError, optimizer, "backend", f"'auto' or 'composite' with {name}=False", shared.get("backend"))
     return {**shared, "backend": "composite"}
 
 
@@ -261,7 +258,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_amounts(caller: str, key: str, value: Tensor) -> None:
-    """Check that an entry of a state dict holds finite numbers, 0 or greater, as counts, rates and scales are."""
+    """Check that an entry of a state dict, such as a count, rate or scale, holds finite numbers, 0 or greater."""
     numbers = ops.cast(value, mstype.float32).asnumpy()
     wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))]
     if wrong.size:

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class Common(TypedDict, total=False):
-    """Shared keyword arguments that every optimizer takes, and none has among its own."""
+    """Shared keyword arguments that every optimizer takes and that no optimizer defines itself."""
 
     state_dtype: str
     master_weights: bool | str
@@ -16,14 +16,14 @@ class Common(TypedDict, total=False):
 
 
 class CommonAndAverage(Common, total=False):
-    """Likewise, with those of the average of the weights."""
+    """The same, and the arguments of the average of the weights."""
 
     average_decay: float | None
     average_warmup: bool
 
 
 class SharedButLossScale(CommonAndAverage, total=False):
-    """Shared keyword arguments of an optimizer that has `loss_scale` among its own, and no decoupled decay."""
+    """Shared keyword arguments of an optimizer that defines `loss_scale` itself and has no decoupled decay."""
 
     grad_clip_norm: float | None
     shard_states: bool
@@ -38,7 +38,7 @@ class Shared(SharedButLossScale, total=False):
 
 
 class SharedButSkipping(TypedDict, total=False):
-    """Shared keyword arguments of an optimizer that has `skip_nonfinite` among its own, with another default."""
+    """Shared keyword arguments of an optimizer that defines `skip_nonfinite` itself, with another default."""
 
     state_dtype: str
     master_weights: bool | str

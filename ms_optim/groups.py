@@ -1,4 +1,4 @@
-"""Param groups from a network: by kind, by name, by layer."""
+"""Parameter groups from a network: by kind, by name, by layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NOT_DECAYED = {"weight_decay": 0.0}
 SETTINGS = (*(key for key in GROUP_KEYS if key not in ("params", "order_params")), *KEYS)
-# Settings that have a column in the table only where a group has them.
+# Settings that have a column in the table only if a group has them.
 HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group", **{key: key for key in KEYS}}
 
 
@@ -116,16 +116,16 @@ def pattern_groups(
     """Group parameters by patterns of their names.
 
     A pattern is matched against the whole name, with ``*`` for any characters, dots too, ``?`` for one, and ``[...]``
-    for one of several, as in a shell. The first pattern that matches counts. Parameters that match none have the
+    for one of several, as in a shell. The first pattern that matches is used. Parameters that match no pattern use the
     optimizer's defaults.
 
     Args:
         {network}
-        patterns (dict[str, dict]): For each pattern the settings of its group: any of `lr`, `weight_decay`,
-            `grad_centralization` and `shard_group`, as in the groups that optimizers take, and `muon`, for
-            :class:`ms_optim.Muon` alone.
+        patterns (dict[str, dict]): For each pattern, the settings of its group: any of `lr`, `weight_decay`,
+            `grad_centralization` and `shard_group`, as in the groups that optimizers take, and `muon`, only for
+            :class:`ms_optim.Muon`.
         filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
-            decayed where the settings state no `weight_decay`. Default: ``False`` .
+            decayed if the settings do not set `weight_decay`. Default: ``False`` .
 
     Returns:
         {groups}
@@ -135,8 +135,8 @@ def pattern_groups(
         TypeError: If `patterns` is not a dict from str to dict, a setting has the wrong type, or
             `filter_bias_and_norm` is not a bool.
         KeyError: If a setting has an unknown name.
-        ValueError: If a setting is out of range, or a pattern matches no parameter, or only parameters that earlier
-            patterns match.
+        ValueError: If a setting is out of range, or a pattern matches no parameter, or matches only parameters that
+            earlier patterns match.
 
     Examples:
         >>> from mindspore import nn
@@ -283,7 +283,7 @@ def collect(params: list[Parameter], keys: list[Any], settings: Callable[[Any], 
 
 
 def _describe(group: dict[str, Any], key: str) -> str:
-    """Return a setting as it stands in the table."""
+    """Return a setting as the table shows it."""
     value = group.get(key, "default")
     if isinstance(value, _ScaledLR):
         return f"{value.scale:.4g} × {type(value.schedule).__name__}"

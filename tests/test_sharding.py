@@ -190,7 +190,7 @@ def test_only_sliced_tensors_have_an_axis(parameter):
         with pytest.raises(error, match=match):
             Muon([{"params": [parameter], **settings}], 0.1)
 
-    refused(ValueError, r"params\[0\]\['shard_axis'\]' must be left out without 'shard_group', but got 1", shard_axis=1)
+    refused(ValueError, r"params\[0\]\['shard_axis'\]' must be omitted without 'shard_group', but got 1", shard_axis=1)
     expected = r"params\[0\]\['shard_axis'\]' must be an int, 0 or greater"
     refused(TypeError, expected, shard_group="world", shard_axis="rows")
     refused(ValueError, expected, shard_group="world", shard_axis=-1)

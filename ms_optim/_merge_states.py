@@ -72,7 +72,7 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         >>> from ms_optim import AdamW, merge_states
         >>> net = nn.Dense(4, 3)
         >>> optimizer = AdamW(net.trainable_params(), shard_states=True)
-        >>> full = optimizer.state_dict() # with several processes: merge_states([...])
+        >>> full = optimizer.state_dict()  # with several processes: merge_states([...])
         >>> optimizer.load_state_dict(full)
     """
     if not isinstance(states, (list, tuple)) or not all(isinstance(state, dict) for state in states):

@@ -178,7 +178,8 @@ def normalized_rows(matrices, average, beta: float, dtype):
     Args:
         matrices: Orthogonal matrices, of shape (..., rows, columns).
         average: The averages so far, of shape (..., rows).
-        beta: The decay rate of the averages. dtype: The dtype in which squares are summed.
+        beta: The decay rate of the averages.
+        dtype: The dtype in which squares are summed.
     """
     wide = F.cast(matrices, dtype)
     sums = ops.sum(ops.square(wide), -1)

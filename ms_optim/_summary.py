@@ -1,4 +1,4 @@
-"""What an optimizer prints: its numbers, its groups, how a step runs, and how much memory it takes."""
+"""The text of print(optimizer): its arguments, its groups, how a step runs, and how much memory it takes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ._arguments import Options, is_number, keywords_of
 if TYPE_CHECKING:
     from ._base import FusedOptimizer
 
-# What the lines below say.
+# Shown in separate lines.
 SHOWN_APART = ("learning_rate", "weight_decay")
 SHARED = [field.name for field in dataclasses.fields(Options)]
 
 
 class Summarized(nn.Optimizer):
-    """Prints what a user wants to know of an optimizer."""
+    """Prints a summary of an optimizer."""
 
     def __repr__(self) -> str:
         return summary(self)  # type: ignore[arg-type]
 
 
 def summary(optimizer: FusedOptimizer) -> str:
-    """Return an optimizer in words.
+    """Return a description of an optimizer.
 
     Args:
         optimizer: The optimizer.
     """
     held, kernel = optimizer._held, f"the fused kernel {optimizer.rule.name!r}"
-    path = kernel if optimizer.fused else f"MindSpore's operators, as {optimizer.backend_reason}"
+    path = kernel if optimizer.fused else f"MindSpore's operators, because {optimizer.backend_reason}"
     kept = {"states": held.states, "scales": held.scales, "masters": held.masters, "averages": held.averages}
     sizes = []
     for name, tensors in kept.items():
@@ -46,7 +46,7 @@ def summary(optimizer: FusedOptimizer) -> str:
 
 
 def arguments(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """Return the optimizer's own numbers and choices by name, and those shared ones that differ from their defaults."""
+    """Return the optimizer's own arguments by name, and the shared arguments that differ from their defaults."""
     found: dict[str, Any] = {}
     for name in keywords_of(type(optimizer)):
         if name in SHARED or name in SHOWN_APART:
@@ -79,6 +79,6 @@ def groups(optimizer: FusedOptimizer) -> list[str]:
 
 
 def named(schedule: nn.Cell) -> str:
-    """Return the name of a schedule's class; of what MindSpore makes of a list, its length."""
+    """Return the name of a schedule's class; for a list of rates, its length."""
     name = type(schedule).__name__
     return f"a list of {schedule.learning_rate.size}" if name == "_IteratorLearningRate" else name

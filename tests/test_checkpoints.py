@@ -331,7 +331,7 @@ def test_a_spoiled_checkpoint_gives_way_to_the_one_before(tmp_path):
     data[-20] ^= 1
     (tmp_path / "step-0000000003.safetensors").write_bytes(data)
     (tmp_path / "step-0000000002.safetensors").write_bytes(data[:50])
-    with pytest.warns(UserWarning, match="The run goes on from .*step-0000000001") as warned:
+    with pytest.warns(UserWarning, match="The run resumes from .*step-0000000001") as warned:
         assert ms_optim.load(tmp_path, net, optimizer).step == 1
     assert ["step-0000000003" in str(w.message) for w in warned] == [True, False]
     (tmp_path / "step-0000000001.safetensors").unlink()

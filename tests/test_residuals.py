@@ -155,9 +155,9 @@ def test_what_cannot_be_folded_is_refused():
     whole = ([0, 0], [1, 1], [0, 2], [0, -1], [[0, 1]], [])
     for whose in (*(np.array(places, np.int32) for places in whole), np.array([0, 1], np.float32)):
         entries = {**second, "dgc_worker": Tensor(whose)}
-        match = "the entry 'dgc_worker' must be int32 of 1 dimension, 1 at the worker's place and 0 elsewhere"
+        match = "the entry 'dgc_worker' must be 1-dimensional int32, 1 at the worker's index and 0 elsewhere"
         refused(ValueError, match, lambda entries=entries: fold_residuals([first, entries], 1))
         refused(ValueError, match, lambda entries=entries: workers.optimizers[1].load_state_dict(entries))
     run(workers, 1)
     later = workers.optimizers[1].state_dict()
-    refused(ValueError, "of one step, but 'global_step'", lambda: fold_residuals([first, later], 1))
+    refused(ValueError, "at the same step, but 'global_step'", lambda: fold_residuals([first, later], 1))

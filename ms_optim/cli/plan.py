@@ -1,4 +1,4 @@
-"""How much memory each optimizer takes, on the device and on the host, for a number of parameters or a network."""
+"""Print the memory that each optimizer needs on device and host, for a number of parameters or a network."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Plan:
 
 
 class NotPossibleError(ValueError):
-    """An optimizer would refuse the options."""
+    """An optimizer does not support the options."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,30 +59,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--parameters",
         type=parameters,
-        help="number of parameters, such as 7e9, as one large tensor, or matrices for Muon",
+        help="number of parameters, such as 7e9; counted as one large tensor, or as matrices for Muon",
     )
-    source.add_argument("--shapes", type=weights_of_json, help="a JSON file: a list of shapes, or shapes by name")
+    source.add_argument(
+        "--shapes", type=weights_of_json, help="a JSON file with a list of shapes, or with shapes by name"
+    )
     source.add_argument("--checkpoint", type=weights_of_checkpoint, help="a MindSpore checkpoint of the network")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the parameters; default: the checkpoint's, or float32")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="dtype of the parameters; default: the checkpoint's, or float32"
+    )
     parser.add_argument("--optimizer", nargs="+", choices=[optimizer.__name__ for optimizer in OPTIMIZERS])
     parser.add_argument("--state-dtype", nargs="+", choices=STATE_DTYPES, default=STATE_DTYPES)
     parser.add_argument(
         "--master-weights",
         choices=MASTER_WEIGHTS,
         default="float32",
-        help="what masters of 16-bit weights are held in; none: there are no masters; default: float32",
+        help="format of the masters of 16-bit weights; none: no masters; default: float32",
     )
-    parser.add_argument("--offload", action="store_true", help="keep all but weights and gradients on the host")
+    parser.add_argument(
+        "--offload", action="store_true", help="keep all tensors except weights and gradients on the host"
+    )
     parser.add_argument("--average", action="store_true", help="keep an average of the weights (average_decay)")
     parser.add_argument(
         "--device",
         choices=_capabilities.DEVICES,
         default=_kernels.device_target(),
-        help="default: this machine's",
+        help="device of the weights; default: this machine's",
     )
     parser.add_argument("--workers", type=count, default=1, help="number of workers that train together; default: 1")
-    parser.add_argument("--shard-states", action="store_true", help="the states are sharded over the workers")
-    parser.add_argument("--memory", type=size, help="memory of the device, such as 64GB; on CPU, memory of the host")
+    parser.add_argument("--shard-states", action="store_true", help="shard the states over the workers")
+    parser.add_argument(
+        "--memory", type=size, help="memory of the device, such as 64GB; with --device CPU, memory of the host"
+    )
     parser.add_argument("--host-memory", type=size, help="memory of the host for each worker, unless --device is CPU")
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes")
 
@@ -118,7 +126,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def as_matrices(weights: Sequence[Weight], workers: int) -> list[Weight]:
-    """Return a number of parameters as matrices, one for each worker, as none is shared between workers."""
+    """Return a number of parameters as matrices, one for each worker, because workers do not share matrices."""
     number = elements(weights)
     sizes = [number // workers + (rank < number % workers) for rank in range(workers)]
     return [weights[0]._replace(shape=(1, size)) for size in sizes if size]
@@ -136,11 +144,11 @@ def plan(
         optimizer: The optimizer's class.
         weights: The parameters' shapes, dtypes and names.
         options: The optimizer's shared arguments.
-        device: Where the weights are, "CPU", "GPU" or "Ascend".
+        device: The device of the weights, "CPU", "GPU" or "Ascend".
         workers: The number of workers that train together.
 
     Raises:
-        NotPossibleError: If the optimizer would refuse the options.
+        NotPossibleError: If the optimizer does not support the options.
     """
     features = _capabilities.asked(options, options.shard_states, is_sliced=False)
     path, reason = _capabilities.answer(optimizer, device, features)
@@ -187,7 +195,7 @@ def held(
 
 
 def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:
-    """Return how many bytes are left, less than 0 if the plan does not fit, or None if no memory was given."""
+    """Return the remaining bytes, negative if the plan does not fit, or None if no memory was given."""
     on_device = plan.host if arguments.device == "CPU" else plan.device
     left = [] if arguments.memory is None else [arguments.memory - on_device]
     if arguments.host_memory is not None and arguments.device != "CPU":
@@ -237,13 +245,13 @@ def show(
         for heading in numbers:
             table.add_column(heading, justify="right")
         if spare(plans[0], arguments) is not None:
-            table.add_column("fits, and what is left", no_wrap=True)
+            table.add_column("fits, remaining", no_wrap=True)
         for one in plans:
             cells = [f"{getattr(one, name) / UNITS[unit]:,.2f}" for name in numbers]
             left = spare(one, arguments)
             cells += [f"{'yes' if left >= 0 else 'no'}, {left / UNITS[unit]:+,.2f}"] if left is not None else []
             table.add_row(one.optimizer, one.state_dtype, *cells)
-        # No number is cut off: in a narrow terminal, lines wrap instead.
+        # Numbers are never truncated; in a narrow terminal, lines wrap instead.
         console.width = max(console.width, Console(width=1000).measure(table).maximum)
         console.print(table)
         console.print("Activations, workspaces and the framework's own memory are not counted.")

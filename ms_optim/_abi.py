@@ -16,7 +16,7 @@ from ._abi_local import LocalMark, LocalNumber, LocalReport
 
 # ---- Numbers ------------------------------------------------------------------------------------------------------
 
-MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # the last: codes that share one scale
+MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # CODE_BLOCK is the number of codes that share one scale
 MOST_ELEMENTS = 1 << 31  # of a tensor that is sent in parts
 # The mark at a wire's end: see ops/include/dgc.h.
 LIMB_BITS, LIMBS = 6, 10

@@ -48,7 +48,7 @@ class AdamFamily(FusedOptimizer):
         rule = rule._replace(constants=(beta1, beta2, eps, *rule.constants))
         # Set before the base class chooses a path, as that may try the rule.
         self.beta1, self.beta2, self.eps, self.bias_correction = beta1, beta2, eps, bias_correction
-        # Computed here, in float64: a graph would compute in float32, where 1 - 0.999 is off by 1e-5.
+        # Computed here, in float64: a graph would use float32, where 1 - 0.999 has a relative error of 1e-5.
         self._one_minus_beta1, self._one_minus_beta2 = 1.0 - beta1, 1.0 - beta2
         self._log_beta1, self._log_beta2 = math.log(beta1), math.log(beta2)
         super().__init__(params, learning_rate, weight_decay, rule, **shared)

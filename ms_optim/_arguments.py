@@ -108,7 +108,7 @@ def check_masters(optimizer: str, value: Any) -> None:
 
 
 def keywords_of(optimizer: Any) -> list[str]:
-    """Return the names of the arguments that an optimizer's class takes besides its parameters."""
+    """Return the names of the arguments that an optimizer's class takes, except its parameters."""
     signatures = (inspect.signature(base.__init__).parameters for base in optimizer.__mro__)
     own = next(names for names in signatures if "learning_rate" in names)
     kept = [name for name, p in own.items() if p.kind is not p.VAR_KEYWORD and name not in ("self", "params")]
@@ -130,7 +130,8 @@ def fail(error: type[Exception], optimizer: str, name: str, expected: str, value
 def closest(given: str, known: Sequence[str]) -> str:
     """Return a sentence with the closest of the known names, for the end of an error; nothing if no name is close.
 
-    The known names are in lower case, and the case of the given one does not count: "AdamOffload" is "adam_offload".
+    The known names are in lower case, and the case of the given name is ignored: "AdamOffload" is close to
+    "adam_offload".
     """
     close = difflib.get_close_matches(given.lower(), known, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""
@@ -220,7 +221,7 @@ def check_bounds(optimizer: str, names: str | tuple[str, str], value: Any) -> tu
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
-        names: Name of the argument that holds both limits, or the names of two arguments with one each.
+        names: Name of the argument that holds both limits, or the names of two arguments that hold one limit each.
         value: None for no limits, or the pair.
     """
     if value is None:

@@ -11,7 +11,7 @@ SMALLEST = 2.0**-126  # the smallest normal float32 number
 
 
 def normal(x):
-    """Return float32 numbers with 0 in place of those below 2^-126 in magnitude; a NaN stays.
+    """Return float32 numbers with magnitudes below 2^-126 replaced by 0; a NaN is kept.
 
     Some of MindSpore's threads flush denormals to 0 and others do not. They are flushed here, so that results do not
     depend on the thread.

@@ -29,7 +29,7 @@ class Swap:
     Args:
         parts: The parts that the optimizer's path is built from.
         gather: Gathers the weights of all shares on all workers; None if each worker has all weights.
-        check_between: Raises an error that names what was called if a step is under way.
+        check_between: Raises an error that names the called function if a step is in progress.
     """
 
     parts: Parts

@@ -70,7 +70,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         states: Parameters: the first states of all parameters, then all second states, and so on.
         scales: Parameters, float32: the scales of states that are held as codes.
         masters: Parameters: float32 masters of float16 and bfloat16 parameters, or the remainders of split masters.
-        averages: Parameters, float32: the averages of the weights that `average_decay` asks for.
+        averages: Parameters, float32: the averages of the weights, if `average_decay` is set.
         global_step: Parameter, int32 of shape (1,): the number of steps so far, without skipped steps. It does not
             exceed 2**31 - 1: each later step runs as if it were the last step that can be counted.
         statistics: Parameter, float32 of shape (parameters, 5): gradient norm, weight norm, update norm, trust ratio
@@ -120,7 +120,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
     # What a class of this package states for the commands, MindFormers and the tests, which list all optimizers.
     # Its rules, one for each kernel, without the constants that arguments set; the first is the default.
     rules: tuple[Rule, ...] = ()
-    # Arguments that have no default, besides the parameters and the learning rate, with values for an example.
+    # Arguments without a default, except the parameters and the learning rate, with values for an example.
     required: ClassVar[dict[str, Any]] = {}
     # For each of the rules, the arguments of an example that tests whether a kernel is correct.
     trials: tuple[dict[str, Any], ...] = ({},)
@@ -204,14 +204,14 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
 
     @classmethod
     def keywords(cls) -> list[str]:
-        """Return the names of the arguments that the optimizer takes besides its parameters."""
+        """Return the names of the arguments that the optimizer takes, except its parameters."""
         return keywords_of(cls)
 
     def current_step_lr(self) -> float | tuple[float, ...]:
         """Return the learning rate of the next step.
 
         Returns:
-            A float; where groups have learning rates of their own, a tuple with one for each parameter.
+            A float; if groups have their own learning rates, a tuple with one for each parameter.
         """
         rates = self._rates_at(self.global_step)
         if self.is_group_lr:
@@ -225,7 +225,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
     # ---- Construction ---------------------------------------------------------------------------------------------
 
     def _preprocess_weight_decay(self, weight_decay):
-        """Keep the decay as it is: the base class would multiply it by the loss scale."""
+        """Keep the decay unchanged; the base class would multiply it by the loss scale."""
         if isinstance(weight_decay, nn.Cell):
             self.dynamic_weight_decay = True
             return weight_decay

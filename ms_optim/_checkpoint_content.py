@@ -104,7 +104,7 @@ def _states(parts: list[File], own: File, optimizer: AnyOptimizer, folded: dict[
 
 
 def _weights(function: str, net: nn.Cell | None, optimizer: AnyOptimizer | None) -> dict[str, Parameter]:
-    """Return the weights, each once: the parameters of the network, then further ones that the optimizer updates."""
+    """Return each weight once: the parameters of the network, then further parameters that the optimizer updates."""
     found: dict[str, Parameter] = {}
     seen: set[int] = set()
     named: Iterable[tuple[str, Parameter]] = ()

@@ -39,8 +39,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_CHECKSUM = '"header_crc32": "'
 NO_CHECKSUM = "0" * 8
 VERSION = 1  # of the metadata's content
-PAGE = 4096  # bytes that are added up for a checksum
-CHUNK = 256 * PAGE  # bytes that are added up and then written while they are in a cache
+PAGE = 4096  # bytes that are summed for a checksum
+CHUNK = 256 * PAGE  # bytes that are summed and then written while they are in a cache
 
 
 @functools.cache
@@ -54,7 +54,7 @@ class SpoiledError(ValueError):
 
 
 class Entry(NamedTuple):
-    """A tensor of a file: its kind, the format's name of its dtype, its shape, where its bytes are, its checksum."""
+    """A tensor of a file: its kind, its dtype name in the format, its shape, its byte range and its checksum."""
 
     kind: str
     dtype: str
@@ -116,7 +116,7 @@ class File:
         """Compare the checksums of all entries.
 
         Raises:
-            SpoiledError: If one differs.
+            SpoiledError: If a checksum differs.
         """
         spoiled = [n for n, e in self.entries.items() if _checksum(self._data[e.begin : e.end]) != e.checksum]
         if spoiled:

@@ -46,7 +46,7 @@ FORMATS = {
     np.dtype(np.int16): Format(4, 1, 3, True),
     np.dtype(np.uint16): Format(4, 1, 7, False),
 }
-# Where the four codes of a word of 16 bits begin.
+# The first bit of each of the four codes in a 16-bit word.
 PLACES = np.arange(0, 16, 4, dtype=np.uint16)
 
 

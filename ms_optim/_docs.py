@@ -49,7 +49,7 @@ average_warmup (bool): Whether the decay rate is limited to :math:`(1 + t) / (10
     1, so that the average follows the first steps. Default: ``False`` .
 """,
     "loss_scale": """\
-loss_scale (float): The factor that the loss was multiplied by; gradients are divided by it first. Set it to the scale
+loss_scale (float): The factor that the loss was multiplied by; gradients are first divided by it. Set it to the scale
     of a FixedLossScaleManager with drop_overflow_update=False. It and its inverse must be normal numbers in float32:
     from 2**-126 to 2**126. Default: ``1.0`` .
 """,

@@ -25,7 +25,7 @@ def check_shapes(
         takes_sparse: Whether sparse gradients are accepted.
 
     Raises:
-        ValueError: If there are too few or too many gradients, or one has another shape than its parameter.
+        ValueError: If the number of gradients is wrong, or a gradient does not have the shape of its parameter.
         TypeError: If a gradient is not of floating-point dtype, or is sparse where sparse gradients are not accepted.
     """
     if len(given_shapes) != len(names):
@@ -76,7 +76,7 @@ def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any)
 
     Raises:
         TypeError: If it is not a tuple or list of Tensors.
-        ValueError: If :func:`check_shapes` raises one.
+        ValueError: If :func:`check_shapes` raises it.
     """
     check_tensors(optimizer, gradients, Tensor)
     check_shapes(optimizer, names, shapes, tuple(g.shape for g in gradients), tuple(g.dtype for g in gradients))

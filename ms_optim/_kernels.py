@@ -168,7 +168,7 @@ def akg_operator(kernel: Callable, rows: int) -> ops.Custom:
 
     Args:
         kernel: A function in the DSL.
-        rows: How many rows it returns, each as long as its last tensor.
+        rows: Number of rows that it returns, each as long as its last tensor.
     """
     return ops.Custom(
         kernel,

@@ -1,6 +1,6 @@
 """Distributed tensors (DTensors): the optimizer updates this process's shards and exposes states as DTensors.
 
-A DTensor of the package hyper_parallel is a Parameter, too. Its `shape` is that of the whole tensor. `to_local()`
+A DTensor of the package hyper_parallel is also a Parameter. Its `shape` is that of the whole tensor. `to_local()`
 returns the shard that this process holds; `device_mesh` and `placements` state how the whole tensor is sharded. This
 module imports nothing from that package.
 """
@@ -33,10 +33,10 @@ class LocalShards:
         groups: The groups of parameters, as dicts.
         sums_over_shards: Whether a step needs sums over whole tensors, such as norms. Then sharded parameters get the
             group key `shard_group`.
-        has_axis: Whether they get `shard_axis`, too.
+        has_axis: Whether they also get the key `shard_axis`.
 
     Attributes:
-        groups: The groups with plain Parameters in place of DTensors, in the same order.
+        groups: The groups with plain Parameters instead of DTensors, in the same order.
     """
 
     groups: list[dict[str, Any]]

@@ -24,7 +24,7 @@ class Matrix(NamedTuple):
     """The rows of a tensor that form a matrix: runs of rows at equal distances.
 
     Attributes:
-        first_row: The first of them.
+        first_row: The index of the first row.
         run: Number of consecutive rows in a run.
         runs: Number of runs.
         stride: Distance from the first row of a run to the first row of the next run.

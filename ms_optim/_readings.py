@@ -27,7 +27,7 @@ class Reading(NamedTuple):
 
     Attributes:
         optimizer: Name of its class.
-        step: The number of steps so far, skipped ones included.
+        step: The number of steps so far, including skipped ones.
         totals: Numbers of the whole step by name.
         layers: Columns by name, each with one number per parameter.
         parameters: The parameters' names.
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
 
 
 def steps_of(optimizer: AnyOptimizer) -> int:
-    """Return the number of steps so far, skipped ones included."""
+    """Return the number of steps so far, including skipped ones."""
     return int(optimizer.global_step.asnumpy()[0]) + int(optimizer.skipped_steps.asnumpy()[0])
 
 

@@ -40,7 +40,7 @@ class Release:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a step has begun and was not finished."""
+        """Whether a step has begun and is not finished."""
         return self._rates is not None
 
     @property
@@ -168,7 +168,7 @@ class Released(nn.Optimizer):
         """Return to ordinary steps.
 
         Raises:
-            RuntimeError: If a step is under way.
+            RuntimeError: If a step is in progress.
         """
         self._check_between("detach()")
         self._attached("detach()").is_attached = False

@@ -58,7 +58,7 @@ def cut(sizes: Sequence[int], costs: Sequence[float], grains: Sequence[int], cou
     Args:
         sizes: The tensors' elements.
         costs: Bytes of states for each element of a tensor.
-        grains: The granularity of a tensor's parts: each part is a multiple of so many elements.
+        grains: The granularity of a tensor's parts: each part is a multiple of this number of elements.
         count: Number of shares.
 
     Returns:

@@ -30,7 +30,7 @@ FLOATS = (mstype.float32, mstype.bfloat16)
 def unwrapped(entries: dict[str, Any]) -> dict[str, Any]:
     """Return entries without the prefix that an outer Cell gave to the optimizer's names, as in `opt.global_step`.
 
-    Names without the prefix belong to other parts of a network and stay as they are.
+    Names without the prefix belong to other parts of a network and are not changed.
     """
     steps = [name for name in entries if name.rpartition(".")[2] == "global_step"]
     if len(steps) != 1:
@@ -245,8 +245,8 @@ class Stateful(nn.Optimizer):
     _entries: StateEntries
 
     def _keep_entries(self, parts: Parts, share: Parameter | None, swap: Swap) -> None:
-        """Note the names from construction, once all is made that the optimizer holds."""
-        listed = functools.partial(nn.Cell.parameters_and_names, self)  # whatever a subclass shows instead
+        """Record the names from construction, after all parameters of the optimizer exist."""
+        listed = functools.partial(nn.Cell.parameters_and_names, self)  # even if a subclass overrides it
         object.__setattr__(self, "_entries", StateEntries(parts, listed, share, self.check_entries, swap))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -267,7 +267,7 @@ class Stateful(nn.Optimizer):
         return self._entries.copied()
 
     def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True) -> None:
-        """Load the states of another optimizer and go on from its step.
+        """Load the states of another optimizer and continue from its step.
 
         The values are written in place, so that compiled graphs also use them.
 
@@ -287,7 +287,7 @@ class Stateful(nn.Optimizer):
                 finite; or if the states are a share among other workers: :func:`ms_optim.merge_states` merges all
                 shares into a full state dict, from which each worker takes its own share.
 
-        Nothing is changed where an error is raised.
+        If an error is raised, nothing is changed.
         """
         for parameter, value in self._entries.fitting(state_dict, strict):
             write(parameter, value)

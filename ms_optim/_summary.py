@@ -64,7 +64,7 @@ def arguments(optimizer: FusedOptimizer) -> dict[str, Any]:
 def groups(optimizer: FusedOptimizer) -> list[str]:
     """Return a line for each learning rate with its weight decay.
 
-    A schedule is shown by name: MindSpore asks for this text when it compiles a step, and no Cell may run then.
+    A schedule is shown by name, because MindSpore requests this text while it compiles a step, when no Cell may run.
     """
     layout, rates = optimizer._layout, optimizer._rates
     shown = [f"{float(rate.asnumpy()):g}" for rate in rates.fixed] + [named(schedule) for schedule in rates.schedules]

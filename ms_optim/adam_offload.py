@@ -129,9 +129,8 @@ class AdamOffload(AdamFamily):
         if use_locking and not self.fused:
             raise RuntimeError(f"For '{name}', use_locking=True needs the host's operator: {self.backend_reason}.")
         self._target = "CPU"
-        self._paths = (
-            {"CPU": self._path} if self.fused else {}
-        )  # in a dict, so that the Cell lists only the path that runs
+        # In a dict, so that the Cell lists only the path that runs.
+        self._paths = {"CPU": self._path} if self.fused else {}
         self._succeeded = Tensor(True)
 
     def _hold_more(self, held):

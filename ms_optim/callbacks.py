@@ -28,7 +28,7 @@ NAME = "OptimizerMonitor"
 
 
 class OptimizerMonitor(Callback):
-    """Shows and records what an optimizer does: norms, trust ratios, rates and skipped steps.
+    """Prints and records the steps of an optimizer: norms, trust ratios, rates and skipped steps.
 
     It is a callback of ``Model.train``. In a training loop of your own, call :meth:`step` after each step. Each step
     computes its statistics anyway; the monitor reads them once per `every` steps and does nothing in between.

@@ -261,7 +261,7 @@ class CheckpointSaver(Callback):
         self._remove_older(path, place_of(optimizer))
 
     def _remove_older(self, path, place):
-        """Remove older checkpoints, each worker some parts of them, and unfinished files of killed processes."""
+        """Remove older checkpoints, each worker some of their parts, and unfinished files of killed processes."""
         if not place.saves:
             return
         found = sets_in(self.folder, STEP)

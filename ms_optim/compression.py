@@ -117,7 +117,7 @@ class CompressedStep(FusedOptimizer):
 
     @classmethod
     def step_together(cls, workers: Sequence[CompressedStep], gradients: Sequence[Sequence[Tensor]]) -> int:
-        """Take a step of simulated workers, and return how many bytes each has sent."""
+        """Take a step of simulated workers, and return the number of bytes that each has sent."""
         first = workers[0]
         first._check_begin()
         for worker in workers:

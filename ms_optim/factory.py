@@ -127,7 +127,7 @@ def list_optimizers(patterns: str | Sequence[str] | None = None) -> list[str]:
 
 def _by_name() -> dict[str, type[FusedOptimizer]]:
     """Return the optimizers by name, which is the name of their first rule."""
-    # When this module is imported, the package has not made the list yet.
+    # When this module is imported, the list does not exist yet.
     from . import OPTIMIZERS
 
     return {optimizer.rules[0].name: optimizer for optimizer in OPTIMIZERS}

@@ -78,7 +78,7 @@ def no_decay_groups(
     """Group parameters so that biases and normalization are not decayed.
 
     Three kinds of parameters are not decayed: those of at most 1 dimension, those named `bias`, and those of a
-    normalization layer, whatever their dimensions. A normalization layer is a Cell whose class, or one of its base
+    normalization layer, regardless of their dimensions. A normalization layer is a Cell whose class, or one of its base
     classes, has a name that ends in Norm, such as LayerNorm, BatchNorm2d or an RMSNorm of your own. A list of
     parameters has no Cells: the third kind is not found there.
 
@@ -115,9 +115,9 @@ def pattern_groups(
 ) -> ParamGroups:
     """Group parameters by patterns of their names.
 
-    A pattern is matched against the whole name, with ``*`` for any characters, dots too, ``?`` for one, and ``[...]``
-    for one of several, as in a shell. The first pattern that matches is used. Parameters that match no pattern use the
-    optimizer's defaults.
+    A pattern is matched against the whole name, with ``*`` for any characters, including dots, ``?`` for one, and
+    ``[...]`` for one of several, as in a shell. The first pattern that matches is used. Parameters that match no
+    pattern use the optimizer's defaults.
 
     Args:
         {network}
@@ -161,7 +161,7 @@ def pattern_groups(
     first = first_matches(name, "patterns", list(patterns), params)
     not_decayed = find_not_decayed(name, network, params) if filter_bias_and_norm else set()
 
-    # Parameters that match no pattern are in one more group, the last, without settings.
+    # Parameters that match no pattern are in an additional last group without settings.
     checked.append({})
     matched = [first.get(p.name, -1) for p in params]
     keys = [(i, p.name in not_decayed and "weight_decay" not in checked[i]) for i, p in zip(matched, params)]
@@ -186,7 +186,7 @@ def layerwise_groups(
 
     Unless `layers` is given, layers are found by the numbers in the parameters' names. The names in a layer are equal
     up to the first part that is a number, such as ``blocks.3`` or ``encoder.layer2.0`` . Consecutive parameters whose
-    names have no number, such as embeddings before the blocks or the head after them, are a layer, too.
+    names have no number, such as embeddings before the blocks or the head after them, also form a layer.
 
     Args:
         {network}

@@ -250,13 +250,13 @@ class LocalSteps(Stateful):
         write(self.local_step, self.local_step.asnumpy() + np.int32(1))
 
     def _check_alike(self, marks: np.ndarray) -> None:
-        """Raise an error that says how workers differ."""
+        """Raise an error that states how workers differ."""
         if difference := _libraries.difference_of_marks(marks):
             raise RuntimeError(f"For '{NAME}', {difference}")
 
     @classmethod
     def step_together(cls, workers: Sequence[LocalSteps], gradients: Sequence[Tensors]) -> int:
-        """Take a step of simulated workers, and return how many bytes each has sent."""
+        """Take a step of simulated workers, and return the number of bytes that each has sent."""
         checked = [worker._checked(own) for worker, own in zip(workers, gradients)]
         exchanged, *_ = [worker._begin() for worker in workers]
         for worker, own in zip(workers, checked):

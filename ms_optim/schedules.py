@@ -550,7 +550,7 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
         if falling <= 0:
             expected = f"greater than 'warmup_steps' and 'hold_steps' together, {warmup_steps + hold_steps}"
             fail(ValueError, name, "total_steps", expected, total_steps)
-        # Without warm-up, step 0 has the rate that the step after a warm-up of one step would have.
+        # Without warm-up, step 0 has the rate of the step after a warm-up of one step.
         self.ahead, self.rising = int(warmup_steps == 0), max(int(warmup_steps), 1)
         self.total_steps, self.falling = int(total_steps), int(falling)
         self.rise, self.fall, self.power = _constant(self.rising), _constant(self.falling), _constant(power)

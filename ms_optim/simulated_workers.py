@@ -37,7 +37,7 @@ def _refuse(wire):
 
 
 class SimulatedWorkers:
-    """Several workers that exchange, in one process.
+    """Several workers in one process that exchange data.
 
     Each worker is an optimizer with its own weights, states and residuals, and runs the kernels that it would run on a
     cluster. Only the exchange is not a collective: the data that workers would send is passed in memory. With

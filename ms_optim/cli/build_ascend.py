@@ -45,7 +45,7 @@ def what_is_missing(soc_version: str, cann: str | None) -> str | None:
             f"{soc_version!r}"
         )
     if not (sources() / "op_host").is_dir():
-        return f"{sources()} does not contain the operators' sources: install ms_optim again"
+        return f"{sources()} has no sources of the operators: install ms_optim again"
     if not (BUILDER / "setup.py").exists():
         return f"MindSpore {mindspore.__version__} has no builder in {BUILDER}: install MindSpore for Ascend"
     folder = cann or os.environ.get(CANN_VARIABLE, CANN_DEFAULT)

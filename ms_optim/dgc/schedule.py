@@ -25,7 +25,7 @@ class Schedule:
         rule: The optimizer's rule.
         options: Its shared arguments.
         workers: The workers.
-        compression: When and how much is compressed.
+        compression: The settings of the compression.
 
     Attributes:
         workers: The workers.

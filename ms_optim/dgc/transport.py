@@ -71,7 +71,7 @@ class Workers:
         return ops.AllReduce(ops.ReduceOp.SUM, self.group)
 
     def exchange(self, compressed: bool, words: int) -> Callable[[Tensor], Tensor]:
-        """Return a Cell that maps a worker's send buffer of `words` words to all workers' buffers, or their sum."""
+        """Return a Cell that maps a worker's send buffer of 4-byte words to all workers' buffers, or to their sum."""
         return GatherWires(self, words) if compressed else AddWires(self, words)
 
 

@@ -162,7 +162,7 @@ class Exchange(nn.Cell):
         return self.sender(mark)
 
     def applied(self, wires):
-        """Take the outer step along what all sent."""
+        """Take the outer step with the values that all workers sent."""
         found = self.receiver(wires)
         done = F.assign(self.report, found)
         return done if self.copies is None else F.depend(done, self.copies.back(found))
@@ -178,6 +178,6 @@ class Exchange(nn.Cell):
         return self.sender.here(np.concatenate((self.mark.asnumpy(), self.step.asnumpy())))
 
     def apply_here(self, wires):
-        """Take the outer step along what all sent."""
+        """Take the outer step with the values that all workers sent."""
         (found,) = self.receiver.here(np.ascontiguousarray(wires))
         write(self.report, found)

@@ -34,7 +34,7 @@ class Averages(nn.Cell):
             t: The step count, from 1.
             before: The weights before the step, with which the average starts.
             average: The average so far.
-            stored: The weights as they are stored.
+            stored: The weights with the rounding of their storage.
         """
         taken = self.taken * ops.ones_like(t)
         if self.rises:

@@ -60,5 +60,5 @@ class ReleasedPath:
         return self.commit(self.constants, rates, sums, ())
 
     def of_all(self, sums: dict[int, Tensor]) -> Tensor:
-        """Return the sums of all tensors, in their order, from those of each."""
+        """Return the sums of all tensors, in order, from the sums of each tensor."""
         return ops.concat([sums[i] for i in range(len(self.moving))])

@@ -53,7 +53,7 @@ def take(
     if len(parts) != place.count and optimizer is not None and optimizer.is_sliced:
         raise ValueError(
             f"For 'load', the optimizer's tensors are sliced over {place.count} processes, but the checkpoint "
-            f"{parts[0].path} was saved by {len(parts)}."
+            f"{parts[0].path} has {len(parts)} parts."
         )
     own = parts[place.rank if len(parts) == place.count else 0]
     folded = _folded(parts, place) if optimizer is not None else {}
@@ -62,7 +62,7 @@ def take(
     missing, unknown = sorted(weights.keys() - given), sorted(given - weights.keys()) if net is not None else []
     if strict and (missing or unknown):
         what = f"lacks the weight {missing[0]!r}" if missing else f"has the weight {unknown[0]!r}, which is unknown"
-        raise KeyError(f"For 'load', the checkpoint {own.path} {what}; such weights: {len(missing or unknown)}.")
+        raise KeyError(f"For 'load', the checkpoint {own.path} {what} ({len(missing or unknown)} such weights).")
     written = []
     for name in weights.keys() & given:
         p, entry = weights[name], own.entries[name]

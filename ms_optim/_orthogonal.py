@@ -207,5 +207,5 @@ def iterations_of(name: str, ns_steps: Any, coefficients: Any) -> tuple[tuple[fl
         if not isinstance(triple, (list, tuple)) or len(triple) != 3 or not all(map(is_number, triple)):
             fail(TypeError, name, "ns_coefficients", expected, coefficients)
         if not all(abs(number) <= MOST for number in triple):
-            fail(ValueError, name, "ns_coefficients", f"of numbers {FINITE}", coefficients)
+            fail(ValueError, name, "ns_coefficients", f"numbers {FINITE}", coefficients)
     return tuple((float(a), float(b), float(c)) for a, b, c in triples)

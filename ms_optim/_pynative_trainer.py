@@ -68,7 +68,7 @@ class InTrainer(FusedOptimizer):
             if arguments.get(key) in values:
                 fail(ValueError, name, key, f"none of {values} if parameters are DTensors", arguments[key])
         if reason := self.refuses.get("shard_group"):
-            raise ValueError(f"For '{name}', the parameters must not be DTensors: {reason}.")
+            raise ValueError(f"For '{name}', the parameters must not be DTensors: it {reason}.")
         has_matrices = rule.others is not None
         looks_at_wholes = rule.is_layerwise or has_matrices or not rule.is_elementwise
         sums = looks_at_wholes or any(arguments.get(key) for key in SUMS)

@@ -202,7 +202,7 @@ class Released(nn.Optimizer):
         if self._release is not None:
             raise RuntimeError(
                 f"For '{self.cls_name}', each parameter is updated inside the backward pass since attach(): call "
-                "finish() after it, and not the optimizer; or call detach() for ordinary steps."
+                "finish() after it instead of the optimizer, or call detach() for ordinary steps."
             )
 
     def _check_between(self, what):

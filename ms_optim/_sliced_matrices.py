@@ -92,8 +92,8 @@ def _lengths(optimizer, group, tensors):
     for (name, shape, axis), marks in zip(tensors, table[:, :, 2].T):
         if (marks != marks[0]).any():
             raise ValueError(
-                f"For '{optimizer}', the slices of the parameter '{name}' must differ in the dimension 'shard_axis' "
-                f"alone, but another process of '{group}' has other dimensions, or another 'shard_axis', than "
+                f"For '{optimizer}', the slices of the parameter '{name}' must differ only in the dimension "
+                f"'shard_axis', but another process of '{group}' has other dimensions, or another 'shard_axis', than "
                 f"{shape} and {axis}."
             )
     return ((table[:, :, 0] << 20) + table[:, :, 1]).T.tolist()

@@ -64,7 +64,7 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
     for rank, entries in enumerate(old):
         if entries.keys() != names:
             name = sorted(entries.keys() ^ names)[0]
-            raise ValueError(f"For '{NAME}', 'state_dicts' must hold the same names, but not all hold {name!r}.")
+            raise ValueError(f"For '{NAME}', all 'state_dicts' must have the same entries, but not all have {name!r}.")
         for name in names:
             first, other = old[0][name], entries[name]
             if (other.dtype, other.shape) != (first.dtype, first.shape):
@@ -88,7 +88,7 @@ def _local(old, prefix, workers):
     plain = [{name.removeprefix(prefix): value for name, value in entries.items()} for entries in old]
     for name in (name.removeprefix(fold.START) for name in plain[0] if name.startswith(fold.START)):
         if name not in plain[0]:
-            raise KeyError(f"For '{NAME}', 'state_dicts' must have the weight {name!r}, too.")
+            raise KeyError(f"For '{NAME}', 'state_dicts' must also have the weight {name!r}.")
     return [fold.of_worker(plain, rank, workers) for rank in range(workers)]
 
 
@@ -118,7 +118,9 @@ def _worker_entry(entries: dict[str, Tensor]) -> str | None:
     """Return the name of the entry that states which worker the states belong to, if there is one."""
     found = [name for name in entries if name.rpartition(".")[2] in ENTRIES]
     if len(found) > 1:
-        raise ValueError(f"For '{NAME}', 'state_dicts' must be of one optimizer each, but one holds {found}.")
+        raise ValueError(
+            f"For '{NAME}', each of 'state_dicts' must be of one optimizer, but one has the entries {found}."
+        )
     return found[0] if found else None
 
 

@@ -68,7 +68,7 @@ def check_slices_that_do_not_fit(world):
     """On every process, as the others would wait for it."""
     rank = communication.get_rank()
     w = Parameter(tensor(np.ones((4, 3 + rank)), "float32"), name="w")
-    with pytest.raises(ValueError, match=r"the parameter 'w' must differ in the dimension 'shard_axis' alone, but"):
+    with pytest.raises(ValueError, match=r"the parameter 'w' must differ only in the dimension 'shard_axis', but"):
         Muon([{"params": [w], "shard_group": world}], 0.1, backend="composite")
     with pytest.raises(
         ValueError, match=r"'shard_axis' of the parameter 'w' must be less than its number of dimensions, 2"

@@ -41,7 +41,7 @@ class Workers:
         self.group = group if group is not None else (comm.GlobalComm.WORLD_COMM_GROUP if initialized else None)
         processes = 1 if self.group is None else comm.get_group_size(self.group)
         if processes > MOST_PROCESSES:
-            fail(ValueError, optimizer, "group", f"of at most {MOST_PROCESSES} processes", processes)
+            fail(ValueError, optimizer, "group", f"a group of at most {MOST_PROCESSES} processes", processes)
         mode = ms.get_auto_parallel_context("parallel_mode")
         if processes > 1 and mode != "stand_alone":
             raise ValueError(

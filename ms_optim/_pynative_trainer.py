@@ -1,4 +1,4 @@
-"""MindFormers 2's PyNative trainer: makes it create this package's optimizers from YAML, with what it requires.
+"""MindFormers 2's PyNative trainer: creation of this package's optimizers from YAML, and what it requires of them.
 
 The trainer knows only its own optimizers by name and has no registry for others. Therefore this module wraps its
 function ``_build_optimizer``: a section `optimizer` becomes an optimizer of this package if its `type` names one. Every

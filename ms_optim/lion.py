@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @documented
 class Lion(FusedOptimizer):
-    r"""Lion: moves each weight by the learning rate in the direction of its momentum's sign; decoupled weight decay.
+    r"""Lion: moves each weight by the learning rate along the sign of its momentum, with decoupled weight decay.
 
     Chen et al., `Symbolic Discovery of Optimization Algorithms <https://arxiv.org/abs/2302.06675>`_ (2023), with the
     update of Algorithm 2:

@@ -147,7 +147,7 @@ def test_what_cannot_be_folded_is_refused():
     refused(ValueError, "'workers'", lambda: fold_residuals([first, second], 0))
     refused(TypeError, "'workers'", lambda: fold_residuals([first, second], 2.0))
     fewer = {name: value for name, value in second.items() if name != "skipped_steps"}
-    refused(ValueError, "not all hold 'skipped_steps'", lambda: fold_residuals([first, fewer], 1))
+    refused(ValueError, "not all have 'skipped_steps'", lambda: fold_residuals([first, fewer], 1))
     name = next(name for name in first if name.startswith("dgc_r."))
     for other in (Tensor(np.zeros(3, np.float32)), Tensor(np.zeros(first[name].shape, np.float16))):
         match = f"the entry '{name}' must be of one dtype and shape on all workers"

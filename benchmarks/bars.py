@@ -36,7 +36,7 @@ def draw(found, path):
     from matplotlib import pyplot as plt
 
     rows = sorted(found["rows"], key=lambda row: row["seconds"], reverse=True)
-    labels = [LABELS.get(row["name"], row["name"]) for row in rows]
+    labels = [str(LABELS.get(row["name"], row["name"])) for row in rows]
     colors = [OURS if label.startswith("ms_optim") else PEER for label in labels]
     panels = {
         "Time of a step, ns per parameter": [row["seconds"] / found["parameters"] * 1e9 for row in rows],

@@ -1,10 +1,10 @@
-"""Times Deep Gradient Compression and local steps on hosts that a slow link connects, beside dense all-reduce.
+"""Times Deep Gradient Compression and local steps on hosts with a slow link, compared with dense all-reduce.
 
-The hosts are network namespaces of this machine: each has one interface, which a cable of limited rate, in both
-directions, connects to a switch. On each runs one worker, under MindSpore's own collectives; the scheduler runs on the
-first. Workers train the same network on data of their own, first a few steps that are checked, then those that are
-timed, over which each reads its interface's counters: all that the host sent and received is in them, headers,
-acknowledgements and heartbeats too. It needs root, and the commands ip and tc of iproute2.
+The hosts are network namespaces of this machine. Each has one interface, connected to a switch by a link of limited
+rate in both directions. One worker runs on each host, with MindSpore's own collectives; the scheduler runs on the first
+host. Workers train the same network on different data: first a few steps that are checked, then the timed steps, over
+which each worker reads its interface's counters. These include everything that the host sent and received, also
+headers, acknowledgements and heartbeats. It requires root, and the commands ip and tc of iproute2.
 
     python benchmarks/dgc_cluster.py                            2 and 4 workers, 100 Mbit/s and 1 Gbit/s
     python benchmarks/dgc_cluster.py --workers 2 --links 100    one cluster
@@ -36,7 +36,7 @@ WORKER = Path(__file__).resolve().with_name("dgc_worker.py")
 
 
 def sh(*command):
-    """Run a command and return what it prints; raise RuntimeError with its own words if it fails."""
+    """Run a command and return its output; raise a RuntimeError with its error message if it fails."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"'{' '.join(map(str, command))}' failed: {done.stderr.strip() or done.returncode}")
@@ -49,7 +49,7 @@ def address(host):
 
 
 def limit(namespace, interface, rate):
-    """Limit what an interface sends, in Mbit/s."""
+    """Limit the send rate of an interface, in Mbit/s."""
     sh("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", "tbf", "rate", f"{rate}mbit", "burst",
        BURST, "latency", "50ms")  # fmt: skip
 
@@ -58,7 +58,7 @@ def limit(namespace, interface, rate):
 def hosts(count, rate):
     """Build hosts with links of a rate in Mbit/s, yield the names of their namespaces, and remove everything.
 
-    The switch has a namespace of its own, so that nothing outside of them changes.
+    The switch has its own namespace, so that nothing outside these namespaces changes.
     """
     names = [f"{PREFIX}-{os.getpid()}-{host}" for host in range(count)]
     switch = f"{PREFIX}-{os.getpid()}-switch"
@@ -87,7 +87,7 @@ def existing():
 
 
 def remove(names):
-    """Remove those of these namespaces that exist, and what runs in them; their interfaces go with them."""
+    """Remove the existing ones of these namespaces with their processes and interfaces."""
     for name in set(names) & set(existing()):
         for pid in sh("ip", "netns", "pids", name).split():
             with suppress(ProcessLookupError):
@@ -96,13 +96,13 @@ def remove(names):
 
 
 def left_over(names, alive):
-    """Return those names of namespaces that runs which are no longer alive have left."""
+    """Return the names of namespaces left over from runs that have ended."""
     found = ((name, re.fullmatch(rf"{PREFIX}-(\d+)-(\d+|switch)", name)) for name in names)
     return [name for name, match in found if match and not alive(int(match[1]))]
 
 
 def why_not():
-    """Return why hosts cannot be made here, or None if they can."""
+    """Return why hosts cannot be created here, or None if they can."""
     missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
     if missing:
         return f"the command {' and '.join(missing)} of iproute2 is missing"
@@ -167,7 +167,7 @@ def run(names, options):
 
 
 def last_words(output, count=12):
-    """Return the last lines of what a process wrote."""
+    """Return the last lines of a process's output."""
     output.seek(0)
     lines = [line.rstrip() for line in output if line.strip() and not line.startswith(("RESULT ", "[INFO]"))]
     return "\n".join(lines[-count:])
@@ -181,7 +181,7 @@ def results(output):
 
 
 def together(workers):
-    """Return the results of all workers as one: the bytes of the busiest, the times of the slowest."""
+    """Combine the results of all workers: the bytes of the busiest, the times of the slowest."""
     return {
         rule: {key: max(worker[rule][key] for worker in workers) for key in ("seconds", "least", "sent", "received")}
         for rule in workers[0]
@@ -192,12 +192,12 @@ def together(workers):
 
 
 def link_name(rate):
-    """Return a link's rate in words."""
+    """Return a link's rate as text."""
     return f"{rate / 1000:g} Gbit/s" if rate >= 1000 else f"{rate} Mbit/s"
 
 
 def tables(measured):
-    """Return the table of rules and that of a DGC step's parts."""
+    """Return the table of rules, and the table of the parts of a DGC step."""
     from rich.table import Table
 
     inputs, hidden, outputs = LAYERS
@@ -239,7 +239,7 @@ def tables(measured):
 
 
 def stop(number, _frame):
-    """End as a failure does, so that everything is removed."""
+    """Exit as after a failure, so that everything is removed."""
     raise SystemExit(128 + number)
 
 
@@ -250,8 +250,8 @@ def main():
     parser.add_argument("--links", type=int, nargs="+", default=[100, 1000], help="rates in Mbit/s")
     parser.add_argument("--steps", type=int, default=20, help="timed steps of DGC")
     parser.add_argument("--dense-steps", type=int, default=5, help="timed steps of dense all-reduce")
-    parser.add_argument("--batch", type=int, default=16, help="samples a worker")
-    parser.add_argument("--wire-dtype", default="float32", help="in what DGC sends values")
+    parser.add_argument("--batch", type=int, default=16, help="samples per worker")
+    parser.add_argument("--wire-dtype", default="float32", help="dtype in which DGC sends values")
     arguments = parser.parse_args()
     if min(arguments.workers) < 2:
         parser.error("--workers must be at least 2")

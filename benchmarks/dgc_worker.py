@@ -1,4 +1,4 @@
-"""A worker of dgc_cluster.py, or their scheduler: trains by each rule in turn and prints what it measured."""
+"""A worker of dgc_cluster.py, or the scheduler: trains with each rule in turn and prints its measurements."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ class Gradients(nn.Cell):
 
 
 class OneAllReduce(nn.Cell):
-    """Adds up the workers' gradients by one AllReduce."""
+    """Sums the workers' gradients with one AllReduce."""
 
     def __init__(self, weights):
         super().__init__()
@@ -64,7 +64,7 @@ class OneAllReduce(nn.Cell):
 
 
 class AllReduceEach(nn.Cell):
-    """Adds up the workers' gradients by an AllReduce for each tensor, as MindSpore's data-parallel mode does."""
+    """Sums the workers' gradients with one AllReduce per tensor, as MindSpore's data-parallel mode does."""
 
     def __init__(self, weights):
         super().__init__()
@@ -79,7 +79,7 @@ class AllReduceEach(nn.Cell):
 
 
 class Step(nn.Cell):
-    """A step of training: gradients, their way between the workers, and the optimizer."""
+    """A training step: gradients, their exchange between the workers, and the optimizer."""
 
     def __init__(self, gradients, exchange, optimizer):
         super().__init__()
@@ -92,7 +92,7 @@ class Step(nn.Cell):
 
 
 def network():
-    """Return the network and its weights: everywhere the same."""
+    """Return the network and its weights, which are equal on all workers."""
     ms.set_seed(0)
     inputs, hidden, outputs = LAYERS
     net = nn.SequentialCell(nn.Dense(inputs, hidden), nn.ReLU(), nn.Dense(hidden, outputs))
@@ -108,7 +108,7 @@ def dgc(options):
 
 
 def local(**arguments):
-    """Return a step of AdamW between whose exchanges there are local steps, and its weights."""
+    """Return a step of AdamW with LocalSteps, and its weights."""
     net, weights = network()
     optimizer = LocalSteps(AdamW(weights, RATE / 10), EVERY, **arguments)
     return Step(Gradients(net), nn.Identity(), optimizer), weights
@@ -149,7 +149,7 @@ def counters():
 
 
 def check(name, losses, weights):
-    """Raise an error if a loss is not finite, or weights are not the same bits on all workers."""
+    """Raise an error if a loss is not finite, or weights are not bitwise equal on all workers."""
     if not np.isfinite(losses).all():
         raise RuntimeError(f"{name}: a loss is not finite: {losses}")
     if weights:
@@ -160,7 +160,7 @@ def check(name, losses, weights):
 
 
 def measure(name, step, weights, steps, batches, checked=CHECK_STEPS, average=statistics.median):
-    """Check some steps and time more; print and return what they took of this worker."""
+    """Check some steps and time more; print and return this worker's measurements."""
 
     def done(number):
         result = step(*batches[number % BATCHES])
@@ -212,7 +212,7 @@ def work(options):
 
 
 def main():
-    """Be the scheduler or a worker."""
+    """Run the scheduler or a worker."""
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
     if os.environ["MS_ROLE"] == "MS_SCHED":
         comm.init()

@@ -1,10 +1,10 @@
-"""Seconds until the first step in Graph mode of an optimizer of many parameters: what MindSpore compiles.
+"""Measures the compile time of an optimizer's first step in Graph mode, with many parameters.
 
     python benchmarks/first_step.py --parameters 500 2000 5000
     python benchmarks/first_step.py --parameters 500 --backend composite --rows AdamW nn.AdamWeightDecay
 
-Parameters have 2 and 4 elements in turn, so that the step itself takes no time. Each row is a process of its own; the
-seconds are those of the processor.
+Parameters alternately have 2 and 4 elements, so that the step itself takes almost no time. Each row runs in a separate
+process. Times are CPU time in seconds.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Step(nn.Cell):
 
 
 def processor_seconds():
-    """Return the processor's time that this process has used."""
+    """Return the CPU time that this process has used."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -65,7 +65,7 @@ def measure(row, count, backend):
 
 
 def main():
-    """Measure each row in a process of its own."""
+    """Measure each row in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, nargs="+", default=[500])
     parser.add_argument("--backend", choices=["auto", "aot", "composite"], default="auto")

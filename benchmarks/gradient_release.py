@@ -1,7 +1,7 @@
-"""Measures what gradient release saves in a step of training a Transformer, and what it costs.
+"""Measures the memory that gradient release saves in a training step of a Transformer, and its cost in time.
 
-Each way runs in a process of its own, which takes a few steps and reports its peak of resident memory above that before
-the first step, and the median time of a step. Losses must be the same to the bit.
+Each variant runs in a separate process, which takes a few steps and reports the increase of its peak resident memory
+since before the first step, and the median time of a step. Losses must be bitwise equal.
 
     python benchmarks/gradient_release.py
     python benchmarks/gradient_release.py --layers 4 --optimizer Lion --passes 2
@@ -28,7 +28,7 @@ def peak_bytes():
 
 
 def transformer(layers, dtype):
-    """Return a decoder that returns its loss; its arithmetic is float32, whatever its parameters are."""
+    """Return a decoder that returns its loss; its arithmetic is float32 for every dtype of its parameters."""
     import mindspore as ms
     from mindspore import Parameter, nn, ops
 
@@ -87,7 +87,7 @@ def transformer(layers, dtype):
 
 
 def work(arguments):
-    """Train in one way; print what was measured as JSON."""
+    """Train one variant; print the measurements as JSON."""
     import mindspore as ms
 
     import ms_optim
@@ -126,13 +126,15 @@ def work(arguments):
 
 
 def main():
-    """Run both ways in turns and print the table."""
+    """Run both variants in turns and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=13, help="13 have 105 million parameters")
+    parser.add_argument(
+        "--layers", type=int, default=13, help="number of layers; 13 layers have 105 million parameters"
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--optimizer", default="AdamW")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the parameters")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of the parameters")
     parser.add_argument("--master-weights", choices=MASTER_WEIGHTS, default="float32")
     parser.add_argument("--state-dtype", choices=["float32", "bfloat16", "8bit"], default="float32")
     parser.add_argument("--passes", type=int, choices=[1, 2], default=1, help="2: with grad_clip_norm")

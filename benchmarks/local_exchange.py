@@ -1,9 +1,10 @@
-"""Times what an exchange of local steps computes, beside the time that moving its bytes takes.
+"""Times the computation of an exchange of local steps, compared with the time to move its bytes.
 
-    python benchmarks/local_exchange.py                      two workers' wires, 8M parameters in one tensor
+    python benchmarks/local_exchange.py                      two workers, 8M parameters in one tensor
 
-The bytes are those that the launches read and write: to send, the weights, where they started, residuals and the wire;
-to apply, the same once more, velocities, and what is written. The bandwidth is that of ``a += b`` in the same run.
+The bytes are those that the launches read and write. To send: the weights, the weights at the last exchange, residuals
+and the send buffer. To apply: the same again, velocities, and what is written. The bandwidth is that of ``a += b`` in
+the same run.
 """
 
 import argparse
@@ -31,7 +32,7 @@ ROWS = {
 
 
 def measured(arguments, size, workers, rounds):
-    """Return the seconds that sending and applying take, and the bytes that each moves."""
+    """Return the seconds of sending and of applying, and the bytes that each moves."""
     rng = np.random.default_rng(0)
     start = rng.standard_normal(size).astype(np.float32)
     params = [Parameter(Tensor(start), name="w")]
@@ -58,7 +59,7 @@ def measured(arguments, size, workers, rounds):
 def main():
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=1 << 23, help="parameters")
+    parser.add_argument("--size", type=int, default=1 << 23, help="number of parameters")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=11)
     given = parser.parse_args()

@@ -1,7 +1,7 @@
 """Compares the bytes that `python -m ms_optim plan` counts with those that a process holds.
 
-Each row is a process of its own: it makes GPT-2 small's parameters, gradients and an optimizer, takes a few steps, and
-reports by how much its resident memory has grown since its imports and a step of a small optimizer.
+Each row runs in a separate process. It creates GPT-2 small's parameters, gradients and an optimizer, takes a few steps,
+and reports the increase of its resident memory since its imports and a step of a small optimizer.
 
     python benchmarks/memory.py
     python benchmarks/memory.py --optimizer Lion --dtype float32

@@ -1,4 +1,4 @@
-"""What a reading of OptimizerMonitor costs, as a part of the optimizer's own step: of a training step it is less.
+"""Measures the cost of a reading of OptimizerMonitor relative to the optimizer's step; a training step takes longer.
 
 python benchmarks/monitor.py
 """
@@ -28,7 +28,7 @@ OPTIMIZERS = {
 
 
 def seconds(function, times):
-    """Return the least time that a function took."""
+    """Return the shortest time that a function took."""
     taken = []
     for _ in range(times):
         begin = time.perf_counter()
@@ -64,7 +64,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tensors", choices=list(TENSORS), default="gpt2-small")
     parser.add_argument("--mode", choices=["graph", "pynative"], default="pynative")
-    parser.add_argument("--times", type=int, default=20, help="how often each is timed: the least counts")
+    parser.add_argument("--times", type=int, default=20, help="number of timings of each; the shortest is used")
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE if arguments.mode == "graph" else ms.PYNATIVE_MODE)
     shapes, _ = TENSORS[arguments.tensors]

@@ -1,4 +1,4 @@
-"""Memory and time of AdamW on GPT-2 small's shapes with states sharded over the workers that run this.
+"""Measures memory and time of AdamW on GPT-2 small's shapes, with states sharded over the running workers.
 
     python benchmarks/sharded_states.py
     msrun --worker_num=2 --local_worker_num=2 --join=True benchmarks/sharded_states.py
@@ -21,7 +21,7 @@ STEPS = 5
 
 
 def resident(field):
-    """Return this process's memory in MB: VmRSS, now, or VmHWM, at most so far."""
+    """Return this process's memory in MB: VmRSS is the current value, VmHWM the peak."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(field)) / 1e3
 

@@ -1,14 +1,14 @@
-"""Times one optimizer step on the tensors of a model, beside the peers installed here.
+"""Times one optimizer step on the tensors of a model, compared with other installed packages.
 
-Each row runs in a process of its own, which first compares two steps with float64 arithmetic. Then it takes turns with
-the first row's, a few steps each, and a ratio is taken within its turn: a machine whose speed drifts from second to
-second favours nobody. The memory bandwidth is measured between rows.
+Each row runs in a separate process, which first checks two steps against float64 arithmetic. Then it alternates with
+the process of the first row, a few steps each, and ratios are computed within each turn. Therefore a machine whose
+speed varies over time favours no row. The memory bandwidth is measured between rows.
 
     python benchmarks/step_cpu.py                      all rows that can run here
-    python benchmarks/step_cpu.py --rows adamw torch   only those whose name starts so
-    python benchmarks/step_cpu.py --tensors small      not GPT-2 small, but 400 tensors of 1,000 elements
-    python benchmarks/step_cpu.py --threads 1 2        each row on one thread and on two, which take turns
-    python benchmarks/step_cpu.py --json step.json     the figures into a file, too, which bars.py draws
+    python benchmarks/step_cpu.py --rows adamw torch   only rows whose name starts with one of these
+    python benchmarks/step_cpu.py --tensors small      400 tensors of 1,000 elements instead of GPT-2 small
+    python benchmarks/step_cpu.py --threads 1 2        each row on one thread and on two, alternately
+    python benchmarks/step_cpu.py --json step.json     also writes the figures to a file, which bars.py draws
 """
 
 # Peers are measured where they are installed.
@@ -72,7 +72,7 @@ NOISE_ALLOWED |= dict.fromkeys(("muon bfloat16", "torch Muon + AdamW", "pytorch_
 
 
 def adam(w, g, t, m, v, bias_correction=True):
-    """Advance moments and return Adam's direction."""
+    """Update the moments and return Adam's direction."""
     m[...] = BETA1 * m + (1 - BETA1) * g
     v[...] = BETA2 * v + (1 - BETA2) * g * g
     if not bias_correction:
@@ -86,7 +86,7 @@ def expect_adamw(w, g, t, m, v):
 
 
 def expect_adam(w, g, t, m, v):
-    """Adam with the corrections folded into the rate, and no decay; eps is as good as 0 at this size of gradients."""
+    """Adam with bias corrections folded into the rate, without decay; eps is negligible for gradients of this size."""
     m[...] = BETA1 * m + (1 - BETA1) * g
     v[...] = BETA2 * v + (1 - BETA2) * g * g
     return w - RATE * np.sqrt(1 - BETA2**t) / (1 - BETA1**t) * m / (np.sqrt(v) + EPS)
@@ -98,7 +98,7 @@ def expect_adam_offload(w, g, t, m, v):
 
 
 def expect_nesterov(w, g, t, m, v):
-    """The same with Nesterov's momentum."""
+    """Adam with L2 decay and Nesterov momentum."""
     g = g + DECAY * w
     m[...] = BETA1 * m + (1 - BETA1) * g
     v[...] = BETA2 * v + (1 - BETA2) * g * g
@@ -127,7 +127,7 @@ def expect_lamb(w, g, t, m, v):
 
 
 def expect_lamb_of_pytorch_optimizer(w, g, t, m, v):
-    """Lamb as it has it: no bias correction but in the rate, and the weight's norm held below 10."""
+    """Lamb as in pytorch_optimizer: bias correction only in the rate, and the weight's norm limited to 10."""
     u = adam(w, g, t, m, v, bias_correction=False) + DECAY * w
     return w - RATE / (1 - BETA1**t) * min(np.linalg.norm(w), 10.0) / np.linalg.norm(u) * u
 
@@ -182,7 +182,7 @@ def expect_schedule_free(w, g, t, z, v):
 
 
 def expect_authors_schedule_free(w, g, t, z, v):
-    """Likewise of its authors' package, which leaves in the gradient what z moved along."""
+    """Schedule-Free AdamW of its authors' package, which leaves the direction of z in the gradient."""
     before = w if t == 1 else z.copy()
     moved = expect_schedule_free(w, g, t, z, v)
     g[...] = (before - z) / RATE
@@ -206,7 +206,7 @@ def expect_dgc(w, g, t, u, r):
 
 
 def tensors(name):
-    """Return weights and gradients; gradients are some 1e-2, as eps should not matter. And copies of those checked."""
+    """Return weights and gradients, which are about 1e-2 so that eps does not matter, and copies of those checked."""
     rng = np.random.default_rng(0)
     shapes, checked = TENSORS[name]
     weights = [rng.standard_normal(s, np.float32) * np.float32(0.02) for s in shapes]
@@ -327,7 +327,7 @@ def muon(**options):
 
 
 def torch_muon(params):
-    """Make torch's Muon, which multiplies bfloat16 numbers, and its fused AdamW for the rest."""
+    """Make torch's Muon, which uses bfloat16 products, and its fused AdamW for the rest."""
     import torch
 
     matrices, others = split_for_muon(params)
@@ -337,7 +337,7 @@ def torch_muon(params):
 
 
 def pytorch_muon(params):
-    """Make pytorch_optimizer's Muon, which multiplies bfloat16 numbers, and torch's fused AdamW for the rest."""
+    """Make pytorch_optimizer's Muon, which uses bfloat16 products, and torch's fused AdamW for the rest."""
     from pytorch_optimizer import Muon
 
     matrices, others = split_for_muon(params)
@@ -347,7 +347,7 @@ def pytorch_muon(params):
 
 
 def authors_schedule_free(params):
-    """Make its authors' AdamWScheduleFree."""
+    """Make AdamWScheduleFree of the method's authors."""
     import schedulefree
 
     made = schedulefree.AdamWScheduleFree(params, lr=RATE, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY)
@@ -362,13 +362,13 @@ class Several:
         self.optimizers = optimizers
 
     def step(self):
-        """Step all."""
+        """Run a step of all optimizers."""
         for optimizer in self.optimizers:
             optimizer.step()
 
 
 def muon_of_operators(params):
-    """Make Muon as one writes it first: MindSpore's operators, one parameter after the other."""
+    """Make a straightforward Muon in MindSpore's operators, one parameter after the other."""
     from mindspore import Tensor, ops
 
     matrices, _ = split_for_muon(params)
@@ -447,7 +447,7 @@ def pytorch_lamb(params):
 
 
 def of_pytorch_optimizer(name, **options):
-    """Make one of pytorch_optimizer's; foreach where it has that."""
+    """Make one of pytorch_optimizer's optimizers, with foreach if it supports it."""
 
     def make(params):
         import inspect
@@ -549,7 +549,7 @@ def peak_bytes():
 
 
 def off(name, expect, start, gradient, reached):
-    """Return by which part of its largest move a weight is off after the steps of a check."""
+    """Return the error of a weight after the checked steps, relative to its largest update."""
     w, g = start.astype(np.float64), gradient.astype(np.float64)
     states = [np.zeros_like(w) for _ in range(expect.__code__.co_argcount - 3)]
     for t in range(1, CHECK_STEPS + 1):
@@ -560,7 +560,7 @@ def off(name, expect, start, gradient, reached):
 
 
 def work(name, tensors_name, launch):
-    """Check one row, and time steps as standard input asks for; print results as JSON."""
+    """Check one row, and time steps on requests from standard input; print results as JSON."""
     build, expect = ROWS[name][1]
     step, read, checked, before = build(tensors_name, launch)
     first = time.perf_counter()
@@ -581,17 +581,17 @@ def work(name, tensors_name, launch):
 
 
 def answer(result):
-    """Tell the process that asked."""
+    """Send a result to the requesting process."""
     print("RESULT", json.dumps(result), flush=True)
 
 
 class Row:
-    """A row in a process of its own, which stands still but for its turns: some packages' threads never rest.
+    """A row in a separate process, which is stopped between its turns, because some packages' threads never sleep.
 
     Attributes:
         first: Seconds of the first step.
-        error: How far off the checked steps were, in parts of the largest move.
-        peak: Bytes that the process came to hold.
+        error: The error of the checked steps, relative to the largest update.
+        peak: Peak memory of the process in bytes.
     """
 
     def __init__(self, name, tensors_name, threads, launch):
@@ -666,12 +666,20 @@ def main():
     """Run the rows and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", help="only rows whose name starts with one of these")
-    parser.add_argument("--tensors", choices=TENSORS, default="gpt2-small", help="what there is to update")
-    parser.add_argument("--turns", type=int, default=15, help="how often a row and the first take turns")
+    parser.add_argument("--tensors", choices=TENSORS, default="gpt2-small", help="tensors to update")
+    parser.add_argument("--turns", type=int, default=15, help="number of turns of a row and the first row")
     parser.add_argument("--steps", type=int, default=3, help="timed steps in a turn")
-    parser.add_argument("--threads", type=int, nargs="+", default=[os.cpu_count()], help="a ratio is to the first")
-    parser.add_argument("--json", help="a file for the figures, which bars.py draws")
-    parser.add_argument("--launch", action="store_true", help="ask for addresses once, not each step; own rows only")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        default=[os.cpu_count()],
+        help="numbers of threads; ratios are relative to the first",
+    )
+    parser.add_argument("--json", help="file for the figures, which bars.py draws")
+    parser.add_argument(
+        "--launch", action="store_true", help="read addresses once instead of each step; only for this package's rows"
+    )
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -742,8 +750,8 @@ def main():
     ):
         table.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
     figures = [
-        figures_of(name, threads, *measured, chosen[name][2], parameters, speed)
-        for (name, threads), measured in rows.items()
+        figures_of(name, threads, row, pairs, chosen[name][2], parameters, speed)
+        for (name, threads), (row, pairs) in rows.items()
     ]
     for row in figures:
         table.add_row(

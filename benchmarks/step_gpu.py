@@ -1,13 +1,13 @@
-"""Times one optimizer step on a GPU, on the tensors of GPT-2 small, beside torch's fused AdamW.
+"""Times one optimizer step on a GPU, on the tensors of GPT-2 small, compared with torch's fused AdamW.
 
-The operators are called through their C interface on PyTorch's buffers: MindSpore is not in the way, and need not have
-been built for GPUs. Each row is compared with float64 arithmetic first. The bandwidth is that of a copy, measured in
-turns with the rows; a row's bytes are what it has to read and write.
+The operators are called through their C interface on PyTorch's buffers, without MindSpore, which need not have been
+built for GPUs. Each row is first checked against float64 arithmetic. The bandwidth is that of a copy, measured
+alternately with the rows; a row's bytes are those that it must read and write.
 
     python benchmarks/step_gpu.py
     python benchmarks/step_gpu.py --rows adamw lamb --turns 20
 
-It needs a GPU, PyTorch (pip install "ms_optim[bench]"), and a package that was installed with MS_OPTIM_CUDA=1.
+It requires a GPU, PyTorch (pip install "ms_optim[bench]"), and ms_optim installed with MS_OPTIM_CUDA=1.
 """
 
 # PyTorch is measured where it is installed.
@@ -58,7 +58,7 @@ SHAPES, CHECKED = TENSORS["gpt2-small"]
 
 
 class Row:
-    """One of our operators and its buffers on the GPU."""
+    """One of this package's operators and its buffers on the GPU."""
 
     def __init__(self, torch, name):
         (rule, constants, rule_flags), weight, gradient, states, options, self.element_bytes = ROWS[name]
@@ -120,7 +120,7 @@ class Row:
         return states, scales
 
     def _prepared(self, arguments):
-        """Return a call with all that does not change from step to step."""
+        """Return a call with all inputs that do not change from step to step."""
         n = len(arguments)
         shapes = [(ctypes.c_int64 * max(1, a.dim()))(*a.shape) for a in arguments]
         names = [str(a.dtype).removeprefix("torch.").encode() for a in arguments]
@@ -168,7 +168,7 @@ class TorchRow:
 
 
 def check(name, row):
-    """Compare some steps of some tensors with float64; exit where they differ."""
+    """Check some steps of some tensors against float64; exit if they differ."""
     (rule, _, _), *_, options, _ = ROWS.get(name, ROWS["adamw"])
     before = {i: row.held(i) for i in CHECKED}
     factor = 1.0
@@ -185,7 +185,7 @@ def check(name, row):
 
 
 def milliseconds(torch, work, repeats=20):
-    """Return how long a piece of work takes on the GPU."""
+    """Return the time of an operation on the GPU in milliseconds."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     work()
     begin.record()
@@ -199,7 +199,7 @@ def milliseconds(torch, work, repeats=20):
 def main():
     """Check, time and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", help="only those whose name starts so")
+    parser.add_argument("--rows", nargs="+", help="only rows whose name starts with one of these")
     parser.add_argument("--turns", type=int, default=10)
     arguments = parser.parse_args()
     try:

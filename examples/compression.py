@@ -1,7 +1,7 @@
-"""Train with four simulated workers, dense and with Deep Gradient Compression, and compare what comes out.
+"""Train with four simulated workers, dense and with Deep Gradient Compression, and compare the results.
 
 Two tasks: handwritten digits, by accuracy, and a small Transformer on the language reference that ships with Python, by
-validation loss. Each worker sees a quarter of every batch. Dense is the same optimizer before its first step with
+validation loss. Each worker gets a quarter of every batch. "Dense" is the same optimizer before its first step with
 compression: momentum SGD on the mean gradient.
 """
 
@@ -26,7 +26,7 @@ LEAST = 1024
 
 
 class Digits:
-    """Handwritten digits, 8 by 8, and two layers of 512 neurons."""
+    """Handwritten digits of 8 by 8 pixels, and a network with two layers of 512 neurons."""
 
     name, measure, steps = "digits", "test accuracy, %", 600
     learning_rate, momentum, sparsity = 0.05, 0.9, 0.996
@@ -45,7 +45,7 @@ class Digits:
         return ms.Tensor(self.train[chosen]), ms.Tensor(self.labels[chosen])
 
     def result(self):
-        """Return the accuracy on what was not trained on."""
+        """Return the accuracy on the test set."""
         return 100 * float((self.net(self.test).asnumpy().argmax(1) == self.expected).mean())
 
 
@@ -53,8 +53,8 @@ class Text:
     """English text, character by character, and a Transformer of two blocks."""
 
     name, measure, steps = "text", "validation loss", 800
-    # What is sent loses its momentum: in a run this short the less there is of it the better. Of more sparsity, much
-    # would never be sent.
+    # Sent elements lose their momentum, so less momentum is better in such a short run. With a higher sparsity, many
+    # elements would never be sent.
     learning_rate, momentum, sparsity = 0.5, 0.5, 0.99
 
     def __init__(self, rng):
@@ -69,7 +69,7 @@ class Text:
         return windows(self.text, self.rng.integers(0, len(self.text) - CONTEXT, BATCH // WORKERS))
 
     def result(self):
-        """Return the loss on what was not trained on."""
+        """Return the validation loss."""
         return float(self.net(*self.validation).asnumpy())
 
 
@@ -107,9 +107,9 @@ def main():
     """Train everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", choices=["digits", "text"], default=["digits", "text"])
-    parser.add_argument("--steps", type=int, default=0, help="fewer or more than the tasks' own")
+    parser.add_argument("--steps", type=int, default=0, help="number of steps; default: the tasks' own")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--sparsity", type=float, nargs="+", help="one or several, instead of the tasks' own")
+    parser.add_argument("--sparsity", type=float, nargs="+", help="one or more values instead of the tasks' own")
     parser.add_argument("--wire-dtype", choices=["float32", "float16"], default="float16")
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)

@@ -1,8 +1,9 @@
-"""Train with ever larger batches for the same number of epochs, and see which optimizers keep their accuracy.
+"""Train with increasing batch sizes for the same number of epochs, and compare how optimizers keep their accuracy.
 
-The claim of LAMB and LANS in small. The larger the batch, the fewer the steps, each of which then has to be longer. All
-optimizers are tuned alike: for each batch as many learning rates, of which the one counts that is best, over all seeds,
-on validation images; the same network, weight decay, warm-up and decay of the rate. Accuracy is that on test images.
+This tests the claim of LAMB and LANS on a small scale. A larger batch means fewer steps, so each step must be larger.
+All optimizers are tuned in the same way: for each batch size, the same number of learning rates is tried, and the one
+with the best accuracy on validation images over all seeds is used. The network, weight decay, warm-up and decay of the
+learning rate are the same. The reported accuracy is on test images.
 """
 
 import argparse
@@ -25,10 +26,10 @@ import matplotlib.pyplot as plt
 
 LAYERS = (64, 128, 128, 128, 128, 10)
 WEIGHT_DECAY = 0.01
-# The lowest learning rate; the others are each half a decade higher.
+# The lowest learning rate; each further one is half a decade higher.
 LOWEST = {"momentum SGD": 1e-3, "AdamW": 1e-4, "Lamb": 10**-3.5, "LANS": 10**-3.5}
 RATES = 7
-BATCHES = (32, 128, 512, 1077)  # the last: all images to train with
+BATCHES = (32, 128, 512, 1077)  # the last one is all training images
 
 
 def make(name, params, rates):
@@ -39,16 +40,16 @@ def make(name, params, rates):
 
 
 def schedule(peak, steps):
-    """Return the learning rate of each step: it rises over a tenth of them, and falls towards 0 in a straight line.
+    """Return the learning rate of each step: it rises over a tenth of the steps, then falls linearly towards 0.
 
-    Of WarmUpHoldDecayLR, as LANS is trained with, the first step has the rate 0: of ten steps that is one too many.
+    WarmUpHoldDecayLR, the schedule of LANS, has a rate of 0 in the first step, which is too much of a run of ten steps.
     """
     done, warm_up = np.arange(1, steps + 1), max(1, steps // 10)
     return (peak * np.minimum(done / warm_up, (steps + 1 - done) / (steps + 1 - warm_up))).tolist()
 
 
 class Task:
-    """Handwritten digits, 8 by 8, and a network of five layers without normalization."""
+    """Handwritten digits of 8 by 8 pixels, and a network of five layers without normalization."""
 
     def __init__(self):
         images, labels = load_digits(return_X_y=True)
@@ -67,7 +68,7 @@ class Task:
         rng = np.random.default_rng(seed)
         for p in self.params:
             spread = np.sqrt(2 / p.shape[-1]) if p.ndim == 2 else 0.0
-            # After p.set_data the compiled gradients would go on with the weights of before (MindSpore 2.10).
+            # After p.set_data the compiled gradients would continue to use the old weights (MindSpore 2.10).
             ops.assign(p, ms.Tensor(rng.normal(0.0, spread, p.shape), ms.float32))
         each = len(self.train) // batch
         optimizer = make(name, self.params, schedule(peak, epochs * each))
@@ -77,13 +78,13 @@ class Task:
         return [self.accuracy(part) for part in (self.validation, self.test)]
 
     def accuracy(self, part):
-        """Return how many images of a part are recognized, in percent."""
+        """Return the accuracy on a part of the images, in percent."""
         predicted = self.net(ms.Tensor(self.images[part])).asnumpy().argmax(1)
         return 100 * float((predicted == self.labels[part]).mean())
 
 
 def tune(task, name, batch, epochs, seeds):
-    """Return the learning rate that is best on validation images, and its accuracies on test images, one for a seed."""
+    """Return the learning rate that is best on validation images, and its accuracy on test images for each seed."""
     found = []
     for peak in LOWEST[name] * 10.0 ** (np.arange(RATES) / 2):
         validation, test = zip(*(task.run(name, batch, peak, epochs, seed) for seed in range(seeds)))
@@ -93,7 +94,7 @@ def tune(task, name, batch, epochs, seeds):
 
 
 def draw(results, path):
-    """Draw the accuracy of each optimizer over the batch, with a dot for each seed."""
+    """Plot the accuracy of each optimizer over the batch size, with a dot for each seed."""
     figure, axes = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
     batches = list(dict.fromkeys(batch for _, batch in results))
     for name in LOWEST:
@@ -111,12 +112,12 @@ def draw(results, path):
 
 
 def main():
-    """Train everything, print the table, save the picture."""
+    """Train everything, print the table, save the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--output", default="large_batch.png", help="where the picture goes")
+    parser.add_argument("--output", default="large_batch.png", help="file of the plot")
     arguments = parser.parse_args()
     task, results = Task(), {}
     if max(arguments.batches) > len(task.train):

@@ -2,7 +2,7 @@
 
 Dense is AdamW on the mean gradient of all workers, exchanged every step. With DiLoCo and SparseLoCo each worker takes
 steps of AdamW on its own quarter of the batch, and they exchange the differences of their weights. All take the same
-steps on the same number of characters. The network and the text are those of low_precision.py.
+number of steps on the same number of characters. The network and the text are those of low_precision.py.
 """
 
 import argparse
@@ -28,13 +28,13 @@ COLORS = {"DiLoCo": "tab:blue", "SparseLoCo": "tab:red"}
 
 @dataclass(frozen=True)
 class Run:
-    """How workers exchange: every how many steps, 0 for dense, and what."""
+    """How workers exchange: the number of steps between exchanges, 0 for dense, and the method."""
 
     name: str
     every: int = 0
 
     def optimizer(self, optimizer, group):
-        """Return local steps around an optimizer."""
+        """Return LocalSteps around an optimizer."""
         if self.name == "DiLoCo":
             return LocalSteps(optimizer, self.every, group=group)
         compress = SparseTopK()
@@ -44,7 +44,7 @@ class Run:
 
 
 def adamw(net, params, steps):
-    """Make AdamW with a schedule, for the parameters of a network or for copies of them."""
+    """Create AdamW with a schedule, for the parameters of a network or for copies of them."""
     own = {p.name: p for p in params}
     given = no_decay_groups(net, WEIGHT_DECAY)
     lists = ("params", "order_params")
@@ -84,7 +84,7 @@ def train(run, steps, seed):
 
 
 def draw(losses, dense, path):
-    """Draw the losses by steps between exchanges, as parts of the dense one."""
+    """Plot the losses by steps between exchanges, relative to the dense run."""
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     axes.axhline(1.0, color="0.6", linewidth=1.2, label="AdamW, dense")
     for name, color in COLORS.items():
@@ -102,13 +102,13 @@ def draw(losses, dense, path):
 
 
 def main():
-    """Train, print the table, save the picture."""
+    """Train, print the table, save the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, nargs="+", default=[15, 30, 100], help="steps between exchanges")
     parser.add_argument("--names", nargs="+", choices=list(COLORS), default=list(COLORS))
     parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--seeds", type=int, default=1, help="how many runs each number is the mean of")
-    parser.add_argument("--output", default="local_steps.png", help="where the picture goes")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs to average over")
+    parser.add_argument("--output", default="local_steps.png", help="file of the plot")
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
 

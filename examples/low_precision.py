@@ -1,9 +1,9 @@
 """Train a small Transformer on English text with weights and states in fewer bits, and compare the losses.
 
-The same network, text, batches and learning rates, seven times: everything in float32; the states in codes of 8 or of 4
-bits; the states in bfloat16; the weights in bfloat16 with masters of 24 bits, and the states in 8-bit codes; and the
-weights in bfloat16 without masters, rounded stochastically or to the nearest. The text is the language reference that
-ships with Python, read character by character.
+The same network, text, batches and learning rates are used seven times: everything in float32; the states in 8-bit or
+4-bit codes; the states in bfloat16; the weights in bfloat16 with masters of 24 bits, and the states in 8-bit codes; and
+the weights in bfloat16 without masters, rounded stochastically or to nearest. The text is the language reference that
+ships with Python, read by character.
 """
 
 import argparse
@@ -34,7 +34,7 @@ POINTS = 16  # of a curve
 
 @dataclass
 class Setting:
-    """What one of the runs holds in which format."""
+    """The formats of weights and states in one of the runs."""
 
     label: str
     color: str
@@ -77,7 +77,7 @@ class Affine(nn.Cell):
 
 
 class Norm(nn.Cell):
-    """Layer normalization, with the same choice of dtype."""
+    """Layer normalization whose parameters may be bfloat16, while the arithmetic is float32."""
 
     def __init__(self, dtype):
         super().__init__()
@@ -91,11 +91,11 @@ class Norm(nn.Cell):
 
 
 class Block(nn.Cell):
-    """Causal self-attention and two layers, each on top of what comes in."""
+    """Causal self-attention and two layers, each with a residual connection."""
 
     def __init__(self, rng, dtype):
         super().__init__()
-        # As in GPT-2: what many blocks add up starts small.
+        # As in GPT-2: the initial weights of residual branches are scaled down.
         small = 1 / math.sqrt(2 * BLOCKS)
         self.norm1, self.norm2 = Norm(dtype), Norm(dtype)
         self.qkv = Affine(rng, WIDTH, 3 * WIDTH, dtype)
@@ -103,13 +103,13 @@ class Block(nn.Cell):
         self.widen = Affine(rng, WIDTH, 4 * WIDTH, dtype)
         self.narrow = Affine(rng, 4 * WIDTH, WIDTH, dtype, small)
         self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
-        # Places are known by their distances alone, which each head minds less than the one before it (ALiBi).
+        # Positions enter only as distances, with a smaller slope for each further head (ALiBi).
         behind = np.arange(CONTEXT)[:, None] - np.arange(CONTEXT)
         slopes = 4.0 ** -np.arange(HEADS)[:, None, None]
         self.bias = ms.Tensor(np.where(behind < 0, -1e9, -slopes * behind), ms.float32)
 
     def construct(self, x):
-        """Return (batch * CONTEXT, WIDTH) for the same."""
+        """Return a tensor of shape (batch * CONTEXT, WIDTH) for one of the same shape."""
         qkv = self.qkv(self.norm1(x)).reshape(-1, CONTEXT, 3 * HEADS, WIDTH // HEADS).transpose(0, 2, 1, 3)
         q, k, v = qkv[:, :HEADS], qkv[:, HEADS : 2 * HEADS], qkv[:, 2 * HEADS :]
         attention = ops.softmax(self.scores(q, k) * math.sqrt(HEADS / WIDTH) + self.bias, -1)
@@ -135,9 +135,10 @@ class LanguageModel(nn.Cell):
 
 
 def read_text():
-    """Return the characters to train on and those to validate on as numbers, and how many kinds there are.
+    """Return training and validation characters as numbers, and the size of the vocabulary.
 
-    Many topics repeat paragraphs of others; what was seen before is left out, lest validation text be trained on.
+    Many topics repeat paragraphs of others. Repeated paragraphs are omitted, so that no validation text is in the
+    training text.
     """
     seen, parts = set(), ([], [])
     for i, topic in enumerate(sorted(topics)):
@@ -158,13 +159,13 @@ def windows(text, starts):
 
 
 def bytes_of(parameters):
-    """Return how much memory some parameters take."""
+    """Return the number of bytes of parameters."""
     return sum(p.size * p.itemsize for p in parameters)
 
 
 def train(setting, steps, seed):
     """Train one network; return its validation losses by step, and bytes of weights and states per parameter."""
-    # The seed of the stochastic rounding.
+    # The seed of stochastic rounding.
     ms.set_seed(seed)
     text, held_back, vocabulary = read_text()
     rng = np.random.default_rng(seed)
@@ -190,12 +191,12 @@ def train(setting, steps, seed):
 
 
 def draw(steps, curves, path):
-    """Draw the losses, and beside them how far each is from that of float32."""
+    """Plot the losses, and next to them the difference from the loss in float32."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
     for name, losses in curves.items():
         setting, above = SETTINGS[name], 100 * (losses / curves["float32"] - 1)
         if name == "float32":
-            # Wide and pale, to be seen beneath the curves that coincide with it.
+            # Wide and pale, to be visible behind the curves that coincide with it.
             style = {"color": setting.color, "linewidth": 6, "label": setting.label}
         else:
             style = {
@@ -219,13 +220,13 @@ def draw(steps, curves, path):
 
 
 def main():
-    """Train, print the table, save the picture."""
+    """Train, print the table, save the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setting", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--mode", choices=["graph", "pynative"], default="graph")
     parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--seeds", type=int, default=1, help="how many runs each number is the mean of")
-    parser.add_argument("--output", default="low_precision.png", help="where the picture goes")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs to average over")
+    parser.add_argument("--output", default="low_precision.png", help="file of the plot")
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE if arguments.mode == "graph" else ms.PYNATIVE_MODE)
 
@@ -235,7 +236,8 @@ def main():
             found.append(train(SETTINGS[name], arguments.steps, seed))
     curves = {name: np.array([list(losses.values()) for losses, _, _ in found]) for name, found in results.items()}
 
-    # Seeds differ by more than settings do, so each run is compared with the float32 run of its own seed.
+    # Results differ more between seeds than between settings, so each run is compared with the float32 run of the same
+    # seed.
     spread = " (by seed)" if arguments.seeds > 1 else ""
     table = Table("Setting", "Validation loss", f"Against float32{spread}", "Bytes of weights", "Bytes of states")
     for name, found in results.items():
@@ -251,7 +253,7 @@ def main():
         )
     console = Console()
     console.print(table)
-    console.print("Bytes are for each parameter.")
+    console.print("Bytes are per parameter.")
     draw(list(results["float32"][0][0]), curves, arguments.output)
     console.print(f"Curves in {arguments.output}")
 

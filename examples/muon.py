@@ -1,9 +1,9 @@
 """Train a small Transformer on English text with AdamW, Muon and ScheduleFreeAdamW, and compare the losses by step.
 
-AdamW and Muon follow a cosine to 0, after a warm-up; Muon takes three quarters of AdamW's steps. ScheduleFreeAdamW's
-learning rate stays, and its loss at any step is that of a run that could end there. Each learning rate is the best of
-those that --tune tries, with another seed than those of the comparison. The network and the text are those of
-low_precision.py.
+AdamW and Muon use a cosine schedule to 0 after a warm-up; Muon takes three quarters of AdamW's steps.
+ScheduleFreeAdamW's learning rate is constant, and its loss at any step is that of a run that could end there. Each
+learning rate is the best of those that --tune tries, with a seed that the comparison does not use. The network and the
+text are those of low_precision.py.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SPLITS = {"*qkv.weight": 3}
 
 
 def cosine(rate, steps):
-    """Return the learning rate of each step: a warm-up, and half a cosine to 0."""
+    """Return the learning rate of each step: a warm-up, then a half cosine to 0."""
     rising = max(1, steps // 20)
     return [rate * min(1.0, (i + 1) / rising) * (0.5 + 0.5 * math.cos(math.pi * i / steps)) for i in range(steps)]
 
@@ -45,7 +45,7 @@ def adamw(groups, rate, steps):
 
 
 def muon(groups, rate, steps):
-    """Make Muon with the same schedule; it has to know of the output layer's name, and of the fused projection."""
+    """Create Muon with the same schedule; it needs the names of embedding and output layer, and the split."""
     return ms_optim.Muon(groups, cosine(rate, steps), adamw_names=ADAMW_NAMES, splits=SPLITS)
 
 
@@ -59,10 +59,10 @@ class Run:
     """How the network is trained with one of the optimizers.
 
     Attributes:
-        optimizer: Makes it from groups, a learning rate and the number of steps.
+        optimizer: Creates it from groups, a learning rate and the number of steps.
         rate: The learning rate that --tune found.
-        steps: Its steps, for each of AdamW's.
-        color: Of its curve.
+        steps: Its number of steps, relative to AdamW's.
+        color: Color of its curve.
     """
 
     optimizer: Callable[[Any, float, int], Any]
@@ -76,7 +76,7 @@ RUNS = {
     "Muon": Run(muon, 1.6e-2, 0.75, "tab:red"),
     "ScheduleFreeAdamW": Run(schedule_free, 4e-3, 1.0, "tab:blue"),
 }
-# Doubled from one to the next.
+# Each learning rate is twice the previous one.
 TRIED = [1e-3 * 2**k for k in range(6)]
 
 
@@ -118,7 +118,7 @@ def tune(console, names, steps):
 
 
 def draw(curves, path):
-    """Draw the mean loss by step."""
+    """Plot the mean loss by step."""
     figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
     for name, runs in curves.items():
         steps, losses = list(runs[0]), np.mean([list(run.values()) for run in runs], 0)
@@ -137,14 +137,14 @@ def draw(curves, path):
 
 
 def main():
-    """Train, print the table, save the picture."""
+    """Train, print the table, save the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--optimizer", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--mode", choices=["graph", "pynative"], default="graph")
-    parser.add_argument("--steps", type=int, default=800, help="AdamW's steps")
-    parser.add_argument("--seeds", type=int, default=1, help="how many runs each number is the mean of")
-    parser.add_argument("--tune", action="store_true", help="find the learning rates first")
-    parser.add_argument("--output", default="muon.png", help="where the picture goes")
+    parser.add_argument("--steps", type=int, default=800, help="number of AdamW's steps")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs to average over")
+    parser.add_argument("--tune", action="store_true", help="tune the learning rates first")
+    parser.add_argument("--output", default="muon.png", help="file of the plot")
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE if arguments.mode == "graph" else ms.PYNATIVE_MODE)
 

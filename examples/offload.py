@@ -1,8 +1,9 @@
-"""Train a small Transformer with its optimizer's states on the device and in host memory, and draw what lies where.
+"""Train a small Transformer with its optimizer's states on the device and in host memory, and plot the memory use.
 
-The network, text and batches of low_precision.py, without weight decay: there AdamW and AdamOffload are one rule but
-for where epsilon stands, and their losses have to agree. What lies where is counted for an Ascend, from the tensors
-that the optimizers made. On a CPU, device and host are one memory, and nothing crosses.
+It uses the network, text and batches of low_precision.py, without weight decay. Then AdamW and AdamOffload are the same
+rule except for the position of epsilon, and their losses must agree. Memory on device and host is counted for an
+Ascend, from the tensors that the optimizers created. On a CPU, device and host share one memory, and nothing is
+transferred.
 """
 
 import argparse
@@ -35,7 +36,7 @@ KINDS = {"weights": "tab:blue", "gradients": "tab:cyan", "masters": "tab:orange"
 
 
 def train(label, steps, seed):
-    """Train one network; return its losses, the MB that are held by kind, and the MB that cross in a step."""
+    """Train one network; return its losses, the MB held by kind, and the MB transferred in a step."""
     name, dtype, options = SETTINGS[label]
     ms.set_seed(seed)
     text, _, vocabulary = read_text()
@@ -57,7 +58,7 @@ def train(label, steps, seed):
 
 
 def crossing(optimizer):
-    """Return the MB that cross between device and host in a step, both ways."""
+    """Return the MB transferred between device and host in a step, in both directions."""
     if not isinstance(optimizer, ms_optim.AdamOffload):
         return 0.0
     report = optimizer.offload_report("Ascend")
@@ -65,12 +66,12 @@ def crossing(optimizer):
 
 
 def on_device(label):
-    """Return which of the kinds lie on the device."""
+    """Return which of the kinds are on the device."""
     return [kind for kind in KINDS if SETTINGS[label][0] != "AdamOffload" or kind in ("weights", "gradients")]
 
 
 def draw(results, path):
-    """Draw device and host memory as bars, and the losses beside them."""
+    """Plot device and host memory as bars, and the losses next to them."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", width_ratios=(3, 2))
     for row, (label, (losses, held, _)) in enumerate(results.items()):
         for place, at, hatch in (("device", row - 0.2, ""), ("host", row + 0.2, "///")):
@@ -82,7 +83,7 @@ def draw(results, path):
             left.text(end, at, f" {place} {end:.1f}", va="center", fontsize=8)
         width = min(20, len(losses))
         smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
-        # They coincide: each is thinner than the one before, to leave that to be seen.
+        # The curves coincide; each is thinner than the previous one, so that all are visible.
         style = {"linewidth": 10 - 2 * row}
         right.plot(np.arange(len(losses) - len(smooth), len(losses)) + 1, smooth, label=label, **style)
     left.set(title="Memory on an accelerator and its host, MB", yticks=range(len(results)), yticklabels=list(results))
@@ -100,16 +101,16 @@ def draw(results, path):
 
 
 def main():
-    """Train, print the table, save the picture."""
+    """Train, print the table, save the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="10 or more, for the rate to warm up")
+    parser.add_argument("--steps", type=int, default=200, help="10 or more, so that the learning rate warms up")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", default="offload.png", help="where the picture goes")
+    parser.add_argument("--output", default="offload.png", help="file of the plot")
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
 
     results = {label: train(label, arguments.steps, arguments.seed) for label in SETTINGS}
-    table = Table("Setting", "MB on the device", "MB on the host", "MB that cross in a step", "Loss, last 20 steps")
+    table = Table("Setting", "MB on the device", "MB on the host", "MB transferred per step", "Loss, last 20 steps")
     for label, (losses, held, crosses) in results.items():
         device = sum(held[kind] for kind in on_device(label))
         figures = (device, sum(held.values()) - device, crosses)

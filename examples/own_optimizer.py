@@ -1,4 +1,4 @@
-"""An optimizer of your own on the package's base: AdaBelief, "Adapting Stepsizes by the Belief in Gradients"."""
+"""A custom optimizer on the package's base class: AdaBelief, "Adapting Stepsizes by the Belief in Gradients"."""
 
 import math
 
@@ -10,21 +10,21 @@ from ms_optim import FusedOptimizer, Rule
 
 
 class AdaBelief(FusedOptimizer):
-    """Adam that divides by how far gradients are from their mean: Zhuang et al. (2020), with decoupled weight decay."""
+    """Adam that divides by the deviation of gradients from their mean: Zhuang et al. (2020); decoupled weight decay."""
 
     def __init__(self, params, learning_rate=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, **shared):
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
-        # Formed here, in float64: a graph takes the betas for float32 numbers.
+        # Computed here, in float64; a graph treats the betas as float32 numbers.
         self.new1, self.new2, self.logs = 1 - beta1, 1 - beta2, (math.log(beta1), math.log(beta2))
         rule = Rule("adabelief", ("adabelief_m", "adabelief_s"), is_elementwise=True)
         super().__init__(params, learning_rate, weight_decay, rule, **{"backend": "composite", **shared})
 
     def scalars(self, t):
-        """Return the bias corrections of this step, the t-th: 1 - beta^t."""
+        """Return the bias corrections 1 - beta^t of step t."""
         return tuple([ops.cast(1.0 - ops.exp(t * log), ms.float32) for log in self.logs])
 
     def directions(self, scalars, weight, gradient, weight_decay, states):
-        """State the update, m_hat / (sqrt(s_hat) + eps) + lambda w, and the new states."""
+        """Return the update, m_hat / (sqrt(s_hat) + eps) + lambda w, and the new states."""
         m = self.beta1 * states[0] + self.new1 * gradient
         s = self.beta2 * states[1] + self.new2 * ops.square(gradient - m) + self.eps
         u = m / scalars[0] / (ops.sqrt(s / scalars[1]) + self.eps)

@@ -1,7 +1,7 @@
-"""Train a small convolutional network on handwritten digits, once per optimizer, and compare them in one picture.
+"""Train a small convolutional network on handwritten digits, once per optimizer, and compare them in one plot.
 
-Uses what the package is for: a group of convolutions with gradient centralization, a group without decay for biases and
-normalization, a weight decay that changes over time, and a learning rate that warms up, holds and decays.
+It shows the main features of the package: a group of convolutions with gradient centralization, a group without decay
+for biases and normalization, a weight decay schedule, and a learning rate that warms up, holds and decays.
 """
 
 import argparse
@@ -25,9 +25,9 @@ import ms_optim
 mpl.use("agg")
 import matplotlib.pyplot as plt
 
-# What each optimizer likes: Lamb and LANS scale their steps to the weights, DGCMomentum's are those of momentum SGD.
-# Its decay and AdamOffload's enter the gradient, where a hundredth does what it does outside. Steps of warm-up are
-# given as a part of all steps.
+# Suitable settings for each optimizer: Lamb and LANS scale their steps to the weights, and DGCMomentum takes steps of
+# momentum SGD. The weight decay of DGCMomentum and AdamOffload is added to the gradient, where a hundredth of the
+# decoupled decay has the same effect. Warm-up steps are given as a fraction of all steps.
 SETTINGS = {
     "AdamW": {"learning_rate": 4e-3},
     "Lamb": {"learning_rate": 2e-2},
@@ -82,7 +82,7 @@ class Recorder(ms.Callback):
         self.losses, self.accuracies = [], []
 
     def on_train_step_end(self, run_context):
-        """Note the loss of the batch."""
+        """Record the loss of the batch."""
         self.losses.append(float(run_context.original_args().net_outputs.asnumpy()))
         self.bar.set_postfix(loss=f"{self.losses[-1]:.3f}", refresh=False)
         self.bar.update()
@@ -91,7 +91,7 @@ class Recorder(ms.Callback):
         """Measure the accuracy on the test images."""
         images, labels = self.test
         self.net.set_train(False)
-        # The weights that Schedule-Free trains are not those for use.
+        # Schedule-Free evaluates the averaged weights, not the training weights.
         with self.optimizer.averaged() if self.optimizer.averages_iterates else contextlib.nullcontext():
             predicted = self.net(ms.Tensor(images)).asnumpy().argmax(1)
         self.net.set_train(True)
@@ -138,10 +138,10 @@ def train(name, epochs, seed, folder):
 
 
 def draw(results, path):
-    """Draw loss and accuracy of all optimizers side by side."""
+    """Plot loss and accuracy of all optimizers side by side."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for row, (name, (losses, accuracies, _)) in enumerate(results.items()):
-        # Curves may coincide: each is thinner than the one before, to leave that to be seen.
+        # Curves may coincide; each is thinner than the previous one, so that all are visible.
         style = {"linewidth": 4 - 0.4 * row, "label": name}
         steps = np.arange(1, len(losses) + 1) * len(accuracies) / len(losses)
         smooth = np.convolve(losses, np.ones(10) / 10, mode="valid")
@@ -158,15 +158,15 @@ def draw(results, path):
 
 
 def main():
-    """Train, print the table, save the picture."""
+    """Train, print the table, save the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--optimizer", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--mode", choices=["graph", "pynative"], default="graph")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", default="train.png", help="where the picture goes")
+    parser.add_argument("--output", default="train.png", help="file of the plot")
     parser.add_argument(
-        "--monitor", type=pathlib.Path, metavar="FOLDER", help="record each optimizer in a CSV file there"
+        "--monitor", type=pathlib.Path, metavar="FOLDER", help="write a CSV file for each optimizer into this folder"
     )
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE if arguments.mode == "graph" else ms.PYNATIVE_MODE)

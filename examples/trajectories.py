@@ -1,8 +1,8 @@
-"""Draw the paths that the optimizers take over two functions with one minimum that is hard to find.
+"""Plot the paths of the optimizers on two functions whose minimum is hard to find.
 
-Rosenbrock's minimum lies in a long bent valley, Rastrigin's among many others. All start from the same point, each with
-the learning rate, of those on a grid, that ends lowest. With fixed rates and two numbers to learn this shows how steps
-are made, and not which optimizer is the better one for a network.
+Rosenbrock's minimum is in a long curved valley, Rastrigin's is among many local minima. All start from the same point,
+each with the learning rate from a grid that ends with the lowest value. With fixed learning rates and two parameters,
+this shows how steps are made, not which optimizer is better for a network.
 """
 
 import argparse
@@ -22,12 +22,12 @@ import matplotlib.pyplot as plt
 
 STEPS = 500
 RATES = 10.0 ** np.arange(-4, -0.2, 0.25)
-# Without a weight decay AdamOffload's rule is AdamW's, but for where epsilon stands.
+# Without weight decay, AdamOffload's rule is AdamW's except for the position of epsilon.
 OPTIMIZERS = {
     "AdamW": {},
     "Lamb": {},
     "LANS": {},
-    "DGCMomentum": {"momentum": 0.9, "rampup_begin_step": 0},  # of two numbers all is sent: momentum SGD
+    "DGCMomentum": {"momentum": 0.9, "rampup_begin_step": 0},  # with two numbers, all is sent: momentum SGD
 }
 
 
@@ -66,7 +66,7 @@ class Rastrigin:
 
 
 def walks(function, name, steps):
-    """Return the points that an optimizer goes through with each learning rate, of shape (rates, steps + 1, 2)."""
+    """Return the points of an optimizer's path for each learning rate, of shape (rates, steps + 1, 2)."""
     start = np.array(function.start, np.float32)
     weights = [ms.Parameter(ms.Tensor(start), name=f"with_rate_{k}") for k in range(len(RATES))]
     groups = [{"params": [weight], "lr": float(rate)} for weight, rate in zip(weights, RATES)]
@@ -74,7 +74,7 @@ def walks(function, name, steps):
     points = np.empty((steps + 1, len(RATES), 2))
     points[0] = start
     for step in range(steps):
-        # Far outside, the gradient has no meaning but a number that overflows.
+        # Far outside, the gradient would overflow.
         gradients = np.clip(function.gradient(*points[step].T).T, -1e6, 1e6).astype(np.float32)
         optimizer(tuple(ms.Tensor(g) for g in gradients))
         points[step + 1] = [weight.asnumpy() for weight in weights]
@@ -82,7 +82,7 @@ def walks(function, name, steps):
 
 
 def best_walk(function, name, steps):
-    """Return the value at the end of the walk that ends lowest, its learning rate and its points."""
+    """Return the final value of the path that ends lowest, its learning rate and its points."""
     candidates = walks(function, name, steps)
     ends = function.value(*candidates[:, -1].T)
     best = int(np.argmin(np.where(np.isfinite(ends), ends, np.inf)))
@@ -90,7 +90,7 @@ def best_walk(function, name, steps):
 
 
 def draw(axes, function, best):
-    """Draw a function's heights and the paths over them."""
+    """Plot a function's contours and the paths on them."""
     (left, right), (bottom, top) = function.window
     x, y = np.meshgrid(np.linspace(left, right, 400), np.linspace(bottom, top, 400))
     axes.contourf(x, y, function.value(x, y), levels=function.levels, cmap="Greys", alpha=0.6, extend="both")
@@ -104,7 +104,7 @@ def draw(axes, function, best):
 
 
 def main():
-    """Walk, print the table and draw the picture."""
+    """Compute the paths, print the table and save the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("trajectories.png"))

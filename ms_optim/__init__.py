@@ -1,4 +1,4 @@
-"""Optimizers for training large models on MindSpore, each one fused kernel launch a step."""
+"""Optimizers for training large models on MindSpore, with one fused kernel launch per step."""
 
 from importlib.metadata import version
 
@@ -89,7 +89,7 @@ __all__ = [
     "qk_clip",
     "save",
 ]
-# All optimizers, in the order in which commands, MindFormers and tests list them; `create_optimizer` finds them here.
+# All optimizers, in the order in which commands, MindFormers and tests list them; `create_optimizer` reads this list.
 OPTIMIZERS: tuple[type[FusedOptimizer], ...] = (
     AdamW,
     Lamb,

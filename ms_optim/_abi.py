@@ -1,7 +1,7 @@
-"""The C interface of the kernels: its numbers by name, and the inputs of a launch in their order.
+"""The C interface of the kernels: its constants by name, and the inputs of a launch in order.
 
-Names are those of ops/include/step.h. Both sides state the numbers, since Python also runs without a library; a test
-compares them with what a library says of itself.
+Names are those of ops/include/step.h. Both sides define the constants, because Python also runs without a library; a
+test compares them with those that a library reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._abi_local import LocalMark, LocalNumber, LocalReport
 
 # ---- Numbers ------------------------------------------------------------------------------------------------------
 
-MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # the last: codes that share one scale
+MAX_STATES, MAX_DIRECTIONS, CODE_BLOCK = 3, 2, 256  # CODE_BLOCK is the number of codes that share one scale
 MOST_ELEMENTS = 1 << 31  # of a tensor that is sent in parts
 # The mark at a wire's end: see ops/include/dgc.h.
 LIMB_BITS, LIMBS = 6, 10
@@ -39,7 +39,7 @@ class Stage(enum.IntFlag):
 
 
 class SharedFlag(enum.IntFlag):
-    """What a launch is asked for, whatever its rule."""
+    """Options of a launch that do not depend on its rule."""
 
     SKIP_NONFINITE = 1
     MASTERS = 2
@@ -56,7 +56,7 @@ class SharedFlag(enum.IntFlag):
 
 
 class AdamWFlag(enum.IntFlag):
-    """Forms of AdamW."""
+    """Variants of AdamW."""
 
     AMSGRAD = 1
     MAXIMIZE = 2
@@ -64,20 +64,20 @@ class AdamWFlag(enum.IntFlag):
 
 
 class LambFlag(enum.IntFlag):
-    """Forms of LAMB."""
+    """Variants of LAMB."""
 
     BIAS_CORRECTION = 1
     ALWAYS_ADAPT = 2
 
 
 class AdamOffloadFlag(enum.IntFlag):
-    """Forms of AdamOffload."""
+    """Variants of AdamOffload."""
 
     NESTEROV = 1
 
 
 class DgcMomentumFlag(enum.IntFlag):
-    """Forms of DGCMomentum."""
+    """Variants of DGCMomentum."""
 
     NESTEROV = 1
     L1 = 2
@@ -85,7 +85,7 @@ class DgcMomentumFlag(enum.IntFlag):
 
 
 class MuonFlag(enum.IntFlag):
-    """Forms of Muon."""
+    """Variants of Muon."""
 
     NESTEROV = 1
     ORIGINAL_SCALE = 2
@@ -106,7 +106,7 @@ class Statistic(enum.IntEnum):
 
 
 class Constant(enum.IntEnum):
-    """Places of the constants that every rule has; the rule's own follow."""
+    """Indices of the constants that every rule has; the rule's own constants follow."""
 
     UNSCALE, CLIP_NORM, SEED, CAUTIOUS, AVERAGE_DECAY, AVERAGE_WARMUP, RULE_CONSTANTS = range(7)
 
@@ -122,14 +122,14 @@ class AddressColumn(enum.IntEnum):
 
 
 class SharedAddressColumn(enum.IntEnum):
-    """Columns of the last row of such a table: what the tensors share."""
+    """Columns of the last row of such a table, for what all tensors share."""
 
     GLOBAL_STEP_ADDRESS, SKIPPED_STEPS_ADDRESS, STATISTICS_ADDRESS, STATISTICS_ROWS, BETA_POWER_ADDRESS = range(5)
     STEP_WEIGHTS_ADDRESS = BETA_POWER_ADDRESS + 2
 
 
 class LayoutColumn(enum.IntEnum):
-    """Columns of the layout; the last is of rules that exchange alone."""
+    """Columns of the layout; only rules that exchange have the last one."""
 
     RATE_INDEX, DECAY_INDEX, CENTRALIZED, ROW, SENT = range(5)
     LAYOUT_COLUMNS = SENT
@@ -152,7 +152,7 @@ _COLUMNS = (AddressColumn, SharedAddressColumn, MatrixColumn)
 _LOCAL = (LocalNumber, LocalMark, LocalReport)
 _INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, *_COLUMNS, *_LOCAL, Status)
 _RULES = (AdamWFlag, LambFlag, AdamOffloadFlag, DgcMomentumFlag, MuonFlag)
-# By what the library calls them.
+# By the names that the library uses.
 GROUPS: dict[str, type[enum.IntEnum | enum.IntFlag]] = {
     **{kind.__name__: kind for kind in _INTERFACE},
     "Layout": LayoutColumn,
@@ -162,7 +162,7 @@ ALONE = ("MAX_STATES", "MAX_DIRECTIONS", "CODE_BLOCK", "MOST_ELEMENTS", "LIMB_BI
 
 
 def stated() -> dict[str, int]:
-    """Return all numbers of this module by name, members of a group behind the group's."""
+    """Return all constants of this module by name; the name of a group's member begins with the group's name."""
     numbers = {name: globals()[name] for name in ALONE}
     for group, members in GROUPS.items():
         numbers |= {f"{group}.{name}": int(value) for name, value in members.__members__.items()}
@@ -189,23 +189,23 @@ def launch(
 
     Args:
         kernel: The operator.
-        flags: What it shall do, as :func:`flags` makes it.
-        layout: As :func:`layout` makes it.
-        constants: As :func:`constants` makes them.
+        flags: What the launch does, as :func:`flags` returns it.
+        layout: As :func:`layout` returns it.
+        constants: As :func:`constants` returns them.
         rates: Learning rates and weight decays.
-        sums: Those of a launch before.
-        exchanged: Of a rule that exchanges: whether the step is skipped, the wires, and whose states these are. Of a
-            rule of matrices: the table of these, and the coefficients of the iterations.
-        before: Ranges, if it is a launch of a share; then the counters.
+        sums: The sums of an earlier launch.
+        exchanged: For a rule that exchanges: whether the step is skipped, the wires, and which worker the states belong
+            to. For a rule of matrices: the table of matrices, and the coefficients of the iterations.
+        before: The ranges, if it is a launch for a share; then the counters.
         weights: The weights.
-        gradients: The gradients; or the table of addresses, if that stands for all from the counters on.
+        gradients: The gradients; or the table of addresses, if it replaces all inputs from the counters on.
         held: States, masters and scales.
     """
     return kernel(flags, layout, constants, rates, sums, *exchanged, *before, *weights, *gradients, *held)
 
 
 def inputs(*parts: Any) -> tuple[Any, ...]:
-    """Return the inputs of a launch in their order, from what :func:`launch` takes besides the kernel."""
+    """Return the inputs of a launch in order, from the arguments of :func:`launch` except the kernel."""
     return launch(lambda *inputs: inputs, *parts)
 
 
@@ -222,14 +222,14 @@ def written(
     """Return for each input of a launch whether the kernel writes it.
 
     Args:
-        counters: How many counters it takes.
-        weights: How many weights.
-        gradients: How many gradients, or 1 for a table of addresses.
-        held: How many states, masters and scales.
+        counters: Number of counters.
+        weights: Number of weights.
+        gradients: Number of gradients, or 1 for a table of addresses.
+        held: Number of states, masters and scales.
         exchanges: Whether the rule exchanges.
-        ranges: Whether it is a launch of a share.
-        returned: Whether it returns what is to become of the weights, and counts nothing.
-        matrices: Whether the rule is one of matrices.
+        ranges: Whether it is a launch for a share.
+        returned: Whether it returns the new weights and leaves the counters unchanged.
+        matrices: Whether it is a rule of matrices.
     """
     before = (*(False,) * ranges, *(not returned,) * counters)
     exchanged = (False,) * (3 * exchanges + 2 * matrices)
@@ -237,7 +237,7 @@ def written(
 
 
 def flags(stages: int, shared: int, rule: int) -> np.ndarray:
-    """Return what a launch shall do: its shape says it."""
+    """Return what a launch does, encoded in the shape of an array."""
     return np.zeros((1 + stages, 1 + shared, 1 + rule), np.int8)
 
 
@@ -251,11 +251,11 @@ def layout(
     """Return the layout of a launch's tensors.
 
     Args:
-        rates: For each tensor the place of its learning rate.
-        decays: The place of its weight decay; -1: it has none.
+        rates: For each tensor, the index of its learning rate.
+        decays: The index of its weight decay; -1 if it has none.
         centralized: Whether its gradient is centralized.
-        sent: Of a rule that exchanges: how many of its elements are sent; 0: all.
-        rows: Its row in the statistics; without them the launch has all tensors.
+        sent: For a rule that exchanges: how many of its elements are sent; 0 means all.
+        rows: Its row in the statistics; by default, the launch has all tensors.
     """
     rows = range(len(rates)) if rows is None else rows
     columns = [rates, decays, centralized, rows, *([] if sent is None else [sent])]
@@ -266,7 +266,8 @@ def matrices(forms: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
     """Return the table of a launch's matrices.
 
     Args:
-        forms: For each tensor its matrices, in the columns of :class:`MatrixColumn` without the tensor; () without.
+        forms: For each tensor its matrices, in the columns of :class:`MatrixColumn` except the tensor; () if it has
+            none.
     """
     rows = [(i, *matrix) for i, form in enumerate(forms) for matrix in form]
     return np.array(rows or [(-1,) * MatrixColumn.MATRIX_COLUMNS], np.int64)
@@ -283,12 +284,13 @@ def constants(
     """Return the constants of a launch.
 
     Args:
-        unscale: What gradients are multiplied by.
-        clip_norm: The largest norm of all gradients together; None: no limit.
-        seed: What noise is drawn from.
-        own: The rule's.
+        unscale: The factor of the gradients.
+        clip_norm: The largest global norm of the gradients; None means no limit.
+        seed: The seed of the noise.
+        own: The rule's own constants.
         cautious: Whether the decay is cautious.
-        average: The decay rate of the average of the weights, None without one, and whether it rises at first.
+        average: The decay rate of the average of the weights, None without an average, and whether the rate has a
+            warmup.
     """
     shared = (unscale, clip_norm or 0.0, seed, float(cautious), average[0] or 0.0, float(average[1]))
     return np.array((*shared, *own), np.float64)

@@ -1,4 +1,4 @@
-"""What the optimizers of Adam's family share: two moments and their bias corrections."""
+"""The base class of the optimizers of the Adam family: two moments and their bias corrections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AdamFamily(FusedOptimizer):
-    """Base of the rules that keep a first moment m and a second moment v of the gradient.
+    """Base class of the rules that keep a first moment m and a second moment v of the gradient.
 
     Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), Algorithm 1.
     """
@@ -48,7 +48,7 @@ class AdamFamily(FusedOptimizer):
         rule = rule._replace(constants=(beta1, beta2, eps, *rule.constants))
         # Set before the base class chooses a path, as that may try the rule.
         self.beta1, self.beta2, self.eps, self.bias_correction = beta1, beta2, eps, bias_correction
-        # Computed here, in float64: a graph would compute in float32, where 1 - 0.999 is off by 1e-5.
+        # Computed here, in float64: a graph would use float32, where 1 - 0.999 has a relative error of 1e-5.
         self._one_minus_beta1, self._one_minus_beta2 = 1.0 - beta1, 1.0 - beta2
         self._log_beta1, self._log_beta2 = math.log(beta1), math.log(beta2)
         super().__init__(params, learning_rate, weight_decay, rule, **shared)
@@ -60,7 +60,7 @@ class AdamFamily(FusedOptimizer):
         return power_complement(self._log_beta1, t), ops.sqrt(power_complement(self._log_beta2, t))
 
     def akg_constants(self) -> tuple[float, ...]:
-        """Return both betas, each with 1 minus it, and eps."""
+        """Return beta1, 1 - beta1, beta2, 1 - beta2 and eps."""
         return self.beta1, self._one_minus_beta1, self.beta2, self._one_minus_beta2, self.eps
 
     def moments(self, gradient: Tensor, states: Tensors) -> tuple[Tensor, Tensor]:

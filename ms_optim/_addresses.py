@@ -1,4 +1,4 @@
-"""The table of addresses that a CPU kernel takes, in place of tensors, in a step that is called from Python."""
+"""The table of addresses that a CPU kernel takes instead of tensors, in a step that is called from Python."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ DTYPES = {
 
 
 class AddressTable:
-    """Where everything that a step writes is in memory, as a CPU kernel takes it when a step is called from Python.
+    """The memory addresses of all that a step reads and writes, as CPU kernels take them in a step from Python.
 
-    Handing 1,600 tensors to MindSpore takes 10 ms, a table of their addresses 1. It is made anew for each step: a
-    parameter that was loaded or set since then lives elsewhere (and a graph would go on writing to where it was).
+    Passing 1,600 tensors to MindSpore takes 10 ms, passing a table of their addresses takes 1 ms. The table is filled
+    again for each step, because a parameter that was loaded or set since then has another address. A graph would
+    continue to write to the old address.
     """
 
     def __init__(self, held: Held):
@@ -59,7 +60,7 @@ class AddressTable:
         self._table[n, SharedAddressColumn.STATISTICS_ROWS] = n
 
     def fill(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return the table for a step with these gradients; what it names was checked before."""
+        """Return the table for a step with these gradients; the caller has checked the tensors."""
         table, n = self._table, len(self._parameters)
         table[:n, AddressColumn.WEIGHT_ADDRESS] = [address_of(p) for p in self._parameters]
         table[:n, AddressColumn.GRADIENT_ADDRESS] = [address_of(g) for g in gradients]
@@ -78,10 +79,10 @@ class AddressTable:
 
 
 def address_of(tensor) -> int:
-    """Return where a tensor's data is; asking waits for its value to be computed."""
+    """Return the address of a tensor's data; this waits until its value is computed."""
     address = tensor.data_ptr()
     if address == 0 and isinstance(tensor, Parameter) and tensor.has_init:
-        # Made under no_init_parameters() and not loaded since.
+        # Created under no_init_parameters() and not loaded since.
         tensor.init_data()
         address = tensor.data_ptr()
     if address == 0:

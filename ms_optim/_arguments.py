@@ -1,4 +1,4 @@
-"""Arguments: their types, those that all optimizers share, and checks of numbers, words and flags.
+"""Types of arguments, the arguments that all optimizers share, and checks of numbers, strings and flags.
 
 Each error names the argument, what was expected and what was given.
 """
@@ -25,8 +25,8 @@ BACKENDS = ("auto", "aot", "akg", "composite", "native")
 DECAYS = ("decoupled", "cautious")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
 # Type checkers know none of MindSpore's types: in an expression such a type is unknown, in an annotation it is Any. A
-# string counts as an annotation, so these aliases are strings.
-# Arguments of all optimizers. A learning rate that is a Cell is a LearningRateSchedule.
+# string counts as an annotation, so these aliases are strings. # Arguments of all optimizers. A learning rate that is a
+# Cell is a LearningRateSchedule.
 Params: TypeAlias = "Sequence[Parameter] | Sequence[dict[str, Any]]"
 LearningRate: TypeAlias = "float | Tensor | Iterable[float] | nn.Cell"
 WeightDecay: TypeAlias = "float | nn.Cell"
@@ -48,7 +48,7 @@ ELSEWHERE = {
     "use_nesterov": "nesterov",
     "wd": "weight_decay",
 }
-# A step computes in float32: a number below the first limit counts as 0, one above the second is infinite.
+# A step computes in float32: a number below LEAST is treated as 0, a number above MOST is infinite.
 LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NORMAL = "a normal number in float32, from 2**-126 to 3.4e38"
 FINITE = "finite in float32, at most 3.4e38"
@@ -105,12 +105,9 @@ class Options:
         if options.average_warmup and options.average_decay is None:
             fail(ValueError, optimizer, "average_warmup", "False without 'average_decay'", True)
         if options.stochastic_rounding and options.master_weights:
-            fail(
-                ValueError,
-                optimizer,
-                "master_weights",
-                "False with stochastic_rounding=True, or nothing is rounded",
-                True,
+            raise ValueError(
+                f"For '{optimizer}', stochastic_rounding=True requires master_weights=False, "
+                f"but got master_weights={options.master_weights!r}."
             )
         return options
 
@@ -128,7 +125,7 @@ def check_masters(optimizer: str, value: Any) -> None:
 
 
 def keywords_of(optimizer: Any) -> list[str]:
-    """Return the names of the arguments that an optimizer's class takes besides its parameters."""
+    """Return the names of the arguments that an optimizer's class takes, except its parameters."""
     signatures = (inspect.signature(base.__init__).parameters for base in optimizer.__mro__)
     own = next(names for names in signatures if "learning_rate" in names)
     kept = [name for name, p in own.items() if p.kind is not p.VAR_KEYWORD and name not in ("self", "params")]
@@ -152,7 +149,8 @@ def fail(error: type[Exception], optimizer: str, name: str, expected: str, value
 def closest(given: str, known: Sequence[str]) -> str:
     """Return a sentence with the closest of the known names, for the end of an error; nothing if no name is close.
 
-    The known names are in lower case, and the case of the given one does not count: "AdamOffload" is "adam_offload".
+    The known names are in lower case, and the case of the given name is ignored: "AdamOffload" is close to
+    "adam_offload".
     """
     elsewhere = ELSEWHERE.get(given)
     close = [elsewhere] if elsewhere in known else difflib.get_close_matches(given.lower(), known, n=1)
@@ -166,7 +164,7 @@ def check_type(optimizer: str, name: str, value: Any, expected: type) -> None:
 
 
 def check_choice(optimizer: str, name: str, value: Any, choices: Sequence[str]) -> None:
-    """Check that a value is one of a few words."""
+    """Check that a value is one of the given strings."""
     check_type(optimizer, name, value, str)
     if value not in choices:
         fail(ValueError, optimizer, name, f"one of {list(choices)}", value)
@@ -243,7 +241,7 @@ def check_bounds(optimizer: str, names: str | tuple[str, str], value: Any) -> tu
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
-        names: Name of the argument that holds both limits, or the names of two arguments with one each.
+        names: Name of the argument that holds both limits, or the names of two arguments that hold one limit each.
         value: None for no limits, or the pair.
     """
     if value is None:
@@ -271,7 +269,7 @@ def choose_backend(optimizer: str, name: str, fused: Any, shared: Shared) -> Sha
     if fused:
         return shared
     if shared.get("backend", "auto") not in ("auto", "composite"):
-        fail(ValueError, optimizer, "backend", f"'auto' or 'composite' where {name}=False", shared.get("backend"))
+        fail(ValueError, optimizer, "backend", f"'auto' or 'composite' with {name}=False", shared.get("backend"))
     return {**shared, "backend": "composite"}
 
 
@@ -281,7 +279,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_amounts(caller: str, key: str, value: Tensor) -> None:
-    """Check that an entry of a state dict holds finite numbers, 0 or greater, as counts, rates and scales are."""
+    """Check that an entry of a state dict, such as a count, rate or scale, holds finite numbers, 0 or greater."""
     numbers = ops.cast(value, mstype.float32).asnumpy()
     wrong = numbers[~(np.isfinite(numbers) & (numbers >= 0))]
     if wrong.size:

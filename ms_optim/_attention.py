@@ -1,4 +1,4 @@
-"""The projections of attention's queries and keys, head by head, and the scaling of their rows."""
+"""The query and key projections of attention by head, and the scaling of their rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Form(NamedTuple):
-    """Which rows of the projections belong to which head, as the user states it.
+    """Which rows of the projections belong to which head, as stated by the user.
 
     Attributes:
-        key_heads: Number of heads of the keys, None for as many as there are of the queries.
-        query_rope: Rows at the end of each head's queries that meet a key which all heads share.
-        key_values: Rows after each head's keys that are no keys.
-        query_rows: The queries' rows, None for all.
-        key_rows: The keys' rows, None for all.
+        key_heads: Number of key heads; None means as many as query heads.
+        query_rope: Rows at the end of each query head that are multiplied by a key which all heads share.
+        key_values: Rows after each head's keys that are not keys.
+        query_rows: The rows of the queries; None means all.
+        key_rows: The rows of the keys; None means all.
     """
 
     key_heads: int | None
@@ -40,10 +40,10 @@ class Layer:
 
     Args:
         function: Name of the public function or class, for the errors.
-        prefix: What precedes the arguments' names there.
-        query: What makes the queries.
-        key: What makes the keys.
-        form: Which of their rows belong to which head.
+        prefix: The prefix of the argument names in errors.
+        query: The Parameter or Parameters that project queries.
+        key: The Parameter or Parameters that project keys.
+        form: Which rows belong to which head.
     """
 
     def __init__(self, function: str, prefix: str, query: Any, key: Any, form: Form):
@@ -64,7 +64,7 @@ class Layer:
             )
 
     def clip(self, max_logits: Any, threshold: float) -> int:
-        """Scale the heads whose largest logit is above the threshold, and return how many these are."""
+        """Scale the heads whose largest logit is above the threshold, and return their number."""
         logits = self._logits(max_logits)
         heads, form = len(logits), self.form
         key_heads = heads if form.key_heads is None else form.key_heads
@@ -74,7 +74,7 @@ class Layer:
         key_rows = self._by_head("key", self.key_rows, key_heads, "key_values", form.key_values)
         if query_rows[0].shape[1] != key_rows[0].shape[1]:
             raise ValueError(
-                f"For '{self.function}', a head's queries and keys must have as many rows, but 'query' has "
+                f"For '{self.function}', queries and keys of a head must have equally many rows, but 'query' has "
                 f"{query_rows[0].shape[1]} rows for each of {heads} heads, and 'key' {key_rows[0].shape[1]} for each "
                 f"of {key_heads} ('key_heads'), without 'query_rope' and 'key_values'."
             )
@@ -100,8 +100,8 @@ class Layer:
                 )
             if p.ndim == 0 or p.shape[0] != found[0].shape[0]:
                 raise ValueError(
-                    f"For '{self.function}', the parameters of '{name}' must have as many rows, but have the shapes "
-                    f"{[tuple(p.shape) for p in found]}."
+                    f"For '{self.function}', all parameters of '{name}' must have the same number of rows, but have "
+                    f"the shapes {[tuple(p.shape) for p in found]}."
                 )
         return found
 
@@ -114,8 +114,8 @@ class Layer:
             fail(TypeError, self.function, name, "a range or a list of int, or None", given)
         if min(rows) < 0 or max(rows) >= count or len(set(rows)) != len(rows):
             raise ValueError(
-                f"For '{self.function}', the argument '{name}' must be of different rows from 0 to {count - 1}, but "
-                f"has {len(rows)} from {min(rows)} to {max(rows)}, {len(set(rows))} of them different."
+                f"For '{self.function}', the argument '{name}' must hold distinct rows from 0 to {count - 1}, but "
+                f"has {len(rows)} from {min(rows)} to {max(rows)}, {len(set(rows))} of them distinct."
             )
         return np.asarray(rows, np.int64)
 
@@ -143,20 +143,20 @@ class Layer:
     def _by_head(
         self, name: str, rows: NDArray[np.int64], heads: int, rest: str, count: int
     ) -> list[NDArray[np.int64]]:
-        """Return a projection's rows of each head, parted into those that meet, and the rest at their end."""
+        """Return the rows of each head, split into the rows of its queries or keys, and the rest at the end."""
         if len(rows) % heads:
             raise ValueError(
-                f"For '{self.function}', the rows of '{name}' must be as many for each of {heads} heads, but are "
-                f"{len(rows)}."
+                f"For '{self.function}', the number of rows of '{name}' must be a multiple of the number of heads, "
+                f"{heads}, but is {len(rows)}."
             )
         each = len(rows) // heads
         if count >= each:
-            fail(ValueError, self.function, rest, f"less than the rows of a head in '{name}', {each}", count)
+            fail(ValueError, self.function, rest, f"less than the number of rows of a head in '{name}', {each}", count)
         return np.split(rows.reshape(heads, each), [each - count], 1)
 
 
 def _scale(parameters: list[Parameter], parts: Iterable[tuple[NDArray[np.int64], NDArray[np.float64]]]) -> None:
-    """Multiply the rows of each head by its factor, where this is not 1."""
+    """Multiply the rows of each head by its factor, if this is not 1."""
     rows = np.concatenate([rows[factors != 1.0].reshape(-1) for rows, factors in parts])
     factors = np.concatenate([np.repeat(f[f != 1.0], rows.shape[1]) for rows, f in parts])
     for p in parameters:

@@ -1,4 +1,4 @@
-"""Averaged weights: what of them is for use is put into the parameters for a while, and taken out again."""
+"""Averaged weights: they are put into the parameters temporarily, for evaluation and use, and taken out again."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class Swap:
-    """Puts averaged weights into the parameters, and what training holds back again, to the bit.
+    """Puts averaged weights into the parameters, and later restores the training weights bit for bit.
 
-    Meanwhile the step count is negative, -1 minus itself: a kernel or a graph that is told of nothing else refuses such
-    a step, and a checkpoint of MindSpore's that was saved by mistake is refused when it is loaded.
+    Meanwhile the step count is replaced by -1 minus itself, which is negative. A kernel or a graph then refuses a step,
+    even if nothing else stops it. A MindSpore checkpoint that was saved by mistake is refused when it is loaded.
 
     Args:
-        parts: What the optimizer's path is made from.
-        gather: What gives all workers the weights of each one's share; None where each has all.
-        check_between: Raises an error that names what was called if a step is under way.
+        parts: The parts that the optimizer's path is built from.
+        gather: Gathers the weights of all shares on all workers; None if each worker has all weights.
+        check_between: Raises an error that names the called function if a step is in progress.
     """
 
     parts: Parts
@@ -47,7 +47,7 @@ class Swap:
         return bool(self._kept)
 
     def check_step(self) -> None:
-        """Raise an error where a step would move averaged weights."""
+        """Raise an error if a step would update averaged weights."""
         if self.is_in:
             raise RuntimeError(
                 f"For '{self.parts.layout.optimizer}', the parameters hold the averaged weights: leave "
@@ -55,12 +55,12 @@ class Swap:
             )
 
     def check_outside(self, what: str) -> None:
-        """Raise an error where something is asked for that needs what training holds in the parameters."""
+        """Raise an error if the averaged weights are in the parameters; `what` needs the training weights."""
         self.check_between(what)
         if self.is_in:
             raise RuntimeError(
-                f"For '{self.parts.layout.optimizer}', {what} must be called while the parameters hold what training "
-                "holds in them, but they hold the averaged weights: call optimizer.train() first."
+                f"For '{self.parts.layout.optimizer}', {what} cannot be called while the parameters hold the "
+                "averaged weights: call optimizer.train() first."
             )
 
     def put_in(self) -> None:
@@ -84,12 +84,12 @@ class Swap:
         self._put = [checksum(p) for p in held.parameters]
 
     def take_out(self) -> None:
-        """Put back what training holds in the parameters, and warn of what was written to them meanwhile."""
+        """Restore the training weights, and warn if the parameters were changed meanwhile."""
         held = self.parts.held
         changed = [p.name for p, put in zip(held.parameters, self._put) if self.is_in and checksum(p) != put]
         if changed:
             warnings.warn(
-                f"{self.parts.layout.optimizer}: {len(changed)} parameters, the first of which is '{changed[0]}', were "
+                f"{self.parts.layout.optimizer}: {len(changed)} parameters, the first being '{changed[0]}', were "
                 "changed while they held the averaged weights. The change is lost: load weights outside of "
                 "'with optimizer.averaged()'.",
                 stacklevel=3,
@@ -99,12 +99,12 @@ class Swap:
         self._kept = {}
 
     def in_training(self, parameter: Parameter) -> NDArray[Any]:
-        """Return the numbers that a parameter has in training."""
+        """Return the values that a parameter has in training."""
         kept = self._kept.get(id(parameter))
         return parameter.asnumpy() if kept is None else kept
 
     def weights_held(self, i: int) -> NDArray[Any]:
-        """Return the weights that this process has states of, flat, in float32: from their master, if they have one."""
+        """Return the weights whose states this process has, flat and in float32: from their master, if there is one."""
         held = self.parts.held
         p, (begin, end) = held.parameters[i], self._range(i)
         weights = ops.cast(p, mstype.float32).asnumpy().reshape(-1)[begin:end]
@@ -117,7 +117,7 @@ class Swap:
         return np.where(rounded == weights, master.asnumpy().reshape(-1), weights)
 
     def _averaged(self, i):
-        """Return the averaged weight in the parameter's dtype; of another worker's share, the weight as it is."""
+        """Return the averaged weight in the parameter's dtype; in another worker's share, the current weight."""
         held, statement = self.parts.held, self.parts.statement
         p = held.parameters[i]
         begin, end = self._range(i)
@@ -133,7 +133,7 @@ class Swap:
         return ops.cast(Tensor(whole.reshape(p.shape)), p.dtype).asnumpy()
 
     def _range(self, i):
-        """Return which elements of a parameter this process has states of."""
+        """Return the range of a parameter's elements whose states this process has."""
         shares = self.parts.shares
         return (0, self.parts.held.parameters[i].size) if shares is None else shares.own[i].tolist()
 
@@ -144,27 +144,27 @@ class Averaged(nn.Optimizer):
     _swap: Swap
 
     def _keep_swap(self, parts: Parts, gather: Callable[[], Any] | None, check_between: Callable[[str], None]) -> Swap:
-        """Make what puts averaged weights into the parameters.
+        """Create the object that puts averaged weights into the parameters.
 
         Raises:
-            ValueError: If each process updates only some of the parameters, as MindSpore's parallel optimizer has it.
+            ValueError: If each process updates only some of the parameters, as with MindSpore's parallel optimizer.
         """
         if parts.settings.is_parallel and (len(parts.held.averages) > 0 or parts.statement.averages_iterates):
             raise ValueError(
-                f"For '{parts.layout.optimizer}', averaged weights need every process to update all parameters: set "
-                "enable_parallel_optimizer=False; 'shard_states' splits states over processes, too."
+                f"For '{parts.layout.optimizer}', averaged weights require that every process updates all parameters: "
+                "set enable_parallel_optimizer=False. 'shard_states' also shards states over processes."
             )
         object.__setattr__(self, "_swap", Swap(parts, gather, check_between))
         return self._swap
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the averaged weights into the parameters; when the block ends, what they held returns, to the bit.
+        """Put the averaged weights into the parameters; the end of the block restores them bit for bit.
 
         The averaged weights are the average that `average_decay` keeps, or the average of the iterates of
         :class:`ms_optim.ScheduleFreeAdamW`. A step inside the block is an error. :meth:`state_dict` is the same inside
-        and outside of it. A block inside of another changes nothing. What is written to the parameters inside the
-        block, by loading a checkpoint of the network say, is lost when it ends, with a warning.
+        and outside of it. A nested block has no effect. Changes to the parameters inside the block, such as loading a
+        checkpoint of the network, are lost when it ends, with a warning.
 
         Raises:
             RuntimeError: If there is no average of the weights.
@@ -186,5 +186,5 @@ class Averaged(nn.Optimizer):
         self._swap.put_in()
 
     def train(self) -> None:
-        """Put back what training holds in the parameters; before the first :meth:`eval` it changes nothing."""
+        """Restore the training weights; before the first :meth:`eval` this has no effect."""
         self._swap.take_out()

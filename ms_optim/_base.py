@@ -1,4 +1,4 @@
-"""What all optimizers share: arguments, groups, rates, and the step, which a path takes."""
+"""The base class of all optimizers: arguments, groups, rates, and the step, which a path runs."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from ._arguments import LearningRate, Params, Tensors, WeightDecay
     from ._shares import Shares
 
-# When a graph is compiled, and where ``construct`` is called from Python.
+# These checks run when a graph is compiled, and when ``construct`` is called from Python.
 _check_shapes, _check_held = constexpr(check=False)(check_shapes), constexpr(check=False)(check_held)
 
 
 @documented
 class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloadable):
-    """Base of the optimizers, and of those of your own: a subclass states its rule, this class does the rest.
+    """Base class of all optimizers, also of your own: a subclass states its update rule, this class does the rest.
 
-    A subclass passes a :class:`Rule` to the constructor and states the rule once more in MindSpore operators, by
-    :meth:`directions` and, where the whole tensor matters, :meth:`coefficients`. While it has no fused kernel of its
-    own it passes ``backend="composite"``, too. Graph mode compiles these methods: they are of MindSpore's operators,
-    and what else they read the constructor sets before it calls this one.
+    A subclass passes a :class:`Rule` to the constructor and implements the rule in MindSpore operators: in
+    :meth:`directions` and, if the rule depends on whole tensors, in :meth:`coefficients`. Without a fused kernel of its
+    own, it also passes ``backend="composite"``. Graph mode compiles these methods, so they use only MindSpore
+    operators. The constructor sets any other attributes that they read before it calls the constructor of this class.
 
     Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
@@ -54,8 +54,8 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         {params}
         {learning_rate}
         weight_decay (Union[float, int, Cell]): The weight decay, 0 or greater; a Cell is called with the step, counted
-            from 0, and returns it.
-        rule (Rule): What the subclass says of its rule.
+            from 0, and returns the weight decay.
+        rule (Rule): The properties of the subclass's rule.
         {shared}
         {offload}
         {decay}
@@ -64,18 +64,18 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
     Attributes:
         normalizes_gradient: bool, for a subclass to set: whether each gradient is divided by its norm before the rule
             sees it. Default: ``False`` .
-        decays_every_name: bool, for a subclass to set: whether parameters that are not in groups are decayed whatever
-            their names. Default: ``False`` .
+        decays_every_name: bool, for a subclass to set: whether parameters that are not in groups are decayed regardless
+            of their names. Default: ``False`` .
         parameters: The parameters, in the order in which gradients are given.
-        states: Parameters: all parameters' first states, then all second ones, and so on.
-        scales: Parameters, float32: the scales of states in codes.
-        masters: Parameters: float32 masters of float16 and bfloat16 parameters, or the remainders of split ones.
-        averages: Parameters, float32: the averages of the weights that `average_decay` asks for.
-        global_step: Parameter, int32 of shape (1,): steps so far, but for those that were skipped. It stays at
-            2**31 - 1: later steps are taken as if each were the last that can be counted.
+        states: Parameters: the first states of all parameters, then all second states, and so on.
+        scales: Parameters, float32: the scales of states that are held as codes.
+        masters: Parameters: float32 masters of float16 and bfloat16 parameters, or the remainders of split masters.
+        averages: Parameters, float32: the averages of the weights, if `average_decay` is set.
+        global_step: Parameter, int32 of shape (1,): the number of steps so far, without skipped steps. It does not
+            exceed 2**31 - 1: each later step runs as if it were the last step that can be counted.
         statistics: Parameter, float32 of shape (parameters, 5): gradient norm, weight norm, update norm, trust ratio
             and whether the gradient was finite, of the last step.
-        skipped_steps: Parameter, int32 of shape (1,): steps skipped for a gradient that was not finite.
+        skipped_steps: Parameter, int32 of shape (1,): steps skipped because a gradient was not finite.
 
     Inputs:
         {inputs}
@@ -110,24 +110,24 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
 
     _support_parallel_optimizer = True
     decays_every_name = False
-    # Whether the rule's arithmetic runs on the host whatever the device.
+    # Whether the rule's arithmetic runs on the host for every device target.
     runs_on_host = False
-    # What the optimizer cannot do whatever the device, and why: see _capabilities.py.
+    # The features that the optimizer does not support on any device, and why: see _capabilities.py.
     refuses: ClassVar[dict[str, str]] = {}
-    # Keys that its groups have besides those of all; it takes them out of the groups itself.
+    # Further group keys of this class, in addition to those of all optimizers; it removes them from the groups itself.
     group_keys: ClassVar[tuple[str, ...]] = ()
 
     # What a class of this package states for the commands, MindFormers and the tests, which list all optimizers.
-    # Its rules without the numbers that the arguments decide, one for each kernel; the first is the default.
+    # Its rules, one for each kernel, without the constants that arguments set; the first is the default.
     rules: tuple[Rule, ...] = ()
-    # Arguments that have no default, besides the parameters and the learning rate, with values for an example.
+    # Arguments without a default, except the parameters and the learning rate, with values for an example.
     required: ClassVar[dict[str, Any]] = {}
-    # Arguments of an example that shows whether a kernel is right, for each of the rules.
+    # For each of the rules, the arguments of an example that tests whether a kernel is correct.
     trials: tuple[dict[str, Any], ...] = ({},)
-    # Names of what it keeps besides its states and masters.
+    # Names of the parameters that it keeps in addition to its states and masters.
     counters: tuple[str, ...] = ("global_step", "learning_rate", "skipped_steps", "statistics")
 
-    # What construction makes.
+    # Set by the constructor.
     rule: Rule
     is_cautious: bool
     loss_scale: float
@@ -160,7 +160,8 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
         check_weight_decay(name, "weight_decay", weight_decay)
         check_type(name, "rule", rule, Rule)
-        # The kernels unscale gradients themselves: told of the loss scale, the base class would scale the decay by it.
+        # The kernels unscale gradients themselves: if the base class knew the loss scale, it would multiply the decay
+        # by it.
         nn.Optimizer.__init__(self, learning_rate, params, weight_decay)
         self.loss_scale, self.options = float(options.loss_scale), options
         self.rule, self.is_cautious = rule, options.decay == "cautious"
@@ -178,7 +179,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         self._layout = layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter)
         if rule.others is not None:
             self._layout = layout = self.with_matrices(layout, shard_groups)
-        # Graphs know tuples, and no other objects.
+        # Graphs can read tuples, but no other objects.
         self._names, self._shapes, self.is_sliced = layout.names, layout.shapes, bool(shard_groups)
         self.shares = sharded(layout, rule, options, self.use_parallel, self.is_sliced)
         _memory.check(name, rule, options, layout.names, layout.dtypes)
@@ -203,14 +204,14 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
 
     @classmethod
     def keywords(cls) -> list[str]:
-        """Return the names of the arguments that the optimizer takes besides its parameters."""
+        """Return the names of the arguments that the optimizer takes, except its parameters."""
         return keywords_of(cls)
 
     def current_step_lr(self) -> float | tuple[float, ...]:
         """Return the learning rate of the next step.
 
         Returns:
-            A float; where groups have learning rates of their own, a tuple with one for each parameter.
+            A float; if groups have their own learning rates, a tuple with one for each parameter.
         """
         rates = self._rates_at(self.global_step)
         if self.is_group_lr:
@@ -224,21 +225,21 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
     # ---- Construction ---------------------------------------------------------------------------------------------
 
     def _preprocess_weight_decay(self, weight_decay):
-        """Keep the decay as it is: the base class would multiply it by the loss scale."""
+        """Keep the decay unchanged; the base class would multiply it by the loss scale."""
         if isinstance(weight_decay, nn.Cell):
             self.dynamic_weight_decay = True
             return weight_decay
         return float(weight_decay)
 
     def _hold_more(self, held):
-        """Make what a subclass holds besides."""
+        """Create the additional parameters of a subclass."""
 
     def _fused_path(self, parts):
-        """Return the path in fused kernels."""
+        """Return the path that runs fused kernels."""
         return fused_path(parts)
 
     def _composite_path(self, parts, akg_kernels):
-        """Return the path in MindSpore's operators."""
+        """Return the path that runs MindSpore's operators."""
         return composite_path(parts, akg_kernels)
 
     # ---- The step -------------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
             return super().__call__(gradients)
         if not self._has_hooks():
             return self._run_by_address(gradients)
-        # Cell calls the hooks, and what it takes for `construct` between them.
+        # Cell calls the hooks, and between them the method that it finds as `construct`.
         object.__setattr__(self, "construct", self._run_by_address)
         try:
             return nn.Cell._run_construct(self, gradients)
@@ -261,21 +262,21 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
             object.__delattr__(self, "construct")
 
     def _has_hooks(self):
-        """Tell whether Cell has hooks to call, which it does in PyNative mode alone."""
+        """Return whether Cell has hooks to call, which it does only in PyNative mode."""
         hooks = self._forward_pre_hook or self._forward_hook
         return bool(hooks) and ms.get_context("mode") == ms.PYNATIVE_MODE
 
     def _run_by_address(self, gradients):
-        """Run one step on the memory that parameters and gradients are in."""
+        """Run one step directly on the memory of parameters and gradients."""
         self._held.check()
         gradients = check_gradients(self.cls_name, self._layout.names, self._layout.shapes, gradients)
         done = self._path.run_by_address(self.global_step, self._path.addresses.fill(gradients))
-        # The operator may run later, unless waited for, and the gradients may be gone by then.
+        # Wait for the operator: it may run later, when the gradients may have been freed.
         done.data_ptr()
         return self._succeeded
 
     def _check_begin(self):
-        """Check that a step may begin: on CPU from the count as it is, too; elsewhere reading it would wait."""
+        """Check that a step may begin. On CPU also check the step count; on other devices, reading it would block."""
         self._swap.check_step()
         if self._reads_count:
             check_step(self.cls_name, int(self.global_step.asnumpy()[0]), self._fewest_steps)
@@ -293,7 +294,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         return self._outcome(done)
 
     def _outcome(self, done):
-        """Return what a step returns, once it is done; with each element waiting for it, graphs compile for long."""
+        """Return the result of a step. Only one element waits for the step: if all did, graphs would compile slowly."""
         if isinstance(self._succeeded, tuple):
             return (F.depend(True, done), *self._succeeded[1:])
         return F.depend(self._succeeded, done)

@@ -1,4 +1,4 @@
-"""What works together: the one table that construction, `AdamOffload.target`, the commands and the documents ask."""
+"""The one table of supported combinations, for construction, `AdamOffload.target`, commands and documentation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._arguments import SPLIT_MASTERS
 if TYPE_CHECKING:
     from ._base import FusedOptimizer
 
-# What may be asked for besides the rule, and how a user writes it.
+# The features that can be requested in addition to the rule, and how a user writes each.
 FEATURES = {
     "stochastic_rounding": "'stochastic_rounding'",
     "state_dtype": "'state_dtype'",
@@ -29,18 +29,18 @@ _KERNEL = "needs the fused kernel"
 _ON_CPU = "needs the device target 'CPU'"
 _ON_HOST = "needs weights in host memory"
 _FOR_ASCEND: dict[str, str] = {
-    feature: "is unknown to the operators for Ascend"
+    feature: "is not supported by the operators for Ascend"
     for feature in FEATURES
     if feature not in ("skip_nonfinite", "local_steps")
 }
 DEVICES = ("CPU", "GPU", "Ascend")
-# What a path cannot do, and why. All else it does: with float32, float16 and bfloat16 weights, with and without
-# masters, in Graph and in PyNative mode.
+# The features that a path does not support, and why. It supports all others: with float32, float16 and bfloat16
+# weights, with and without masters, in Graph and in PyNative mode.
 LACKS: dict[str, Mapping[str, str]] = {
     "CPU": {},
     "GPU": {"shard_states": _ON_CPU},
     "Ascend": _FOR_ASCEND,
-    "native": {**_FOR_ASCEND, "skip_nonfinite": "is nothing for the platform's own AdamW, which cannot skip a step"},
+    "native": {**_FOR_ASCEND, "skip_nonfinite": "is not supported by the platform's own AdamW: it cannot skip steps"},
     "offload": {
         **dict.fromkeys(("stochastic_rounding", "master_weights", "shard_group", "average_decay", "attach"), _ON_HOST),
         "shard_states": _ON_CPU,
@@ -53,7 +53,7 @@ LACKS: dict[str, Mapping[str, str]] = {
 
 
 def asked(options: Any, is_sharded: bool, is_sliced: bool) -> tuple[str, ...]:
-    """Return what is asked for among the features.
+    """Return the requested features.
 
     Args:
         options: The optimizer's shared arguments.
@@ -70,28 +70,28 @@ def asked(options: Any, is_sharded: bool, is_sliced: bool) -> tuple[str, ...]:
         "skip_nonfinite": options.skip_nonfinite,
         "decay": options.decay != "decoupled",
         "average_decay": options.average_decay is not None,
-        "attach": False,  # these are asked for later
+        "attach": False,  # these two are requested later
         "local_steps": False,
     }
     return tuple(feature for feature in FEATURES if wanted[feature])
 
 
 def why_not(path: str, features: Iterable[str]) -> str | None:
-    """Say which of some features a path does not have, and why, or return None."""
+    """Return the first of the features that a path does not support, with the reason; None if it supports all."""
     return lacking(LACKS[path], features)
 
 
 def lacking(lacks: Mapping[str, str], features: Iterable[str]) -> str | None:
-    """Say which of some features something lacks, and why, or return None."""
+    """Return the first of the features that a table lists as missing, with the reason; None if it lists none."""
     return next((f"{FEATURES[one]} {lacks[one]}" for one in features if one in lacks), None)
 
 
 class Answer(NamedTuple):
-    """Whether an optimizer does what is asked for.
+    """Whether an optimizer supports the requested features.
 
     Attributes:
-        path: The path that does it; None: there is none.
-        reason: Why no fused kernel does it; None: one does.
+        path: The path that supports them; None if there is none.
+        reason: Why no fused kernel supports them; None if one does.
     """
 
     path: str | None
@@ -99,12 +99,12 @@ class Answer(NamedTuple):
 
 
 def answer(optimizer: type[FusedOptimizer], device: str, features: Iterable[str]) -> Answer:
-    """Tell how an optimizer whose weights are on a device does what is asked for, where all kernels are built.
+    """Return how an optimizer supports features, with its weights on a device and with all kernels built.
 
     Args:
         optimizer: The optimizer's class.
         device: "CPU", "GPU" or "Ascend".
-        features: What is asked for, among :data:`FEATURES`.
+        features: The requested features, from :data:`FEATURES`.
     """
     features = tuple(features)
     for feature in features:
@@ -123,6 +123,6 @@ def answer(optimizer: type[FusedOptimizer], device: str, features: Iterable[str]
     without = without or why_not(path, features)
     if without is None:
         return Answer(path, reason)
-    # Where the host has the states, no other path takes over.
+    # If the states are on the host, there is no other path to fall back to.
     takes_over = path != "offload" and why_not("composite", features) is None
     return Answer("composite" if takes_over else None, without)

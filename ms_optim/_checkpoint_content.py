@@ -1,4 +1,4 @@
-"""What a checkpoint holds: weights, states and the user's own values, gathered and put back."""
+"""The content of a checkpoint: collects weights, states and the user's own values, and restores them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gathered(
     entries: dict[str, tuple[str, Tensor]] = {}
     for kind, name, tensor in everything:
         if name in entries or name == "__metadata__":
-            raise ValueError(f"For 'save', each tensor must have a name of its own, but two have the name {name!r}.")
+            raise ValueError(f"For 'save', each tensor must have a unique name, but two have the name {name!r}.")
         if tensor.dtype not in NAMES:
             raise TypeError(f"For 'save', {name!r} must have one of the dtypes {list(NAMES)}, but has {tensor.dtype}.")
         if isinstance(tensor, Parameter) and tensor.has_init:
@@ -48,12 +48,12 @@ def gathered(
 def take(
     parts: list[File], net: nn.Cell | None, optimizer: AnyOptimizer | None, strict: bool
 ) -> tuple[int | None, dict[str, Any]]:
-    """Load a checkpoint whose checksums are right, and return its step and the user's values."""
+    """Load a checkpoint whose checksums are correct, and return its step and the user's values."""
     place = place_of(optimizer)
     if len(parts) != place.count and optimizer is not None and optimizer.is_sliced:
         raise ValueError(
             f"For 'load', the optimizer's tensors are sliced over {place.count} processes, but the checkpoint "
-            f"{parts[0].path} is of {len(parts)}."
+            f"{parts[0].path} has {len(parts)} parts."
         )
     own = parts[place.rank if len(parts) == place.count else 0]
     folded = _folded(parts, place) if optimizer is not None else {}
@@ -61,8 +61,8 @@ def take(
     given = {name for name, entry in own.entries.items() if entry.kind == WEIGHT}
     missing, unknown = sorted(weights.keys() - given), sorted(given - weights.keys()) if net is not None else []
     if strict and (missing or unknown):
-        what = f"lacks the weight {missing[0]!r}" if missing else f"has the weight {unknown[0]!r}, which is not known"
-        raise KeyError(f"For 'load', the checkpoint {own.path} {what}; it is one of {len(missing or unknown)}.")
+        what = f"lacks the weight {missing[0]!r}" if missing else f"has the weight {unknown[0]!r}, which is unknown"
+        raise KeyError(f"For 'load', the checkpoint {own.path} {what} ({len(missing or unknown)} such weights).")
     written = []
     for name in weights.keys() & given:
         p, entry = weights[name], own.entries[name]
@@ -85,17 +85,17 @@ def take(
 
 
 def _folded(parts: list[File], place: Place) -> dict[str, Tensor]:
-    """Return the states and weights of this worker, where each of another number of workers has saved its own."""
+    """Return the states and weights of this worker, if another number of workers saved their own ones."""
     if len(parts) == place.count or not any(entry in parts[0].entries for entry in ENTRIES):
         return {}
-    # Of local steps the weights differ, too.
+    # With local steps, the weights differ, too.
     kinds = (WEIGHT, STATE) if LOCAL_ENTRY in parts[0].entries else (STATE,)
     states = [{name: tensor for kind in kinds for name, tensor in part.tensors(kind).items()} for part in parts]
     return fold_residuals(states, place.count)[place.rank]
 
 
 def _states(parts: list[File], own: File, optimizer: AnyOptimizer, folded: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the states that this worker takes."""
+    """Return the states that this worker loads."""
     given = own.tensors(STATE)
     if ENTRY in given:
         same = optimizer.shares and given[ENTRY].asnumpy().tobytes() == optimizer.state_shares.asnumpy().tobytes()
@@ -104,7 +104,7 @@ def _states(parts: list[File], own: File, optimizer: AnyOptimizer, folded: dict[
 
 
 def _weights(function: str, net: nn.Cell | None, optimizer: AnyOptimizer | None) -> dict[str, Parameter]:
-    """Return the weights, each once: the parameters of the network, then further ones that the optimizer updates."""
+    """Return each weight once: the parameters of the network, then further parameters that the optimizer updates."""
     found: dict[str, Parameter] = {}
     seen: set[int] = set()
     named: Iterable[tuple[str, Parameter]] = ()
@@ -117,7 +117,7 @@ def _weights(function: str, net: nn.Cell | None, optimizer: AnyOptimizer | None)
         if id(p) in seen:
             continue
         if name in found:
-            raise ValueError(f"For '{function}', two parameters have the name {name!r}: give each a name of its own.")
+            raise ValueError(f"For '{function}', two parameters have the name {name!r}: give each a unique name.")
         seen.add(id(p))
         found[name] = p
     return found

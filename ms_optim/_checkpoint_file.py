@@ -1,4 +1,4 @@
-"""One file of a checkpoint, in the format safetensors: writes it whole or not at all, reads and checks it.
+"""One file of a checkpoint, in the safetensors format: writes it atomically, reads and checks it.
 
 The header's metadata holds numbers, strings and checksums.
 """
@@ -39,22 +39,22 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_CHECKSUM = '"header_crc32": "'
 NO_CHECKSUM = "0" * 8
 VERSION = 1  # of the metadata's content
-PAGE = 4096  # bytes that are added up for a checksum
-CHUNK = 256 * PAGE  # bytes that are added up and then written while they are in a cache
+PAGE = 4096  # bytes that are summed for a checksum
+CHUNK = 256 * PAGE  # bytes that are summed and then written while they are in a cache
 
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype:
-    """Return NumPy's dtype for the format's name of one: MindSpore's own function logs that it is deprecated."""
+    """Return the NumPy dtype for a dtype name of the format; MindSpore's own function logs a deprecation."""
     return Tensor(0, DTYPES[name]).asnumpy().dtype
 
 
 class SpoiledError(ValueError):
-    """A checkpoint is cut off, or some of its bits have changed since it was written."""
+    """A checkpoint is truncated, or some of its bits have changed since it was written."""
 
 
 class Entry(NamedTuple):
-    """A tensor of a file: its kind, the format's name of its dtype, its shape, where its bytes are, its checksum."""
+    """A tensor of a file: its kind, its dtype name in the format, its shape, its byte range and its checksum."""
 
     kind: str
     dtype: str
@@ -71,7 +71,7 @@ class File:
         path: The file.
 
     Raises:
-        SpoiledError: If the header has changed, or the file is shorter or longer than the header says.
+        SpoiledError: If the header has changed, or the file is shorter or longer than the header states.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -83,7 +83,7 @@ class File:
             header = _checked_header(path, length, raw)
             content = json.loads(header["__metadata__"]["ms_optim"])
             if content["version"] > VERSION:
-                raise ValueError(f"ms_optim: the checkpoint {path} is of a later version of ms_optim.")
+                raise ValueError(f"ms_optim: the checkpoint {path} was written by a later version of ms_optim.")
             sums = header.pop("__metadata__")["checksums"]
             self.step: int | None = content["step"]
             self.more: Any = content["more"]
@@ -95,13 +95,13 @@ class File:
                 self.entries[name] = Entry(content["kinds"][k], tensor["dtype"], tuple(tensor["shape"]), *place)
             end = max((entry.end for entry in self.entries.values()), default=begin)
             if size != end:
-                what = "cut off" if size < end else "longer than it was"
+                what = "truncated" if size < end else "too long"
                 raise SpoiledError(f"ms_optim: the checkpoint {path} is {what}: it has {size} bytes, not {end}.")
             # This maps the file's pages and copies nothing; changes to them stay in this process.
             self._data = np.memmap(file, np.uint8, "c")
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return the numbers of an entry."""
+        """Return the values of an entry."""
         _, dtype, shape, begin, end, _ = self.entries[name]
         data = np.asarray(self._data[begin:end])
         if begin % numpy_dtype(dtype).itemsize:
@@ -116,26 +116,26 @@ class File:
         """Compare the checksums of all entries.
 
         Raises:
-            SpoiledError: If one differs.
+            SpoiledError: If a checksum differs.
         """
         spoiled = [n for n, e in self.entries.items() if _checksum(self._data[e.begin : e.end]) != e.checksum]
         if spoiled:
-            others = f", and those of {len(spoiled) - 1} others" if spoiled[1:] else ""
+            others = f" and of {len(spoiled) - 1} other entries" if spoiled[1:] else ""
             raise SpoiledError(
-                f"ms_optim: the checkpoint {self.path} is spoiled: the bytes of {spoiled[0]!r}{others} are not those "
+                f"ms_optim: the checkpoint {self.path} is corrupted: the bytes of {spoiled[0]!r}{others} are not those "
                 "that were written."
             )
 
 
 def _checksum(data: NDArray[np.uint8], then: Callable[[NDArray[np.uint8]], object] | None = None) -> str:
-    """Return the checksum of bytes: the CRC-32 of the sums of their pages, as 64-bit words, and of the remaining bytes.
+    """Return a checksum: the CRC-32 of the sums of all pages, in 64-bit words, and of the remaining bytes.
 
-    Adding up is ten times as fast as CRC-32. A flipped bit changes the sum of its page by a power of 2, which CRC-32
-    never misses, as a carry changes a run of at most 64 bits.
+    A sum is ten times as fast as CRC-32. A flipped bit changes the sum of its page by a power of 2. CRC-32 always
+    detects this, because a carry changes a run of at most 64 bits.
 
     Args:
         data: The bytes.
-        then: Called with each chunk after it was added up.
+        then: Called with each chunk after the chunk was summed.
     """
     checksum = 0
     for begin in range(0, data.size, CHUNK):
@@ -164,12 +164,14 @@ def _checked_header(path: pathlib.Path, length: int, raw: bytes) -> dict[str, An
     before, key, after = raw.partition(HEADER_CHECKSUM.encode())
     blank = length.to_bytes(8, "little") + before + key + NO_CHECKSUM.encode() + after[8:]
     if len(raw) < length or not key or after[:8] != _header_checksum(blank):
-        raise SpoiledError(f"ms_optim: {path} is no checkpoint of ms_optim.save, or its header is cut off or spoiled.")
+        raise SpoiledError(
+            f"ms_optim: {path} is not a checkpoint of ms_optim.save, or its header is truncated or corrupted."
+        )
     return json.loads(raw)
 
 
 def write_file(path: pathlib.Path, step: int | None, more: Any, entries: dict[str, tuple[str, Tensor]]) -> None:
-    """Write a file beside the old one; it replaces the old one once all of it is on the disk."""
+    """Write a file next to the old one, and replace the old one after all data is on disk."""
     tensors, kinds, end = {}, [], 0
     # Large dtypes come first, so that each tensor begins at a multiple of its item size.
     for name, (kind, tensor) in sorted(entries.items(), key=lambda entry: -entry[1][1].itemsize):
@@ -177,7 +179,7 @@ def write_file(path: pathlib.Path, step: int | None, more: Any, entries: dict[st
         tensors[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
         kinds.append(kind)
     content = json.dumps({"version": VERSION, "step": step, "more": more, "kinds": kinds})
-    # A link stays a link and leads to the new file.
+    # A symbolic link remains and points to the new file.
     path = pathlib.Path(os.path.realpath(path))
     beside = path.with_name(f".{path.name}.tmp")
     try:
@@ -185,7 +187,7 @@ def write_file(path: pathlib.Path, step: int | None, more: Any, entries: dict[st
             file.seek(len(_header_text(tensors, content, NO_CHECKSUM * len(tensors), NO_CHECKSUM)))
             sums = ""
             for name in tensors:
-                # This copies nothing that is in host memory.
+                # This does not copy data that is in host memory.
                 data = np.ascontiguousarray(entries[name][1].asnumpy()).reshape(-1).view(np.uint8)
                 sums += _checksum(data, lambda chunk: _write_all(file, chunk))
             checksum = _header_checksum(_header_text(tensors, content, sums, NO_CHECKSUM)).decode()

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: which workers save a part, how parts are named, which checkpoints a folder holds."""
+"""The files of a checkpoint: which workers save a part, how parts are named, which checkpoints are in a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._shares import peers
 if TYPE_CHECKING:
     from .local_steps import AnyOptimizer
 
-# Names of files: of a checkpoint in a run's folder; of a worker's part, without the suffix.
+# File names: of a checkpoint in a run's folder, and of a worker's part without the suffix.
 STEP = re.compile(r"step-\d{10}\.safetensors")
 PART = re.compile(r"(?P<stem>.*)\.(?P<rank>\d+)-of-(?P<count>\d+)")
 
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def place_of(optimizer: AnyOptimizer | None) -> Place:
-    """Return the place among workers that each save a part; where all hold the same, the first saves for all."""
+    """Return the place among workers that each save a part; if all hold the same data, the first saves for all."""
     if optimizer is not None and getattr(optimizer, "workers", None) is not None:
         group = optimizer.workers
         return Place(group.rank, group.count, group.local_rank == 0)
@@ -56,7 +56,7 @@ def sets_in(folder: pathlib.Path, name: re.Pattern) -> dict[tuple[str, int], dic
 
 
 def candidates(path: pathlib.Path) -> Iterator[list[File] | SpoiledError]:
-    """Yield each checkpoint, the last step first: its files, or the error that they cannot be read with."""
+    """Yield each checkpoint, last step first: its files, or the error that reading them raises."""
     kept = path.is_dir()
     found = sets_in(path, STEP) if kept else sets_in(path.parent, re.compile(re.escape(path.name)))
     if not found:
@@ -69,7 +69,7 @@ def candidates(path: pathlib.Path) -> Iterator[list[File] | SpoiledError]:
         except SpoiledError as error:
             one, step = error, int(name[5:-12]) if kept else math.inf
         read.append((-1 if step is None else step, one))
-    # Where a step was saved twice, by other numbers of workers, checkpoints that can be read come first.
+    # If a step was saved by different numbers of workers, checkpoints that can be read come first.
     read.sort(key=lambda each: (each[0], not isinstance(each[1], SpoiledError)), reverse=True)
     yield from (one for _, one in read)
 
@@ -81,5 +81,5 @@ def _read_set(path: pathlib.Path, count: int, files: dict[int, pathlib.Path]) ->
     parts = [File(files[rank]) for rank in range(count)]
     steps = [part.step for part in parts]
     if len(set(steps)) > 1:
-        raise SpoiledError(f"ms_optim: the checkpoint {path} is not whole: its parts are of the steps {steps}.")
+        raise SpoiledError(f"ms_optim: the checkpoint {path} is inconsistent: its parts are of the steps {steps}.")
     return parts

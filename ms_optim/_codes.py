@@ -1,6 +1,7 @@
-"""Converts states between codes and float32 for checkpoints, as ops/include/codes.h does in a step.
+"""Converts states between codes and float32 for checkpoints, as ops/include/codes.h does within a step.
 
-A step rounds at random. A checkpoint rounds to the nearest code, as it has no step to draw random numbers for.
+A step rounds stochastically. A checkpoint rounds to the nearest code, because it has no step to draw random numbers
+for.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from ._kernels import CODE_BLOCK
 
 
 class Format(NamedTuple):
-    """How codes of a dtype are made.
+    """The format of the codes of a dtype.
 
     Attributes:
         bits: The bits of a code.
-        mantissa: How many of these are mantissa.
-        octaves: The range above that in which codes are evenly spaced.
+        mantissa: The mantissa bits among these.
+        octaves: Number of octaves above the range in which codes are evenly spaced.
         is_signed: Whether a code has a sign.
     """
 
@@ -30,12 +31,12 @@ class Format(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """How many of the 23 bits of a float32 mantissa a code lacks."""
+        """Number of the 23 bits of a float32 mantissa that a code does not have."""
         return 23 - self.mantissa
 
     @property
     def delta(self) -> np.ndarray:
-        """What is added before a number's upper bits are its code."""
+        """The offset that is added to a number before its upper bits are taken as the code."""
         return np.array(2.0**-self.octaves, np.float32)
 
 
@@ -45,18 +46,18 @@ FORMATS = {
     np.dtype(np.int16): Format(4, 1, 3, True),
     np.dtype(np.uint16): Format(4, 1, 7, False),
 }
-# Where the four codes of a word of 16 bits begin.
+# The first bit of each of the four codes in a 16-bit word.
 PLACES = np.arange(0, 16, 4, dtype=np.uint16)
 
 
 def _unpacked(words: np.ndarray, size: int) -> np.ndarray:
-    """Return the codes of 4 bits that words hold, the first in the lowest bits, as int8."""
+    """Return the 4-bit codes in words as int8; the first code is in the lowest bits."""
     codes = ((words.reshape(-1, 1).view(np.uint16) >> PLACES) & 15).astype(np.int8).reshape(-1)[:size]
     return (codes ^ 8) - 8 if FORMATS[words.dtype].is_signed else codes
 
 
 def _packed(codes: np.ndarray, dtype) -> np.ndarray:
-    """Return the words that hold codes of 4 bits."""
+    """Return the words that hold 4-bit codes."""
     whole = np.zeros(-(-codes.size // PLACES.size) * PLACES.size, np.uint16)
     whole[: codes.size] = codes & 15
     return np.bitwise_or.reduce(whole.reshape(-1, PLACES.size) << PLACES, axis=1).view(dtype)
@@ -66,9 +67,9 @@ def decode(codes: np.ndarray, scales: np.ndarray, shape: Sequence[int] | None = 
     """Return the float32 numbers of codes.
 
     Args:
-        codes: int8 or uint8, of any shape; int16 or uint16 for codes of 4 bits.
+        codes: int8 or uint8, of any shape; int16 or uint16 for 4-bit codes.
         scales: float32, one for each block of 256.
-        shape: The shape of the numbers, which codes of 4 bits do not tell; by default that of the codes.
+        shape: The shape of the numbers, which 4-bit codes do not determine; by default the shape of the codes.
     """
     form, shape = FORMATS[codes.dtype], codes.shape if shape is None else tuple(shape)
     flat = codes.reshape(-1) if form.bits == 8 else _unpacked(codes.reshape(-1), int(np.prod(shape)))
@@ -84,7 +85,7 @@ def encode(numbers: np.ndarray, dtype) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         numbers: float32, of any shape.
-        dtype: int8 for signed codes, uint8 for unsigned ones; int16 and uint16 for those of 4 bits, four a word.
+        dtype: int8 for signed and uint8 for unsigned 8-bit codes; int16 and uint16 for 4-bit codes, four per word.
     """
     form, flat = FORMATS[np.dtype(dtype)], numbers.astype(np.float32).reshape(-1)
     padded = np.zeros(-(-flat.size // CODE_BLOCK) * CODE_BLOCK, np.float32)

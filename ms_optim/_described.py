@@ -1,4 +1,4 @@
-"""What a library of kernels says of itself: its rules, and the numbers of its C interface."""
+"""Read what a kernel library describes: its rules, and the constants of its C interface."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class _Rule(ctypes.Structure):
 
 
 class DescribedRule(NamedTuple):
-    """What a library knows of one of its rules.
+    """Properties of a rule, as a kernel library reports them.
 
     Attributes:
-        states: How many states it has.
-        constants: How many constants of its own.
+        states: Number of states.
+        constants: Number of the rule's constants.
         exchanges: Whether it sends and receives parts of gradients.
-        weighs_steps: Whether it keeps two numbers of each tensor to weigh steps by.
-        has_matrices: Whether it sees matrices as a whole.
+        weighs_steps: Whether it keeps two numbers per tensor to weight the steps.
+        has_matrices: Whether it works on whole matrices.
     """
 
     states: int
@@ -37,7 +37,7 @@ class DescribedRule(NamedTuple):
 
 
 def _rows(library: ctypes.CDLL, function: str, kind: type[ctypes.Structure]) -> list[Any]:
-    """Read an array of a library up to its null name; AttributeError: the library is of another version."""
+    """Read an array of a library up to the null name. An AttributeError means that the library has another version."""
     ask = getattr(library, function)
     ask.restype = ctypes.POINTER(kind)
     array, rows = ask(), []
@@ -47,7 +47,7 @@ def _rows(library: ctypes.CDLL, function: str, kind: type[ctypes.Structure]) -> 
 
 
 def rules(library: ctypes.CDLL) -> dict[str, DescribedRule]:
-    """Return the rules that a library of this package has, by name."""
+    """Return the rules of a library of this package, by name."""
     rows = _rows(library, "ms_optim_rules", _Rule)
     return {
         row.name.decode(): DescribedRule(
@@ -58,11 +58,11 @@ def rules(library: ctypes.CDLL) -> dict[str, DescribedRule]:
 
 
 def exported(library: ctypes.CDLL) -> dict[str, int]:
-    """Return the numbers of a library as ``_abi.stated`` names them."""
+    """Return the constants of a library by the names that ``_abi.stated`` uses."""
     return {_renamed(row.name.decode()): row.value for row in _rows(library, "ms_optim_constants", _Constant)}
 
 
 def _renamed(name: str) -> str:
-    """From "Group<...>::kSomeName" to "Group.SOME_NAME"."""
+    """Convert "Group<...>::kSomeName" to "Group.SOME_NAME"."""
     *group, last = re.sub("<.*>", "", name).split("::")
     return ".".join([*group, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last.removeprefix("k")).upper()])

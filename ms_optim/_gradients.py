@@ -1,4 +1,4 @@
-"""Checks of gradients against the parameters that they are of."""
+"""Checks of gradients against their parameters."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def check_shapes(
         takes_sparse: Whether sparse gradients are accepted.
 
     Raises:
-        ValueError: If there are too few or too many gradients, or one has another shape than its parameter.
-        TypeError: If a gradient is not of floating-point dtype, or sparse where it must not be.
+        ValueError: If the number of gradients is wrong, or a gradient does not have the shape of its parameter.
+        TypeError: If a gradient is not of floating-point dtype, or is sparse where sparse gradients are not accepted.
     """
     if len(given_shapes) != len(names):
         raise ValueError(
@@ -38,13 +38,13 @@ def check_shapes(
             if not takes_sparse:
                 raise TypeError(
                     f"For '{optimizer}', the gradient of '{name}' must be a Tensor, but is sparse (a RowTensor): only "
-                    "fused kernels accept those. Build the embedding with sparse=False (and target='DEVICE')."
+                    "fused kernels accept sparse gradients. Build the embedding with sparse=False and target='DEVICE'."
                 )
             continue
         if tuple(given) != tuple(shape):
             rows = len(given) == len(shape) > 1 and tuple(given[1:]) == tuple(shape[1:])
             hint = (
-                " If it is the sparse gradient of an embedding: PyNative mode loses its indices, Graph mode does not."
+                " If it is the sparse gradient of an embedding: PyNative mode loses its indices, Graph mode keeps them."
             )
             raise ValueError(
                 f"For '{optimizer}', the gradient of '{name}' must have the parameter's shape {tuple(shape)}, "
@@ -72,11 +72,11 @@ def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any)
         optimizer: Name of the optimizer's class, for the errors.
         names: The parameters' names.
         shapes: The parameters' shapes.
-        gradients: What the optimizer was called with.
+        gradients: The gradients that the optimizer was called with.
 
     Raises:
         TypeError: If it is not a tuple or list of Tensors.
-        ValueError: If :func:`check_shapes` raises one.
+        ValueError: If :func:`check_shapes` raises it.
     """
     check_tensors(optimizer, gradients, Tensor)
     check_shapes(optimizer, names, shapes, tuple(g.shape for g in gradients), tuple(g.dtype for g in gradients))

@@ -1,4 +1,4 @@
-"""Which parameters of a network belong together: what is not decayed, what a pattern matches, what is in a layer."""
+"""Which parameters of a network form a group: those not decayed, those that a pattern matches, those of a layer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _check_patterns(function: str, argument: str, patterns: Any) -> Sequence[str
 
 
 def _matches(function: str, argument: str, pattern: str, params: list[Parameter]) -> set[str]:
-    """Return the names that a pattern matches: at least one."""
+    """Return the names that a pattern matches; it must match at least one."""
     names = {p.name for p in params if fnmatch.fnmatchcase(p.name, pattern)}
     if not names:
         raise ValueError(
@@ -68,14 +68,14 @@ def _matches(function: str, argument: str, pattern: str, params: list[Parameter]
 
 
 def first_matches(function: str, argument: str, patterns: Sequence[str], params: list[Parameter]) -> dict[str, int]:
-    """Return the index of the first pattern that matches, for each name that one matches."""
+    """Return, for each name that any pattern matches, the index of the first such pattern."""
     first: dict[str, int] = {}
     for i, pattern in enumerate(patterns):
         names = _matches(function, argument, pattern, params) - first.keys()
         if not names:
             raise ValueError(
                 f"For '{function}', the pattern {pattern!r} in '{argument}' must match a parameter that no earlier "
-                f"pattern matches, but the first of {list(patterns[:i])} to match takes them all."
+                f"pattern matches, but the earlier patterns {list(patterns[:i])} match all of its parameters."
             )
         first |= dict.fromkeys(names, i)
     return first
@@ -95,8 +95,8 @@ def numbered_layers(function: str, params: list[Parameter]) -> dict[str, int]:
         layer[p.name] = layers.setdefault(key, len(layers))
     if not any(isinstance(key, str) for key in layers):
         raise ValueError(
-            f"For '{function}', the argument 'layers' must name the layers where the parameters' names have no "
-            f"numbers, such as '{params[0].name}'."
+            f"For '{function}', the argument 'layers' is required if the parameters' names have no numbers, such as "
+            f"'{params[0].name}'."
         )
     return layer
 
@@ -106,5 +106,7 @@ def stated_layers(function: str, layers: Any, params: list[Parameter]) -> dict[s
     layer = first_matches(function, "layers", _check_patterns(function, "layers", layers), params)
     missing = [p.name for p in params if p.name not in layer]
     if missing:
-        raise ValueError(f"For '{function}', the patterns in 'layers' must match every parameter, but not {missing}.")
+        raise ValueError(
+            f"For '{function}', the patterns in 'layers' must match every parameter, but do not match {missing}."
+        )
     return layer

@@ -1,4 +1,4 @@
-"""What an optimizer holds from step to step, and the check that none of it has changed its dtype, size or memory."""
+"""What an optimizer keeps from step to step, and a check that no dtype, size or memory of it has changed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def _zeros_like(held: _memory.Held, parameter: Parameter) -> Parameter:
-    """Make zeros with what parallel training knows of a parameter.
+    """Create zeros that inherit what parallel training knows of a parameter.
 
-    ``Parameter.clone`` would keep the dtype, and spoil a parameter whose data is yet to be initialized.
+    ``Parameter.clone`` would keep the dtype, and break a parameter whose data is not yet initialized.
     """
     state = Parameter(initializer("zeros", held.shape, held.dtype), requires_grad=parameter.requires_grad)
     info = parameter.param_info.clone()
@@ -40,7 +40,7 @@ def _zeros_like(held: _memory.Held, parameter: Parameter) -> Parameter:
 
 
 def _scales(held: _memory.Held, parameter: Parameter) -> Parameter:
-    """Make the scales of a state that is held in codes, which nothing else needs to know of."""
+    """Create the scales of a state that is held as codes; parallel training does not need to know them."""
     zeros = initializer("zeros", held.shape, held.dtype)
     return Parameter(zeros, name=f"{held.prefix}.{parameter.name}", requires_grad=False)
 
@@ -49,29 +49,30 @@ class Held:
     """The parameters of a network that an optimizer updates, and all that it keeps for them.
 
     Args:
-        layout: What is known of the parameters.
+        layout: The properties of the parameters.
         parameters: The parameters.
         rule: The optimizer's rule.
         options: The optimizer's shared arguments.
-        kept: Places of the parameters whose states this process holds, and the shape of what it holds.
+        kept: Indices of the parameters whose states this process holds, and the shapes that it holds.
         global_step: The count of steps.
 
     Attributes:
         parameters: The parameters.
-        states: All parameters' first states, then all second ones, and so on.
-        scales: The scales of states in codes.
-        numbers: For each state the shape of the numbers that it stands for.
-        masters: The float32 masters.
+        states: The first states of all parameters, then all second states, and so on.
+        scales: The scales of states that are held as codes.
+        numbers: For each state, the shape of the numbers that it represents.
+        masters: The masters.
         averages: The float32 averages of the weights.
-        state_counts: For each parameter how many states its rule has.
-        state_places: For the number of a state, from 0, and the place of its parameter: its place among the states.
-        rows: For each parameter that has states here their place among the first states.
-        master_places: For each parameter the place of its master, -1 where it has none.
-        scale_places: For each state the place of its scales, -1 where it has none.
+        state_counts: For each parameter, the number of states of its rule.
+        state_places: The index in `states` for a pair: which state of its rule it is, from 0, and the parameter's
+            index.
+        rows: For each parameter that has states in this process, their index among the first states.
+        master_places: For each parameter, the index of its master; -1 if it has none.
+        scale_places: For each state, the index of its scales; -1 if it has none.
         global_step: The count of steps.
         skipped_steps: The count of skipped steps.
         statistics: The statistics of the last step.
-        step_weights: Of a rule that weighs steps: what it keeps for that. Empty without.
+        step_weights: For a rule that weights steps: what it keeps for that purpose; otherwise empty.
         beta_powers: Powers of betas, kept for checkpoints; see :meth:`keep_beta_powers`.
         log_betas: The logarithms of these betas.
     """
@@ -134,7 +135,7 @@ class Held:
             self.step_weights = (Parameter(none, name="step_weights", requires_grad=False),)
 
     def keep_beta_powers(self, betas: Sequence[float]) -> tuple[Parameter, ...]:
-        """Make Parameters that each step keeps at beta^t."""
+        """Create Parameters that each step sets to beta^t."""
         self.log_betas = tuple(math.log(beta) for beta in betas)
         self.beta_powers = tuple(
             Parameter(Tensor([1.0], mstype.float32), name=f"beta{k}_power", requires_grad=False)
@@ -143,7 +144,7 @@ class Held:
         return self.beta_powers
 
     def beside(self, parameters: ParameterTuple, counters: Sequence[Parameter]) -> Held:
-        """Return the same with other parameters and other counters, in the order of these, of the same shapes."""
+        """Return a copy with other parameters and counters of the same shapes, in the same order."""
         other, count = copy.copy(self), iter(counters)
         other.parameters = parameters
         other.global_step, other.skipped_steps, other.statistics = (next(count) for _ in range(3))
@@ -153,7 +154,7 @@ class Held:
 
     @property
     def counters(self) -> tuple[Parameter, ...]:
-        """What is kept once, and not for each parameter, in the order of the kernels."""
+        """What is kept once and not for each parameter, in the order of the kernels."""
         return (self.global_step, self.skipped_steps, self.statistics, *self.step_weights, *self.beta_powers)
 
     @property
@@ -162,7 +163,7 @@ class Held:
         return (*self.states, *self.masters, *self.averages, *self.scales)
 
     def tensors_for(self, places: Sequence[int]) -> tuple[Parameter, ...]:
-        """Return what is held for the parameters at some places, in the order of the kernels."""
+        """Return what is held for the parameters at the given indices, in the order of the kernels."""
         rows = [self.rows[i] for i in places if i in self.rows]
         found = (self.state_places.get((k, i)) for k in range(max(self.state_counts)) for i in places)
         states = [place for place in found if place is not None]
@@ -172,33 +173,33 @@ class Held:
         return (*(self.states[state] for state in states), *masters, *averages, *scales)
 
     def has_master(self) -> tuple[bool, ...]:
-        """Tell of each parameter whether it has a master."""
+        """Return for each parameter whether it has a master."""
         return tuple(place >= 0 for place in self.master_places)
 
     def masters_or_weights(self) -> ParameterTuple:
-        """Return each parameter's master, or where it has none itself."""
+        """Return each parameter's master, or the parameter itself if it has none."""
         return ParameterTuple([self.masters[k] if k >= 0 else p for k, p in zip(self.master_places, self.parameters)])
 
     def state_of(self, k: int, i: int) -> Parameter | None:
-        """Return a state of a parameter, or None where it has none."""
+        """Return a state of a parameter, or None if it has none."""
         place = self.state_places.get((k, i))
         return None if place is None else self.states[place]
 
     def states_of_each(self) -> tuple[ParameterTuple, ...]:
-        """Return for each state of the rule those of all parameters; the parameter itself where it has none."""
+        """Return, for each state of the rule, the states of all parameters; the parameter itself if it has none."""
         return tuple(
             ParameterTuple([p if (s := self.state_of(k, i)) is None else s for i, p in enumerate(self.parameters)])
             for k in range(max(self.state_counts))
         )
 
     def note(self) -> int:
-        """Note dtypes and sizes, which :meth:`check` compares; return the number that :func:`check_held` takes."""
+        """Record dtypes and sizes for :meth:`check`, and return the number that :func:`check_held` takes."""
         self._seen = noted((*self.parameters, *self.of_tensors, *self.counters))
         _noted[id(self)] = self
         return id(self)
 
     def check(self) -> None:
-        """Raise an error that names what has changed since construction; a view gets memory of its own."""
+        """Raise an error that names what has changed since construction; copy each view to memory of its own."""
         check_noted(self.optimizer, self._seen)
 
 
@@ -206,30 +207,30 @@ Noted: TypeAlias = "list[tuple[Parameter, Any, int]]"
 
 
 def noted(parameters: Iterable[Parameter]) -> Noted:
-    """Return parameters with what :func:`check_noted` compares."""
+    """Return parameters with the dtypes and sizes that :func:`check_noted` compares."""
     return [(p, p.dtype, p.size) for p in parameters]
 
 
 def check_noted(optimizer: str, seen: Noted) -> None:
-    """Raise an error that names the first parameter that is not as it was noted; a view gets memory of its own."""
+    """Raise an error that names the first changed parameter; copy each view to memory of its own."""
     for p, dtype, size in seen:
         if p.dtype != dtype or p.size != size:
             raise ValueError(
-                f"For '{optimizer}', the parameter '{p.name}' must stay as it was when the optimizer was "
-                f"made, {dtype} of {size} elements, but is {p.dtype} of shape {p.shape}. Change parameters before "
-                "the optimizer is made."
+                f"For '{optimizer}', the parameter '{p.name}' must stay as it was when the "
+                f"optimizer was made: {dtype} of {size} elements. It is now {p.dtype} of shape {p.shape}. Change "
+                "parameters before the optimizer is made."
             )
-        # MindSpore's own question: operators copy a view before they write it, even if it is contiguous.
+        # The check that MindSpore uses: operators copy a view before they write to it, even if it is contiguous.
         if not p.has_init and p._need_contiguous():
             p.set_data(Tensor(p.asnumpy(), dtype))
 
 
-# What each optimizer holds, by numbers: a graph knows no other objects.
+# What each optimizer holds, by number, because a graph cannot pass other objects.
 _noted: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
 
 
 def check_held(number: int) -> int:
-    """Check what the optimizer of a number holds."""
+    """Check what the optimizer with this number holds."""
     held = _noted.get(number)
     if held is not None:
         held.check()

@@ -23,8 +23,8 @@ from ._abi import MAX_STATES as MAX_STATES
 from ._abi import SharedFlag, Stage, Statistic, Sum
 
 WHITE_LIST = "MS_CUSTOM_AOT_WHITE_LIST"
-OPP_PATH = "ASCEND_OPP_PATH"  # where CANN's operators are
-CUSTOM_OPP_PATH = "ASCEND_CUSTOM_OPP_PATH"  # where others are, separated by colons
+OPP_PATH = "ASCEND_OPP_PATH"  # the folder of CANN's operators
+CUSTOM_OPP_PATH = "ASCEND_CUSTOM_OPP_PATH"  # the folders of custom operators, separated by colons
 
 
 class AscendOperator(NamedTuple):
@@ -32,9 +32,9 @@ class AscendOperator(NamedTuple):
 
     Attributes:
         function: The operator's type.
-        kinds: How many sums of squares it leaves.
-        writes_states: Whether it advances the moments.
-        writes_weight: Whether it moves the weight.
+        kinds: Number of sums of squares that it outputs.
+        writes_states: Whether it updates the moments.
+        writes_weight: Whether it updates the weight.
         takes_gradient: Whether it reads the gradient.
     """
 
@@ -45,7 +45,7 @@ class AscendOperator(NamedTuple):
     takes_gradient: bool = True
 
 
-# The launches of a step on Ascend: a second one moves weights by norms of whole tensors, which the first leaves.
+# The launches of a step on Ascend. A second launch updates weights by norms of whole tensors from the first one.
 ON_ASCEND = {
     "adamw": (AscendOperator("MsOptimAdamw", 2),),
     "adamw_amsgrad": (AscendOperator("MsOptimAdamwAmsgrad", 2),),
@@ -59,14 +59,14 @@ ON_ASCEND = {
     ),
     "lion": (AscendOperator("MsOptimLion", 2),),
     "ademamix": (AscendOperator("MsOptimAdemamix", 2),),
-    # What AdamOffload does there with what its host returns.
+    # Applies on the device the update that AdamOffload computes on the host.
     "delta": (AscendOperator("MsOptimDelta", 1, writes_states=False, takes_gradient=False),),
 }
 
-# Rules whose kernels are the CPU's alone.
+# Rules that have a kernel only for CPU.
 HOST_RULES = ("muon",)
 
-# Rules with kernels in AKG's DSL: file in ops/akg, function in it, and how many directions that returns.
+# Rules with kernels in AKG's DSL: the file in ops/akg, the function in it, and the number of directions it returns.
 AKG_KERNELS = {
     "adamw": ("adamw", "adamw", 1),
     "adamw_amsgrad": ("adamw", "adamw_amsgrad", 1),
@@ -77,17 +77,17 @@ AKG_KERNELS = {
     "ademamix": ("ademamix", "ademamix", 1),
 }
 
-# Names of the columns, without the number of these.
+# Names of the columns, without the entry that is their number.
 SUMS = tuple(column.name.lower() for column in Sum if column < Sum.SUMS)
 STATISTICS = tuple(column.name.lower() for column in Statistic if column < Statistic.STATISTICS)
 GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = tuple(Stage)
 ALL_STAGES = sum(Stage)
 SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES, BY_ADDRESS = tuple(SharedFlag)[:5]
 BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS, AVERAGES, BESIDE = tuple(SharedFlag)[5:]
-LEAST_CODED = 4096  # elements of the smallest tensor whose states are worth codes
-# For each `state_dtype` that means codes: the dtype of signed ones, and of unsigned ones.
+LEAST_CODED = 4096  # elements of the smallest tensor whose states are held as codes
+# For each `state_dtype` of codes: the dtypes of signed and of unsigned codes.
 CODED = {"8bit": (ms.int8, ms.uint8), "4bit": (ms.int16, ms.uint16)}
-# How many codes an element of each dtype holds: of 4 bits, the first of four in its lowest bits.
+# Number of codes in an element of each dtype. The first of four 4-bit codes is in the lowest bits.
 CODES_EACH = {ms.int8: 1, ms.uint8: 1, ms.int16: 4, ms.uint16: 4}
 
 
@@ -96,8 +96,8 @@ def state_dtype(asked: str, kind: str, size: int) -> ms.dtype.Type:
 
     Args:
         asked: The argument `state_dtype`.
-        kind: The state's kind, as :class:`ms_optim.Rule` has it.
-        size: Elements of its parameter.
+        kind: The state's kind, as in :class:`ms_optim.Rule`.
+        size: Number of elements of its parameter.
     """
     if kind in ("exact", "rows"):
         return ms.float32
@@ -114,14 +114,14 @@ def device_target() -> str:
 
 
 def why_not(rule: str, device: str) -> str | None:
-    """Say why a rule has no fused kernel on a device.
+    """Return why a rule has no fused kernel on a device.
 
     Args:
         rule: Name of the rule.
         device: Device target, "CPU", "GPU" or "Ascend".
 
     Returns:
-        The reason with its remedy, or None where the kernel is there.
+        The reason and its remedy, or None if there is a kernel.
     """
     path = _libraries.path_of(device)
     no_kernel = f"ms_optim has no kernel for the rule '{rule}' on {device}"
@@ -133,30 +133,30 @@ def why_not(rule: str, device: str) -> str | None:
         return None if os.environ.get(OPP_PATH) else f"{OPP_PATH} is not set: source CANN's set_env.sh"
     allowed = os.environ.get(WHITE_LIST)
     if allowed is not None and pathlib.Path(allowed).resolve() not in path.parents:
-        return f"{WHITE_LIST} admits only libraries in {allowed}: set {WHITE_LIST}={_libraries.FOLDER}"
+        return f"{WHITE_LIST} allows only libraries in {allowed}: set {WHITE_LIST}={_libraries.FOLDER}"
     try:
         return None if rule in rules(device) else no_kernel
     except (OSError, AttributeError) as error:
-        return f"{path} does not load: {error}"
+        return f"{path} cannot be loaded: {error}"
 
 
 def rules(device: str) -> Collection[str]:
-    """Return the rules that a device's library has kernels of; OSError or AttributeError: it does not load."""
+    """Return the rules with kernels in a device's library; an OSError or AttributeError means that it fails to load."""
     return ON_ASCEND if device == "Ascend" else _libraries.described(device)
 
 
 def why_not_akg(rule: str) -> str | None:
-    """Say why there are no AKG kernels of a rule to try, or return None."""
+    """Return why a rule has no AKG kernels, or None if it has."""
     if rule not in AKG_KERNELS:
         return f"ms_optim has no AKG kernel for the rule '{rule}', which is not elementwise"
     if importlib.util.find_spec("decorator") is None:
-        return "AKG needs the Python package 'decorator', which MindSpore does not bring: pip install decorator"
+        return "AKG needs the Python package 'decorator', which MindSpore does not install: pip install decorator"
     return None
 
 
 def akg_kernels(rule: str) -> tuple[Callable, Callable, int]:
-    """Return the functions in the DSL that find a rule's directions and move along them, and how many there are."""
-    from .akg import move  # not before it is needed: MindSpore looks at the device target when it makes a kernel
+    """Return the DSL functions that compute a rule's directions and apply them, and the number of directions."""
+    from .akg import move  # imported late, because MindSpore reads the device target when it makes a kernel
 
     file, name, directions = AKG_KERNELS[rule]
     module = importlib.import_module(f".akg.{file}", __package__)
@@ -168,7 +168,7 @@ def akg_operator(kernel: Callable, rows: int) -> ops.Custom:
 
     Args:
         kernel: A function in the DSL.
-        rows: How many rows it returns, each as long as its last tensor.
+        rows: Number of rows that it returns, each as long as its last tensor.
     """
     return ops.Custom(
         kernel,
@@ -179,7 +179,7 @@ def akg_operator(kernel: Callable, rows: int) -> ops.Custom:
 
 
 class WithoutWorkspace(nn.Cell):
-    """An operator whose last output is memory that it needed meanwhile."""
+    """An operator whose last output is its workspace memory."""
 
     def __init__(self, primitive, outputs):
         super().__init__(auto_prefix=False)
@@ -202,15 +202,15 @@ def operator(
     """Make the operator that runs one launch.
 
     Args:
-        rule: Name of the rule; or "pack" or "unpack", which copy between tensors and what workers exchange, or "copy".
-        device: Device target whose kernel it is; the operator is placed there whatever the rest of a graph runs on.
+        rule: Name of the rule; or "pack" or "unpack", which copy between tensors and exchange buffers; or "copy".
+        device: Device target of the kernel; the operator is placed there, even if the rest of a graph runs elsewhere.
         written: For each input in order, whether the kernel writes it.
-        outputs: Shape and dtype of each output; one at least.
+        outputs: Shape and dtype of each output; at least one output.
         shapes: Shapes of the tensors that the launch takes.
         shared: The launch's shared flags.
 
     Returns:
-        A primitive or Cell that takes the inputs and returns the output, or a tuple of them.
+        A primitive or Cell that takes the inputs and returns the output, or a tuple of outputs.
     """
     if device == "GPU":
         exchanges, file = _libraries.described(device)[rule].exchanges, _libraries.LIBRARIES[device].file
@@ -227,7 +227,7 @@ def _primitive(rule, device, written, outputs):
         out_dtype=tuple(dtypes) if len(dtypes) > 1 else dtypes[0],
         func_type="aot",
     )
-    # In PyNative mode, operators of the same inputs and attributes are taken for one, whatever their outputs.
+    # PyNative mode treats operators with the same inputs and attributes as one, even if their outputs differ.
     primitive.add_prim_attr("shapes_out", str(shapes))
     return _writing(primitive, device, written)
 
@@ -238,7 +238,7 @@ def ascend_operator(function: str, written: tuple[bool, ...], shape: Callable[..
     Args:
         function: The operator's type.
         written: For each input in order, whether the operator writes it.
-        shape: From the inputs' shapes to that of the output, which is float32.
+        shape: Returns the shape of the output, which is float32, from the shapes of the inputs.
 
     Returns:
         A primitive that takes the inputs and returns the output.
@@ -252,16 +252,16 @@ def ascend_operator(function: str, written: tuple[bool, ...], shape: Callable[..
 
 
 def platform_adamw() -> ops.Primitive:
-    """Return MindSpore's own AdamW, aclnnApplyAdamWV2 of CANN: Ascend alone has it."""
+    """Return MindSpore's own AdamW, aclnnApplyAdamWV2 of CANN, which only Ascend has."""
     return AdamW()
 
 
 def _writing(primitive: ops.Custom, device: str, written: tuple[bool, ...]) -> ops.Custom:
-    """Place an operator, and tell the framework what it writes."""
+    """Place an operator on a device, and declare its writes to the framework."""
     primitive.set_device(device)
-    # Without this a graph drops the operator, whose output nobody needs, and the parameters never change.
+    # Without this, a graph removes the operator, because its output is unused, and the parameters never change.
     primitive.add_prim_attr("side_effect_mem", True)
-    # Without this, reads of a parameter before and after the step may be taken for one.
+    # Without this, a graph may merge the reads of a parameter before and after the step.
     primitive.set_signatures(
         tuple(make_sig(f"x{i}", sig_rw.RW_WRITE if w else sig_rw.RW_READ) for i, w in enumerate(written))
     )
@@ -269,5 +269,5 @@ def _writing(primitive: ops.Custom, device: str, written: tuple[bool, ...]) -> o
 
 
 def flags(stages: int, shared: int, rule: int) -> Tensor:
-    """Return what a launch shall do, as the shape of a tensor: see ops/include/step.h."""
+    """Return what a launch does, encoded in the shape of a tensor: see ops/include/step.h."""
     return Tensor(_abi.flags(stages, shared, rule))

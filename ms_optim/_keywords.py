@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 
 
 class Common(TypedDict, total=False):
-    """Shared keyword arguments that every optimizer takes, and none has among its own."""
+    """Shared keyword arguments that every optimizer takes and that no optimizer defines itself."""
 
     state_dtype: str | mstype.Type
     master_weights: bool | str
@@ -18,14 +18,14 @@ class Common(TypedDict, total=False):
 
 
 class CommonAndAverage(Common, total=False):
-    """Likewise, with those of the average of the weights."""
+    """The same, and the arguments of the average of the weights."""
 
     average_decay: float | None
     average_warmup: bool
 
 
 class SharedButLossScale(CommonAndAverage, total=False):
-    """Shared keyword arguments of an optimizer that has `loss_scale` among its own, and no decoupled decay."""
+    """Shared keyword arguments of an optimizer that defines `loss_scale` itself and has no decoupled decay."""
 
     grad_clip_norm: float | None
     shard_states: bool
@@ -40,7 +40,7 @@ class Shared(SharedButLossScale, total=False):
 
 
 class SharedButSkipping(TypedDict, total=False):
-    """Shared keyword arguments of an optimizer that has `skip_nonfinite` among its own, with another default."""
+    """Shared keyword arguments of an optimizer that defines `skip_nonfinite` itself, with another default."""
 
     state_dtype: str | mstype.Type
     master_weights: bool | str

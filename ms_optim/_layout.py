@@ -1,4 +1,4 @@
-"""What construction saw of the parameters and of their groups; nothing here changes afterwards."""
+"""Properties of the parameters and their groups at construction; they never change afterwards."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Layout:
         names: The parameters' names.
         shapes: Their shapes.
         dtypes: Their dtypes.
-        rate_places: For each the place of its learning rate among the step's rates.
-        decay_places: For each the place of its weight decay, -1 where it is not decayed.
-        rate_count: How many rates a step has.
+        rate_places: For each, the index of its learning rate among the step's rates.
+        decay_places: For each, the index of its weight decay; -1 if it is not decayed.
+        rate_count: Number of rates of a step.
         centralized: Whether its gradient is centralized.
-        owned: Whether this process updates it; not all are where optimizers are parallel.
-        forms: The forms that tensors which hold matrices have.
-        form_places: For each parameter the place of its form, -1 where it holds no matrices; empty: none does.
+        owned: Whether this process updates it; with MindSpore's parallel optimizer, it updates only some parameters.
+        forms: The distinct forms of tensors that hold matrices.
+        form_places: For each parameter, the index of its form; -1 if it holds no matrices. Empty if no parameter does.
     """
 
     optimizer: str
@@ -51,7 +51,7 @@ class Layout:
     form_places: tuple[int, ...] = ()
 
     def with_matrices(self, forms: Sequence[Form | None]) -> Layout:
-        """Return the same with the matrices of each parameter, None where it holds none."""
+        """Return a copy with the matrices of each parameter, None if it holds none."""
         distinct = tuple(dict.fromkeys(form for form in forms if form is not None))
         places = tuple(-1 if form is None else distinct.index(form) for form in forms)
         return dataclasses.replace(self, forms=distinct, form_places=places)
@@ -61,7 +61,7 @@ class Layout:
         return self.forms[self.form_places[i]].matrices if self.holds_matrices(i) else ()
 
     def holds_matrices(self, i: int) -> bool:
-        """Tell whether a parameter holds matrices."""
+        """Return whether a parameter holds matrices."""
         return len(self.form_places) > 0 and self.form_places[i] >= 0
 
     @classmethod
@@ -73,13 +73,13 @@ class Layout:
         centralization: Sequence[bool],
         owned: Sequence[Any],
     ) -> Layout:
-        """Return what is known of an optimizer's parameters.
+        """Return the properties of an optimizer's parameters.
 
         Args:
             optimizer: Name of the optimizer's class.
             parameters: The parameters.
             rates: Their rates.
-            centralization: Whether their groups are centralized, which is done to gradients of two dimensions or more.
+            centralization: Whether their groups are centralized; this applies to gradients of two or more dimensions.
             owned: Whether this process updates each of them.
         """
         return cls(
@@ -96,22 +96,22 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         return len(self.names)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The parameters' elements."""
+        """Number of elements of each parameter."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
     @property
     def exchanges_by_form(self) -> bool:
-        """Whether processes hold slices of tensors with matrices, and exchange for each form of these."""
+        """Whether processes hold slices of tensors with matrices; they then exchange once per form."""
         return any(form.slicing is not None for form in self.forms)
 
     @property
     def whole_sizes(self) -> tuple[int, ...]:
-        """The parameters' elements, and of sliced ones that hold matrices those of the whole, as all processes know."""
+        """Elements of each parameter; for sliced matrices of the whole tensor, whose size all processes know."""
         found = list(self.sizes)
         for i, place in enumerate(self.form_places):
             slicing = self.forms[place].slicing if place >= 0 else None
@@ -122,19 +122,20 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What all paths are told of a step.
+    """The settings of a step that all paths use.
 
     Attributes:
         device: The device that the rule's arithmetic runs on.
         weights_on: The device that the weights are on.
-        step_dtype: The dtype in which what depends on the step alone is formed.
-        unscale: What gradients are multiplied by.
-        clip_norm: The largest norm of all gradients together; None: no limit.
+        step_dtype: The dtype of values that depend only on the step.
+        unscale: The factor of the gradients.
+        clip_norm: The largest global norm of the gradients; None means no limit.
         skips: Whether a step with a gradient that is not finite is skipped.
-        seed: What noise is drawn from.
+        seed: The seed of the noise.
         is_parallel: Whether each process updates a part of the parameters.
         cautious: Whether the decay is cautious.
-        average: The decay rate of the average of the weights, None without one, and whether it rises at first.
+        average: The decay rate of the average of the weights, None without an average, and whether the rate has a
+            warmup.
     """
 
     device: str
@@ -152,7 +153,7 @@ class Settings:
     def of(
         cls, optimizer: str, rule: Rule, options: Options, device: str, runs_on_host: bool, is_parallel: bool
     ) -> Settings:
-        """Return what all paths of an optimizer are told.
+        """Return the settings for all paths of an optimizer.
 
         Args:
             optimizer: Name of the optimizer's class, for the error.
@@ -163,7 +164,7 @@ class Settings:
             is_parallel: Whether each process updates a part of the parameters.
 
         Raises:
-            ValueError: If the loss scale leaves no normal number to multiply gradients by.
+            ValueError: If the factor of the gradients that follows from the loss scale is not a normal number.
         """
         unscale = rule.rescale / options.loss_scale
         if not LEAST <= unscale <= MOST:

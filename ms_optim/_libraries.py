@@ -1,4 +1,4 @@
-"""The shared libraries that hold the kernels: where they are, and what is asked of them besides running a step."""
+"""The shared libraries of the kernels: their paths, and their functions other than running a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Library(NamedTuple):
 
     Attributes:
         file: Its name, in the package's folder.
-        remedy: What to do where it is missing.
+        remedy: What to do if it is missing.
     """
 
     file: str
@@ -43,19 +43,19 @@ LIBRARIES = {
     ),
     "Ascend": Library(
         "ascend/vendors/ms_optim/op_api/lib/libcust_opapi.so",
-        "build it, where CANN is, with python -m ms_optim build-ascend --soc-version NAME",
+        "build it on a machine with CANN: python -m ms_optim build-ascend --soc-version NAME",
     ),
 }
 
 
 def path_of(device: str) -> pathlib.Path:
-    """Return where the library of a device is, or would be."""
+    """Return the path of a device's library; the file may be missing."""
     return FOLDER / LIBRARIES[device].file
 
 
 @functools.cache
 def library(name: str) -> ctypes.CDLL:
-    """Load one of the package's shared libraries, for what is asked of it besides running a step."""
+    """Load one of the package's shared libraries, for functions other than running a step."""
     loaded = ctypes.CDLL(str(FOLDER / name))
     if name == LIBRARIES["CPU"].file:
         loaded.ms_optim_instruction_set.restype = ctypes.c_char_p
@@ -64,18 +64,18 @@ def library(name: str) -> ctypes.CDLL:
 
 
 def described(device: str) -> dict[str, _described.DescribedRule]:
-    """Return what the library for "CPU" or "GPU" says of its rules."""
+    """Return the rules that the library for "CPU" or "GPU" describes."""
     return _described.rules(library(LIBRARIES[device].file))
 
 
 def why_missing(device: str) -> str | None:
-    """Say why the library of a device is missing, with the remedy; None where it is there."""
+    """Return why the library of a device is missing and the remedy, or None if it exists."""
     path = path_of(device)
     return None if path.exists() else f"{path} is missing: {LIBRARIES[device].remedy}"
 
 
 def difference_of_marks(marks: np.ndarray) -> str | None:
-    """Say what differs in the marks that workers compare, int32 of shape (workers, numbers); None if nothing does."""
+    """Return how the marks of the workers, int32 of shape (workers, numbers), differ; None if they are equal."""
     marks = np.ascontiguousarray(marks, np.int32)
     text = ctypes.create_string_buffer(256)
     address = ctypes.c_void_p(marks.ctypes.data)
@@ -84,7 +84,7 @@ def difference_of_marks(marks: np.ndarray) -> str | None:
 
 
 def wire_words(size: int, chunk: int, density: float, bits: int) -> int:
-    """Return how many 4-byte words a worker of local steps sends of a tensor, where not all differences are added up.
+    """Return how many 4-byte words a worker of local steps sends for a tensor, if differences are compressed.
 
     Args:
         size: Elements of the tensor.
@@ -108,8 +108,8 @@ def invoke(
     Args:
         library: The library.
         function: The operator's name.
-        tensors: Inputs and outputs in order, of which shapes and dtypes count.
-        addresses: Where their data is.
+        tensors: Inputs and outputs in order; only their shapes and dtypes are read.
+        addresses: The addresses of their data.
         stream: The stream of a GPU.
     """
     n = len(tensors)
@@ -126,27 +126,27 @@ def invoke(
 
 
 def run_here(operator: str, inputs: Sequence[Tensor | np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-    """Run an operator of the library for CPU on the memory that its inputs have now, past MindSpore's queue.
+    """Run an operator of the library for CPU directly on the current memory of its inputs, without MindSpore's queue.
 
-    A graph goes on with the memory that a parameter had when the graph first ran.
+    A graph would continue to use the memory that a parameter had when the graph first ran.
 
     Args:
         operator: Its name, without ``ms_optim_``.
         inputs: Tensors in host memory, and arrays.
-        outputs: Arrays that it fills.
+        outputs: Arrays that it writes.
 
     Raises:
-        RuntimeError: If it refuses its inputs.
+        RuntimeError: If it rejects its inputs.
     """
     given = [*inputs, *outputs]
     addresses = [x.ctypes.data if isinstance(x, np.ndarray) else address_of(x) for x in given]
     status = invoke(library(LIBRARIES["CPU"].file), f"ms_optim_{operator}", given, addresses)
     if status != 0:
-        raise RuntimeError(f"The kernel '{operator}' returned {status}.")
+        raise RuntimeError(f"The kernel '{operator}' failed with status {status}.")
 
 
 def workspace_bytes(library: ctypes.CDLL, shapes: Sequence[tuple[int, ...]], centralizes: bool, exchanges: bool) -> int:
-    """Return how many bytes a launch on a GPU needs besides its tensors.
+    """Return the size in bytes of the workspace that a launch on a GPU needs.
 
     Args:
         library: The library of the operator.

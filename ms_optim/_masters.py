@@ -1,7 +1,7 @@
-"""Converts masters between float32 and remainders, which split masters are held as: see ops/include/weights.h.
+"""Converts masters between float32 and remainders, the format of split masters: see ops/include/weights.h.
 
-A remainder says by how much the bits of a master differ from those of its bfloat16 weight: all 16 lower bits, in int16,
-or the upper 8 of these, in int8. A step rounds to 8 bits at random; a checkpoint rounds to nearest.
+A remainder is the difference between the bits of a master and those of its bfloat16 weight: all 16 lower bits, in
+int16, or the upper 8 of these, in int8. A step rounds to 8 bits stochastically; a checkpoint rounds to nearest.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Container
 
 import numpy as np
 
-# What the names of masters begin with, and those of float32 ones in MindFormers' PyNative trainer.
+# Name prefixes of masters, and of float32 masters in MindFormers' PyNative trainer.
 PREFIXES = MASTER, MAIN_PARAM = "master.", "main_param."
 SHIFT = {np.dtype(np.int16): 0, np.dtype(np.int8): 8}
 
 
 def entry_of(entries: Container[str], weight: str) -> str | None:
-    """Return the name that a weight's master has among entries; None if it has none there."""
+    """Return the name of a weight's master among entries; None if there is none."""
     return next((prefix + weight for prefix in PREFIXES if prefix + weight in entries), None)
 
 
@@ -34,10 +34,10 @@ def restored(weights: np.ndarray, remainders: np.ndarray) -> np.ndarray:
 
 
 def remainders(masters: np.ndarray, dtype) -> np.ndarray:
-    """Return the remainders of float32 masters, behind weights that are the masters rounded to nearest.
+    """Return the remainders of float32 masters, for weights that are the masters rounded to nearest.
 
-    Halfway between two numbers, ties to even leave 32768 where there is room for 32767: the master that is restored is
-    then the next float32 number to 0.
+    Halfway between two bfloat16 numbers, rounding ties to even gives a remainder of 32768, but the largest is 32767.
+    The restored master is then the next float32 number towards 0.
 
     Args:
         masters: float32, of any shape.
@@ -51,19 +51,19 @@ def remainders(masters: np.ndarray, dtype) -> np.ndarray:
 
 
 def rounded(below: np.ndarray, dtype) -> np.ndarray:
-    """Return remainders of 16 bits in a dtype, rounded to nearest."""
+    """Return 16-bit remainders in another dtype, rounded to nearest."""
     shift = SHIFT[np.dtype(dtype)]
     half = (1 << shift) >> 1
     return np.minimum((below.astype(np.int32) + half) >> shift, np.iinfo(dtype).max).astype(dtype)
 
 
 def converted(masters: np.ndarray, dtype, weights: np.ndarray) -> np.ndarray:
-    """Return masters as they are held elsewhere.
+    """Return masters in another format.
 
     Args:
         masters: Masters, in float32, or remainders.
-        dtype: What they shall be held in: float32, int16 or int8.
-        weights: float32, the weights of remainders.
+        dtype: The dtype of the result: float32, int16 or int8.
+        weights: float32, the weights that remainders belong to.
     """
     if np.dtype(dtype) == np.float32:
         return restored(weights, masters)

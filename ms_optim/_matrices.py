@@ -1,4 +1,4 @@
-"""Which tensors Muon takes for matrices, and where in a tensor its matrices are."""
+"""Which tensors Muon treats as matrices, and which rows of a tensor form a matrix."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ._sliced_matrices import Slicing
 
 KEY, AXIS = KEYS = ("muon", "shard_axis")  # of param groups
 ADAMW_NAMES = ("*embed*", "*lm_head*", "*output_layer*")
-# Numbers of rows, a number of equal parts, or rows that repeat.
+# Numbers of rows, a number of equal parts, or numbers of rows that repeat.
 Split: TypeAlias = "int | Sequence[int] | tuple[Sequence[int], int]"
 
 
 class Matrix(NamedTuple):
-    """The rows of a tensor that make a matrix: runs of rows, at equal distances.
+    """The rows of a tensor that form a matrix: runs of rows at equal distances.
 
     Attributes:
-        first_row: The first of them.
-        run: How many follow each other.
-        runs: How many such runs there are.
-        stride: From the first row of a run to that of the next.
-        columns: Elements of a row.
+        first_row: The index of the first row.
+        run: Number of consecutive rows in a run.
+        runs: Number of runs.
+        stride: Distance from the first row of a run to the first row of the next run.
+        columns: Number of elements of a row.
     """
 
     first_row: int
@@ -39,7 +39,7 @@ class Matrix(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows the matrix has."""
+        """Number of rows of the matrix."""
         return self.run * self.runs
 
 
@@ -47,8 +47,8 @@ class Form(NamedTuple):
     """The matrices that a tensor holds.
 
     Attributes:
-        matrices: Where their rows are in the tensor, or, where slices cut matrices, in the whole of it.
-        slicing: How processes slice it; None: they do not.
+        matrices: The rows of each matrix in the tensor, or in the whole tensor if slices cut matrices.
+        slicing: How processes slice the tensor; None if they do not.
     """
 
     matrices: tuple[Matrix, ...]
@@ -56,14 +56,14 @@ class Form(NamedTuple):
 
 
 def take_keys(optimizer: str, params: Any) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """Take the keys that Muon alone knows out of param groups.
+    """Remove the keys that only Muon knows from parameter groups.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
         params: What the user passed as ``params``, not checked yet.
 
     Returns:
-        The same without the keys, and for each key, by name of the parameters, what their group says.
+        The groups without the keys; and for each key, its value by parameter name.
     """
     found: dict[str, dict[str, Any]] = {key: {} for key in KEYS}
     groups = ordered(params)
@@ -74,7 +74,7 @@ def take_keys(optimizer: str, params: Any) -> tuple[Any, dict[str, dict[str, Any
         own = {key: group[key] for key in KEYS if key in group}
         check_settings(optimizer, f"params[{i}]", own)
         if AXIS in own and "shard_group" not in group:
-            fail(ValueError, optimizer, f"params[{i}]['{AXIS}']", "left out without 'shard_group'", own[AXIS])
+            fail(ValueError, optimizer, f"params[{i}]['{AXIS}']", "omitted without 'shard_group'", own[AXIS])
         members = ordered(group.get("params"))
         for key, value in own.items():
             found[key] |= {p.name: value for p in members or () if isinstance(p, Parameter)}
@@ -85,14 +85,14 @@ def take_keys(optimizer: str, params: Any) -> tuple[Any, dict[str, dict[str, Any
 
 
 def check_names(function: str, argument: str, names: Any) -> tuple[str, ...]:
-    """Check a list or tuple of patterns of names, and return it as a tuple."""
+    """Check a list or tuple of name patterns, and return it as a tuple."""
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         fail(TypeError, function, argument, "a list or tuple of str", names)
     return tuple(names)
 
 
 def is_matrix(name: str, shape: Sequence[int], adamw_names: Sequence[str]) -> bool:
-    """Tell whether Muon takes a tensor unless its group says otherwise."""
+    """Return whether Muon updates a tensor, unless its group states otherwise."""
     return len(shape) > 1 and not any(fnmatch.fnmatchcase(name, pattern) for pattern in adamw_names)
 
 
@@ -115,7 +115,7 @@ def _is_count(value: Any) -> bool:
 
 
 def split_rows(split: Any) -> tuple[Sequence[Any], Any]:
-    """Return of a split the rows that follow each other and how often these repeat; of equal parts (count,) and 1."""
+    """Return the numbers of rows of a split and how often they repeat; (count,) and 1 for equal parts."""
     if not isinstance(split, (list, tuple)):
         return (split,), 1
     if len(split) == 2 and isinstance(split[0], (list, tuple)):
@@ -130,17 +130,17 @@ def are_muons(
     chosen: Mapping[str, bool],
     adamw_names: Sequence[str],
 ) -> list[bool]:
-    """Tell of each tensor whether Muon has it; AdamW has the others.
+    """Return for each tensor whether Muon updates it; AdamW updates the others.
 
     Args:
         optimizer: Name of the optimizer's class, for the error.
         names: The tensors' names.
         shapes: Their shapes.
-        chosen: What groups say, by name.
-        adamw_names: Patterns of the names that AdamW has unless a group says otherwise.
+        chosen: The values that groups state, by name.
+        adamw_names: Name patterns of tensors that AdamW updates, unless a group states otherwise.
 
     Raises:
-        ValueError: If a tensor that a group gives to Muon has fewer than two dimensions.
+        ValueError: If a tensor that a group assigns to Muon has fewer than two dimensions.
     """
     found = [chosen.get(name, is_matrix(name, shape, adamw_names)) for name, shape in zip(names, shapes)]
     for name, shape, is_muons in zip(names, shapes, found):
@@ -159,9 +159,9 @@ def forms(
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
-        shapes: The shapes of what this process holds of the tensors, by name.
+        shapes: The shapes of the tensors, or of this process's slices of them, by name.
         slicings: How processes slice them, by name.
-        splits: How whole tensors are split into matrices, by patterns of names, of which the first that matches counts.
+        splits: How whole tensors are split into matrices, by name pattern; the first pattern that matches is used.
 
     Raises:
         ValueError: If a split does not fit a tensor, or a pattern of `splits` matches no tensor.
@@ -184,7 +184,7 @@ def forms(
 
 
 def size_of(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return how many matrices a tensor is, and their rows and columns: three dimensions are a batch of matrices."""
+    """Return the number of matrices in a tensor, their rows and columns; three dimensions are a batch of matrices."""
     if len(shape) == 3:
         return shape
     return 1, shape[0], math.prod(shape[1:])
@@ -200,7 +200,7 @@ def _matrices(optimizer, name, shape, pattern, split):
         unit = sum(numbers)
         if unit * times != rows:
             raise ValueError(
-                f"For '{optimizer}', 'splits[{pattern!r}]' must be of as many rows as a matrix has, but is {split!r}, "
+                f"For '{optimizer}', 'splits[{pattern!r}]' must cover exactly the rows of a matrix, but is {split!r}, "
                 f"and '{name}' of shape {shape} has matrices of {rows} rows."
             )
         cuts = [(sum(numbers[:k]), n, times, unit) for k, n in enumerate(numbers)]

@@ -1,6 +1,6 @@
-"""The tensors that an optimizer holds besides weights and gradients: states, their scales, masters and averages.
+"""The tensors that an optimizer holds in addition to weights and gradients: states, scales, masters and averages.
 
-An optimizer creates its tensors by these rules; ``python -m ms_optim plan`` counts their bytes and creates none.
+An optimizer creates its tensors by these rules. ``python -m ms_optim plan`` counts their bytes without creating them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Held(NamedTuple):
     """A tensor that is held for a parameter.
 
     Attributes:
-        prefix: What its name begins with.
+        prefix: The prefix of its name.
         place: The parameter's index.
         dtype: Its dtype.
         shape: Its shape.
-        numbers: Of a state the shape of the numbers that it stands for; in codes of 4 bits, an element has four.
+        numbers: For a state, the shape of the numbers that it represents; an element of 4-bit codes holds four numbers.
     """
 
     prefix: str
@@ -48,28 +48,28 @@ MASTERS = {True: ms.float32, "split": ms.int16, "split8": ms.int8}
 
 
 def master_dtype(options, dtype) -> Any:
-    """Return what the masters of parameters of a dtype are held in, the remainders of split ones; None without."""
+    """Return the dtype of masters, or of split masters' remainders, for parameters of a dtype; None without masters."""
     return None if dtype == ms.float32 else MASTERS.get(options.master_weights)
 
 
 def check(optimizer: str, rule: Rule, options, names: Sequence[str], dtypes: Sequence[Any]) -> None:
-    """Raise a ValueError if states or masters cannot be held as is asked for, of parameters by name."""
+    """Raise a ValueError if states or masters do not support the requested format, for parameters by name."""
     if options.state_dtype != "float32" and not rule.takes_low_states:
         fail(ValueError, optimizer, "state_dtype", "'float32'", options.state_dtype)
     for name, dtype in zip(names, dtypes):
         if options.master_weights in SPLIT_MASTERS and dtype == ms.float16:
-            kept = "True or False, as no remainder of 16 bits restores the master of a small float16 number"
+            kept = "True or False, because 16 bits cannot restore the master of a small float16 number"
             fail(ValueError, optimizer, "master_weights", f"{kept}, and '{name}' is float16", options.master_weights)
 
 
 def stored(dtype, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of a state of a dtype that stands for numbers of a shape."""
+    """Return the shape of a state of a dtype that represents numbers of a shape."""
     codes = _kernels.CODES_EACH.get(dtype, 1)
     return tuple(shape) if codes == 1 else (-(-math.prod(shape) // codes),)
 
 
 def bytes_each(rule: Rule, options, dtype, size: int) -> float:
-    """Return the bytes of states, master and average for each element of a parameter, but not of scales and rows."""
+    """Return the bytes of states, master and average per element of a parameter, without scales and states of rows."""
     dtypes = [_kernels.state_dtype(options.state_dtype, kind, size) for _, kind in rule.kinds if kind != ROWS]
     average = 0 if options.average_decay is None else BYTES[ms.float32]
     master = master_dtype(options, dtype)
@@ -78,20 +78,20 @@ def bytes_each(rule: Rule, options, dtype, size: int) -> float:
 
 
 def rows_of(shape: tuple[int, ...]) -> int:
-    """Return how many rows a tensor has as a matrix, or, of three dimensions, as several matrices."""
+    """Return the number of rows of a tensor as a matrix, or of a 3-dimensional tensor as a batch of matrices."""
     return shape[0] * shape[1] if len(shape) == 3 else shape[0]
 
 
 def states(
     rules: Sequence[Rule], options, shapes: Sequence[tuple[int, ...]], kept: Iterable
 ) -> Iterator[tuple[int, Held]]:
-    """Yield an optimizer's states, each with its place among those of its parameter.
+    """Yield an optimizer's states, each with its index among the states of its parameter.
 
     Args:
         rules: The rule of each parameter.
         options: The optimizer's shared arguments.
         shapes: The parameters' shapes.
-        kept: Indices of the parameters whose states are held, and the shapes held: those of whole parameters or shares.
+        kept: Indices of the parameters whose states are held, and the shapes held, of whole parameters or of shares.
     """
     kept = tuple(kept)
     for k in range(max(len(rule.states) for rule in rules)):
@@ -104,7 +104,7 @@ def states(
 
 
 def scale(state: Held) -> Held | None:
-    """Return the scales of a state in codes, one for each block; None for any other state."""
+    """Return the scales of a state that is held as codes, one for each block; None for any other state."""
     if state.dtype not in _kernels.CODES_EACH:
         return None
     blocks = -(-math.prod(state.numbers) // _kernels.CODE_BLOCK)
@@ -131,8 +131,8 @@ def placed(device: str, options, runs_on_host: bool, weights: int, held: int) ->
         device: The device that the weights are on.
         options: The optimizer's shared arguments.
         runs_on_host: Whether the optimizer's arithmetic always runs on the host.
-        weights: Bytes of the weights; gradients take as many.
-        held: Bytes of what is held besides.
+        weights: Bytes of the weights; gradients take the same number.
+        held: Bytes of everything else that is held.
     """
     if device == "CPU":
         return 0, 2 * weights + held

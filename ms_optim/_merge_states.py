@@ -1,4 +1,4 @@
-"""One state dict made of the shares of all workers; each share says what its states are parts of."""
+"""Merges the shares of all workers into one state dict; each share states which parts of the states it has."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
-# The entry of a state dict that says which part of each state the others are.
+# The entry of a state dict that states which part of each state the other entries are.
 ENTRY = "state_shares"
 
 
 def _description(caller: str, state_dict: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what the entry of a share says that its states are parts of."""
+    """Return which parts of the states a share has, from its entry."""
     try:
         told = json.loads(state_dict[ENTRY].asnumpy().tobytes())
     except ValueError:
@@ -25,12 +25,12 @@ def _description(caller: str, state_dict: dict[str, Tensor]) -> dict[str, Any]:
             if all(_is_part(part) for part in parts.values()):
                 return told
     raise ValueError(
-        f"For '{caller}', the entry '{ENTRY}' must say in JSON which worker's share it is of, but is spoiled."
+        f"For '{caller}', the entry '{ENTRY}' must state in JSON which worker's share it is, but is corrupted."
     )
 
 
 def _is_part(part: Any) -> bool:
-    """Tell whether this is a range of elements and the shape of the whole."""
+    """Return whether a value is a range of elements and the shape of the whole tensor."""
     match part:
         case [[int(begin), int(end)], [*shape]]:
             return 0 <= begin < end and all(isinstance(n, int) and n >= 0 for n in shape)
@@ -42,27 +42,28 @@ def refuse_share(optimizer: str, state_dict: dict[str, Tensor], this: str) -> No
     told = _description(optimizer, state_dict)
     raise ValueError(
         f"For '{optimizer}', 'state_dict' is the share of worker {told['worker']} of {told['workers']}, but this is "
-        f"{this}: make one of all {told['workers']} with ms_optim.merge_states, and load that."
+        f"{this}: merge the shares of all {told['workers']} with ms_optim.merge_states, and load the result."
     )
 
 
 def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Make one full state dict from the shares of all workers.
+    """Merge the shares of all workers into one full state dict.
 
-    Any optimizer of the same rule loads it: one that keeps all states, or one that shards them over any number of
-    workers, which takes its share.
+    Any optimizer of the same rule can load it: one that keeps all states, or one that shards them over any number of
+    workers, where each worker takes its share.
 
     Args:
         states (list[dict[str, Tensor]]): What ``state_dict()`` returned on each worker of an optimizer with
-            ``shard_states=True``, or what ``load_checkpoint`` read of it, in any order.
+            ``shard_states=True``, or what ``load_checkpoint`` read from a file of it, in any order.
 
     Returns:
-        dict[str, Tensor], the states by name in the shapes of the parameters; what is not sharded, from the first.
+        dict[str, Tensor], the states by name in the shapes of the parameters; entries that are not sharded come from
+        the first dict.
 
     Raises:
         TypeError: If `states` is not a list of dicts.
-        ValueError: If it is empty, or one is not a share, or shares are missing, stand twice, are of different steps,
-            or do not fit together.
+        ValueError: If it is empty, or one is not a share, or shares are missing, appear more than once, are of
+            different steps, or do not fit together.
 
     Examples:
         >>> import numpy as np
@@ -71,7 +72,7 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         >>> from ms_optim import AdamW, merge_states
         >>> net = nn.Dense(4, 3)
         >>> optimizer = AdamW(net.trainable_params(), shard_states=True)
-        >>> full = optimizer.state_dict()  # of one process; of several, merge_states([...])
+        >>> full = optimizer.state_dict()  # with several processes: merge_states([...])
         >>> optimizer.load_state_dict(full)
     """
     if not isinstance(states, (list, tuple)) or not all(isinstance(state, dict) for state in states):
@@ -115,8 +116,8 @@ def merge_states(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         agree = all(shape == shapes[0] for shape in shapes) and len({part.dtype for part in tensors}) == 1
         if not agree or begins != (0, *ends[:-1]) or ends[-1] != math.prod(shapes[0]):
             raise ValueError(
-                f"For 'merge_states', the parts of the entry {key!r} must make a whole of shape {tuple(shapes[0])} and "
-                f"of one dtype, but are the elements {list(ranges)}."
+                f"For 'merge_states', the parts of the entry {key!r} must form a tensor of shape {tuple(shapes[0])} "
+                f"and of one dtype, but are the elements {list(ranges)}."
             )
         full[key] = Tensor(np.concatenate([part.asnumpy() for part in tensors]).reshape(shapes[0]), tensors[0].dtype)
     return full

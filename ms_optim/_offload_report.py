@@ -1,4 +1,4 @@
-"""Bytes that an offloaded optimizer needs and moves, and the method that tells them."""
+"""Bytes that an offloaded optimizer needs and transfers, and the method that reports them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class OffloadReport:
-    """Bytes that an offloaded optimizer needs and moves.
+    """Bytes that an offloaded optimizer needs and transfers.
 
     Attributes:
         device: Device that holds the weights, "CPU", "GPU" or "Ascend".
         device_bytes: Weights and gradients on the device.
-        host_bytes: States and masters in host memory, and with `offload` copies of the weights; on "CPU" weights and
-            gradients.
-        to_host_bytes: What goes from the device to the host in a step.
-        to_device_bytes: What comes back in a step.
+        host_bytes: States and masters in host memory, with `offload` also copies of the weights; on "CPU" also weights
+            and gradients.
+        to_host_bytes: Bytes copied from the device to the host in a step.
+        to_device_bytes: Bytes copied back in a step.
     """
 
     device: str
@@ -50,7 +50,7 @@ class OffloadReport:
 
 
 class Offloadable(nn.Optimizer):
-    """Tells what an optimizer has on the device and on the host."""
+    """Reports what an optimizer holds on the device and on the host."""
 
     _parts: Parts
     runs_on_host: bool
@@ -68,9 +68,9 @@ class Offloadable(nn.Optimizer):
         )
 
     def offload_report(self, device: str | None = None) -> OffloadReport:
-        """Return the bytes on device and host, and the bytes that cross in a step, before training starts.
+        """Return the bytes on device and host, and the bytes transferred in a step; no training is needed.
 
-        Gradients are taken to be of their parameter's dtype.
+        Gradients are assumed to have the dtype of their parameter.
 
         Args:
             device: "CPU", "GPU" or "Ascend". Default: ``None`` , the current device target.
@@ -93,6 +93,6 @@ class Offloadable(nn.Optimizer):
         if device == "CPU":
             return OffloadReport(device, on_device, on_host, 0, 0)
         in_own_dtype = [options.offload or has_master for has_master in held.has_master()]
-        # Besides, either way, some bytes that do not grow with the weights: rates and the step there, statistics back.
+        # Not counted: a constant number of bytes, of rates and the step to the host and of statistics to the device.
         crossing = sum(p.nbytes if own_dtype else 4 * p.size for p, own_dtype in zip(held.parameters, in_own_dtype))
         return OffloadReport(device, on_device, on_host, crossing, crossing)

@@ -1,4 +1,4 @@
-"""Muon's orthogonalization in MindSpore's operators: for devices without a kernel, and to hold the kernel against."""
+"""Muon's orthogonalization in MindSpore's operators: for devices without a kernel, and to check the kernel against."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW_EPS = 1e-8
 
 
 class Rows(nn.Cell):
-    """Takes the matrices of a form out of stacked tensors, those of one size together, and puts them back.
+    """Extracts the matrices of a form from stacked tensors, grouped by size, and puts them back.
 
     Args:
         form: The matrices that each tensor holds.
@@ -40,7 +40,7 @@ class Rows(nn.Cell):
         self.back = Tensor(np.argsort(order).astype(np.int32))
 
     def construct(self, tensors):
-        """Return for each size the matrices of all tensors, of shape (tensors, matrices, rows, columns)."""
+        """Return, for each size, the matrices of all tensors, of shape (tensors, matrices, rows, columns)."""
         n = F.shape(tensors)[0]
         rows = tensors.reshape((n, self.total, -1))
         if not self.in_order:
@@ -53,7 +53,7 @@ class Rows(nn.Cell):
         return taken
 
     def joined(self, matrices, shape):
-        """Return tensors of a shape from what :meth:`construct` took out of them."""
+        """Return tensors of a shape from the matrices that :meth:`construct` extracted."""
         parts = ()
         for part in matrices:
             parts += (part.reshape((shape[0], -1, F.shape(part)[-1])),)
@@ -69,13 +69,13 @@ def _rows(matrix: Matrix) -> np.ndarray:
 
 
 class Orthogonalize(nn.Cell):
-    """Replaces matrices by orthogonal ones near them: Newton and Schulz's iteration, of odd polynomials.
+    """Replaces matrices by nearby orthogonal matrices: the Newton-Schulz iteration, with odd polynomials.
 
     Args:
         iterations: The coefficients (a, b, c) of each iteration.
-        bfloat16: Whether products are of bfloat16 numbers.
-        device: The device; on "CPU", numbers are rounded to bfloat16, and products are of float32 numbers.
-        dtype: The dtype in which squares are added up.
+        bfloat16: Whether the factors of products are bfloat16.
+        device: The device; on "CPU", factors are rounded to bfloat16 and multiplied as float32 numbers.
+        dtype: The dtype in which squares are summed.
     """
 
     def __init__(self, iterations: Sequence[tuple[float, float, float]], bfloat16: bool, device: str, dtype):
@@ -101,7 +101,7 @@ class Orthogonalize(nn.Cell):
         return x.reshape(shape)
 
     def stored(self, x):
-        """Return numbers as the products take them."""
+        """Return numbers in the format of the products' factors."""
         if not self.bfloat16:
             return x
         return rounded(x, mstype.bfloat16) if self.on_host else F.cast(x, mstype.bfloat16)
@@ -112,13 +112,13 @@ class Orthogonalize(nn.Cell):
 
 
 class Moves(nn.Cell):
-    """How tensors of one form move: along their matrices, orthogonalized and scaled.
+    """The update of tensors of one form: their matrices, orthogonalized and scaled.
 
     Args:
         form: The matrices that each tensor holds.
-        orthogonalize: What orthogonalizes matrices.
-        scales: For each size of matrix among :attr:`Rows.sizes` what an orthogonal one is multiplied by.
-        row_beta: What a step keeps of the averages of NorMuon; None: rows are not normalized.
+        orthogonalize: Orthogonalizes matrices.
+        scales: For each matrix size in :attr:`Rows.sizes`, the factor of an orthogonalized matrix.
+        row_beta: The decay rate of NorMuon's averages; None if rows are not normalized.
     """
 
     def __init__(self, form: Form, orthogonalize: Orthogonalize, rows: Rows, scales: Sequence[float], row_beta):
@@ -128,14 +128,15 @@ class Moves(nn.Cell):
         self.cuts_rows = form.slicing is not None and form.slicing.cuts_rows
 
     def construct(self, u, averages):
-        """Return what a stack of tensors moves by.
+        """Return the update of a stack of tensors.
 
         Args:
-            u: What is orthogonalized.
+            u: The tensors to orthogonalize.
             averages: The state of NorMuon, in a tuple, or ().
 
         Returns:
-            The moves; the new state, in a tuple, or (); and for each tensor the root mean square of singular values.
+            The updates; the new state, in a tuple, or (); and for each tensor, the root mean square of its singular
+            values.
         """
         whole = self.whole(u)
         shape = F.shape(whole)
@@ -161,24 +162,24 @@ class Moves(nn.Cell):
         return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
 
     def whole_averages(self, averages, shape):
-        """Return the averages of all rows of whole matrices, of those of the rows that stacked slices have."""
+        """Return the averages of all rows of whole matrices, from the averages of the rows of stacked slices."""
         averages = averages.reshape(of_rows(shape))
         return self.whole(averages) if self.cuts_rows else averages
 
 
 def of_rows(shape):
-    """Return the shape of one number for each row of stacked tensors; each may be a batch of matrices."""
+    """Return the shape of one number per row of stacked tensors; each tensor may be a batch of matrices."""
     return (*shape[: 3 if len(shape) == 4 else 2], 1)
 
 
 def normalized_rows(matrices, average, beta: float, dtype):
-    """Return NorMuon's matrices of norm 1, and the moving averages of their rows' mean squares.
+    """Return NorMuon's matrices, scaled to norm 1, and the moving averages of their rows' mean squares.
 
     Args:
         matrices: Orthogonal matrices, of shape (..., rows, columns).
         average: The averages so far, of shape (..., rows).
-        beta: What a step keeps of these.
-        dtype: The dtype in which squares are added up.
+        beta: The decay rate of the averages.
+        dtype: The dtype in which squares are summed.
     """
     wide = F.cast(matrices, dtype)
     sums = ops.sum(ops.square(wide), -1)
@@ -206,5 +207,5 @@ def iterations_of(name: str, ns_steps: Any, coefficients: Any) -> tuple[tuple[fl
         if not isinstance(triple, (list, tuple)) or len(triple) != 3 or not all(map(is_number, triple)):
             fail(TypeError, name, "ns_coefficients", expected, coefficients)
         if not all(abs(number) <= MOST for number in triple):
-            fail(ValueError, name, "ns_coefficients", f"of numbers {FINITE}", coefficients)
+            fail(ValueError, name, "ns_coefficients", f"numbers {FINITE}", coefficients)
     return tuple((float(a), float(b), float(c)) for a, b, c in triples)

@@ -1,4 +1,4 @@
-"""Checks of what an optimizer trains: parameters, their groups, learning rates and weight decays."""
+"""Checks of an optimizer's inputs: parameters, their groups, learning rates and weight decays."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def check_params(optimizer: str, params: Any, argument: str = "params", own_keys
     Args:
         optimizer: Name of the optimizer's class, for the errors.
         params: What the user passed as ``params``.
-        argument: What the user passed it as, where that is another argument.
-        own_keys: Keys that the groups of this optimizer have besides those of all.
+        argument: The name of the argument that the user passed it as.
+        own_keys: Group keys of this optimizer, in addition to those of all optimizers.
 
     Returns:
         A list of Parameters, or a list of dicts whose iterables are lists.
@@ -40,11 +40,11 @@ def check_params(optimizer: str, params: Any, argument: str = "params", own_keys
             TypeError, optimizer, argument, "a list of Parameters or of dicts, as net.trainable_params() returns", given
         )
     if not params:
-        fail(ValueError, optimizer, argument, "not empty", params)
+        fail(ValueError, optimizer, argument, "a list of at least one Parameter or dict", params)
     grouped = isinstance(params[0], dict)
     for i, element in enumerate(params):
         if not isinstance(element, dict if grouped else Parameter):
-            kind = "a dict, as its first element is" if grouped else "a Parameter or a dict"
+            kind = "a dict, because the first element is a dict" if grouped else "a Parameter or a dict"
             fail(TypeError, optimizer, f"{argument}[{i}]", kind, element)
     if not grouped:
         check_parameters(optimizer, params, argument)
@@ -59,7 +59,7 @@ def check_params(optimizer: str, params: Any, argument: str = "params", own_keys
     check_parameters(optimizer, members, argument)
     orders = [group["order_params"] for group in groups if "order_params" in group]
     if len(orders) > 1:
-        raise ValueError(f"For '{optimizer}', 'order_params' must be in one group at most, but is in {len(orders)}.")
+        raise ValueError(f"For '{optimizer}', 'order_params' must be in at most one group, but is in {len(orders)}.")
     if orders:
         _check_order(optimizer, members, orders[0])
     return groups
@@ -103,7 +103,7 @@ def _check_group(optimizer: str, name: str, group: dict[str, Any], keys: tuple[s
 
 
 def check_settings(optimizer: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Check a group's settings, which are all but its parameters; return an iterable learning rate as a list."""
+    """Check a group's settings, which are all keys but its parameters; return an iterable learning rate as a list."""
     checked = dict(settings)
     if "lr" in settings:
         checked["lr"] = check_learning_rate(optimizer, f"{name}['lr']", settings["lr"])
@@ -126,7 +126,7 @@ def _check_order(optimizer: str, members: list[Parameter], order: list[Parameter
     if missing or extra:
         raise ValueError(
             f"For '{optimizer}', 'order_params' must hold exactly the parameters of the groups, but it lacks {missing} "
-            f"and has also {extra}."
+            f"and also has {extra}."
         )
 
 
@@ -181,7 +181,7 @@ def _check_rates(optimizer: str, name: str, rates: list[Any]) -> None:
 
 
 def ordered(value: Any) -> list[Any] | None:
-    """Return an iterable as a list; None if the value is no iterable, has no order or has several dimensions."""
+    """Return an iterable as a list; None if the value is not iterable, is unordered or has several dimensions."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, dict, set, frozenset, Tensor)):
         return None
     return None if isinstance(value, np.ndarray) and value.ndim != 1 else list(value)

@@ -1,8 +1,8 @@
-"""MindFormers 2's PyNative trainer: it makes this package's optimizers from YAML, and what it asks of an optimizer.
+"""MindFormers 2's PyNative trainer: creation of this package's optimizers from YAML, and what it requires of them.
 
-The trainer knows its own optimizers by name and has no registry of others. So its function ``_build_optimizer`` is
-wrapped: here a section `optimizer` becomes an optimizer if its `type` is a name of this package. Every other section is
-passed on.
+The trainer knows only its own optimizers by name and has no registry for others. Therefore this module wraps its
+function ``_build_optimizer``: a section `optimizer` becomes an optimizer of this package if its `type` names one. Every
+other section is passed on to the trainer.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from ._writing import checksum, write
 if TYPE_CHECKING:
     from ._arguments import Params
 
-# The modules that hold the function, the one that defines it first.
+# The modules that have the function; the first one defines it.
 MODULES = ("mindformers.pynative.trainer.utils", "mindformers.pynative.trainer.trainer")
 BUILD = "_build_optimizer"
-# What these functions of the trainer take.
+# The arguments of the trainer's functions.
 SIGNATURES = {
     BUILD: ("config", "model", "learning_rate"),
     "get_param_groups": ("model", "weight_decay", "weight_decay_include", "weight_decay_exclude"),
 }
-# What the trainer's configuration gives every optimizer, whether or not the YAML file has it.
+# The arguments that the trainer's configuration passes to every optimizer, even if the YAML file does not have them.
 ALWAYS_GIVEN = {"betas": [0.9, 0.95], "eps": 1.0e-8}
-# Arguments with which any rule needs sums over all gradients.
+# Arguments that require sums over all gradients for any rule.
 SUMS = ("grad_clip_norm", "skip_nonfinite")
-# Arguments that parameters divided over processes do not go with.
+# Arguments that are not supported with parameters sharded over processes.
 NOT_IN_SHARDS = {
-    "state_dtype": ("8bit", "4bit"),  # codes and scales of a shard are not a part of those of the whole
+    "state_dtype": ("8bit", "4bit"),  # codes and scales of a shard are not part of those of the whole tensor
     "normalize_rows": (True,),
     "shard_states": (True,),
     "grad_centralization": (True,),
@@ -50,10 +50,10 @@ NOT_IN_SHARDS = {
 
 
 class InTrainer(FusedOptimizer):
-    """What the PyNative trainer asks of an optimizer besides what ``Model`` asks; inherited before an optimizer.
+    """What the PyNative trainer requires of an optimizer beyond what ``Model`` requires; a base before the optimizer.
 
-    Float32 masters have the names that the trainer's own optimizers give them, so that its checkpoints hold them under
-    one name whichever optimizer wrote them.
+    Float32 masters have the names that the trainer's own optimizers give them, so that checkpoints use the same names
+    for all optimizers.
     """
 
     _seen_masters: list[int] | None = None
@@ -66,9 +66,9 @@ class InTrainer(FusedOptimizer):
         name, rule = type(self).__name__, self.rules[0]
         for key, values in NOT_IN_SHARDS.items():
             if arguments.get(key) in values:
-                fail(ValueError, name, key, f"none of {values} where parameters are DTensors", arguments[key])
+                fail(ValueError, name, key, f"none of {values} if parameters are DTensors", arguments[key])
         if reason := self.refuses.get("shard_group"):
-            raise ValueError(f"For '{name}', the parameters must not be DTensors: {reason}.")
+            raise ValueError(f"For '{name}', the parameters must not be DTensors: it {reason}.")
         has_matrices = rule.others is not None
         looks_at_wholes = rule.is_layerwise or has_matrices or not rule.is_elementwise
         sums = looks_at_wholes or any(arguments.get(key) for key in SUMS)
@@ -76,7 +76,7 @@ class InTrainer(FusedOptimizer):
         super().__init__(shards.groups, **arguments)
         shards.distribute(self._held.of_tensors)
         object.__setattr__(self, "_shards", shards)
-        # The trainer asks these for their gradients; the steps take the plain ones, which are held apart.
+        # The trainer reads the gradients from these; steps use the plain Parameters, which are held separately.
         object.__setattr__(self, "parameters", shards.whole(self.parameters))
 
     def _hold_more(self, held):
@@ -87,12 +87,12 @@ class InTrainer(FusedOptimizer):
                     master.name = MAIN_PARAM + master.name.removeprefix(MASTER)
 
     def parameters_and_names(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what the optimizer holds; where parameters are DTensors, as such, as checkpoints expect."""
+        """Yield what the optimizer holds, with sharded parameters as DTensors, as checkpoints expect."""
         found = super().parameters_and_names(*args, **kwargs)
         return found if self._shards is None else self._shards.named(found)
 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
-        """Run one step; name the parameters whose gradients the trainer has left out because there are none."""
+        """Run one step; raise an error that names the parameters without a gradient, which the trainer omits."""
         if isinstance(gradients, (tuple, list)) and len(gradients) < len(self.parameters):
             missing = [p.name for p in self.parameters if _gradient(p) is None]
             if missing:
@@ -105,17 +105,17 @@ class InTrainer(FusedOptimizer):
         return super().__call__(gradients if self._shards is None else tuple(local(g) for g in gradients))
 
     def _follow(self):
-        """Take the memory that DTensors have now, which loading may have changed."""
+        """Use the current memory of the DTensors, which loading may have changed."""
         if self._shards is not None:
             self._shards.follow()
 
     def save_main_params_snapshot(self) -> None:
-        """Note what the masters hold, before a checkpoint is loaded."""
+        """Record the values of the masters before a checkpoint is loaded."""
         self._follow()
         self._seen_masters = [checksum(master) for master in self.masters]
 
     def reload_main_params_from_model(self) -> None:
-        """Set masters to their weights: those that no checkpoint has changed since they were noted, or else all."""
+        """Set masters to their weights: those unchanged since the snapshot, or all if there is no snapshot."""
         self._follow()
         seen = self._seen_masters or [None] * len(self.masters)
         self._seen_masters = None
@@ -125,12 +125,12 @@ class InTrainer(FusedOptimizer):
             master = self.masters[place]
             if master.dtype == mstype.float32:
                 write(master, self._entries.weight_beside(i, {}, {}).reshape(master.shape))
-            else:  # it holds by how much it differs from its weight
+            else:  # it holds the difference from its weight
                 write(master, np.zeros_like(master.asnumpy()))
 
 
 def _gradient(parameter: Parameter) -> Tensor | None:
-    """Return the gradient that the trainer hands on, which on several cards has a place of its own."""
+    """Return the gradient that the trainer passes on, which with several devices is in a separate attribute."""
     main = getattr(parameter, "main_grad", None)
     return getattr(parameter, "grad", None) if main is None else main
 
@@ -142,23 +142,22 @@ _wrappers: list[Callable[..., Any]] = []
 
 
 def install(classes: Mapping[str, Callable[..., Any]], warn: Callable[[str], None]) -> None:
-    """Have the trainer make optimizers of some types, where MindFormers has the trainer and it can be imported.
+    """Let the trainer create optimizers of these types, if MindFormers has the trainer and it can be imported.
 
     Args:
-        classes: What makes an optimizer from groups, a learning rate and the section's arguments, by its `type`.
-        warn: Tells the user why the trainer cannot make them.
+        classes: By `type`, the callable that creates an optimizer from groups, a learning rate and the section's
+            arguments.
+        warn: Reports to the user why the trainer cannot create them.
     """
     if not all(importlib.util.find_spec(name) for name in ("mindformers.pynative", "hyper_parallel")):
         return
     try:
         modules = [importlib.import_module(name) for name in MODULES]
     except ImportError as error:
-        warn(
-            f"ms_optim: MindFormers' PyNative trainer cannot be imported, {error}; its other trainer is not concerned."
-        )
+        warn(f"ms_optim: MindFormers' PyNative trainer cannot be imported: {error}; its other trainer is not affected.")
         return
     if reason := _why_not(modules):
-        warn(f"ms_optim: MindFormers' PyNative trainer does not know {', '.join(sorted(classes))}, as {reason}.")
+        warn(f"ms_optim: MindFormers' PyNative trainer does not know {', '.join(sorted(classes))}, because {reason}.")
         return
     theirs = getattr(modules[0], BUILD)
     if theirs in _wrappers:
@@ -178,14 +177,14 @@ def install(classes: Mapping[str, Callable[..., Any]], warn: Callable[[str], Non
 
 
 def _why_not(modules: Sequence[ModuleType]) -> str | None:
-    """Say what of the trainer is not as it was when this was written."""
+    """Return how the trainer differs from the version that this module was written for, or None."""
     for name, expected in SIGNATURES.items():
         function = getattr(modules[0], name, None)
         if function is None:
             return f"{modules[0].__name__} has no {name}"
         found = tuple(inspect.signature(function).parameters)
         if found != expected:
-            return f"{modules[0].__name__}.{name} takes {found}, and not {expected}"
+            return f"{modules[0].__name__}.{name} takes {found} instead of {expected}"
     if getattr(modules[1], BUILD, None) is not getattr(modules[0], BUILD):
         return f"{modules[1].__name__} has another {BUILD} than {modules[0].__name__}"
     return None
@@ -202,7 +201,7 @@ def _made(utils: ModuleType, cls: Callable[..., Any], section: dict[str, Any], m
 
 
 def without_defaults(cls: Any, section: dict[str, Any]) -> dict[str, Any]:
-    """Return a section without what the trainer's configuration adds to it and the optimizer does not take."""
+    """Return a section without the arguments that only the trainer's configuration adds and the optimizer lacks."""
     makers = filter(inspect.isfunction, [vars(base).get("__init__") for base in reversed(cls.__mro__)])
     defaults = {name: p.default for make in makers for name, p in inspect.signature(make).parameters.items()}
     taken = cls.keywords()

@@ -19,8 +19,8 @@ class Rates(nn.Cell):
     """Distinct learning rates and weight decays.
 
     Args:
-        rates: Tensors and Parameters, which are fixed from the view of a step, and Cells, which are called with the
-            step. The fixed ones come first.
+        rates: Tensors and Parameters, which a step treats as fixed, and Cells, which are called with the step. The
+            fixed rates come first.
     """
 
     each: Any
@@ -31,7 +31,7 @@ class Rates(nn.Cell):
     def __init__(self, rates: Sequence[Any]):
         super().__init__(auto_prefix=False)
         self.each = C.Map()
-        # The optimizer holds these Cells and Parameters too, and Cell refuses to hold one under two names.
+        # The optimizer also holds these Cells and Parameters, and a Cell cannot hold one of them under two names.
         object.__setattr__(self, "fixed", tuple(rate for rate in rates if not isinstance(rate, nn.Cell)))
         self.count = len(rates)
         object.__setattr__(self, "schedules", tuple(rate for rate in rates if isinstance(rate, nn.Cell)))
@@ -47,13 +47,13 @@ class Rates(nn.Cell):
 
 
 class Collected(NamedTuple):
-    """The rates of an optimizer, each distinct one once.
+    """The distinct rates of an optimizer.
 
     Attributes:
         rates: The Cell that evaluates them.
-        rate_places: For each parameter the place of its learning rate among them.
-        decay_places: For each parameter the place of its weight decay, -1 where it is not decayed.
-        fewest_steps: The fewest steps that an Iterable has learning rates for; None: there is no such limit.
+        rate_places: For each parameter, the index of its learning rate among them.
+        decay_places: For each parameter, the index of its weight decay; -1 if it is not decayed.
+        fewest_steps: The length of the shortest Iterable of learning rates; None if there is no such limit.
     """
 
     rates: Rates
@@ -66,16 +66,16 @@ def collected(learning_rates: Sequence[Any], weight_decays: Sequence[Any], is_de
     """Find the distinct learning rates and weight decays, so that each is evaluated once a step.
 
     Args:
-        learning_rates: For each parameter its learning rate, as ``nn.Optimizer`` keeps it.
+        learning_rates: For each parameter, its learning rate as ``nn.Optimizer`` keeps it.
         weight_decays: For each parameter its weight decay.
-        is_decayed: For each parameter whether its name is one that is decayed.
+        is_decayed: For each parameter, whether parameters of its name are decayed.
     """
     rates: list[Any] = []
     index: dict[Any, int] = {}
 
     def place(rate):
         if type(rate).__name__ == "_ConvertToCell":
-            # MindSpore's way to make a schedule of a fixed rate: rate + 1 - 1, which rounds it to 1e-7.
+            # MindSpore makes a fixed rate a schedule by rate + 1 - 1, which rounds the rate to about 1e-7.
             rate = rate.learning_rate
         key = id(rate) if isinstance(rate, (nn.Cell, Parameter)) else float(rate.asnumpy())
         if key not in index:
@@ -101,16 +101,16 @@ def collected(learning_rates: Sequence[Any], weight_decays: Sequence[Any], is_de
 
 
 def check_step(optimizer: str, step: int, fewest_steps: int | None) -> None:
-    """Check that there can be a step from a count as it is.
+    """Check that a step can be taken at a step count.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
         step: The step, counted from 0.
-        fewest_steps: How many steps there are learning rates for; None: there is no limit.
+        fewest_steps: The number of steps that have learning rates; None if there is no limit.
     """
     if step < 0:
         raise RuntimeError(
-            f"For '{optimizer}', 'global_step' must be 0 or greater, but is {step}. Set or load another one."
+            f"For '{optimizer}', 'global_step' must be 0 or greater, but is {step}. Set or load a valid one."
         )
     if fewest_steps is not None and step >= fewest_steps:
         raise RuntimeError(

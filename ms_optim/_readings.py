@@ -1,4 +1,4 @@
-"""Readings: what a monitor records of an optimizer's last step, and the two CSV files that hold readings."""
+"""Readings: the numbers that a monitor records of an optimizer's last step, and the two CSV files that hold them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Reading(NamedTuple):
 
     Attributes:
         optimizer: Name of its class.
-        step: The number of steps so far, skipped ones included.
+        step: The number of steps so far, including skipped ones.
         totals: Numbers of the whole step by name.
-        layers: Columns by name, with a number for each parameter.
+        layers: Columns by name, each with one number per parameter.
         parameters: The parameters' names.
     """
 
@@ -41,24 +41,24 @@ class Reading(NamedTuple):
 
 
 def steps_of(optimizer: AnyOptimizer) -> int:
-    """Return the number of steps so far, skipped ones included."""
+    """Return the number of steps so far, including skipped ones."""
     return int(optimizer.global_step.asnumpy()[0]) + int(optimizer.skipped_steps.asnumpy()[0])
 
 
 def read(optimizer: AnyOptimizer) -> Reading:
     """Read the numbers of an optimizer's last step."""
     layers: dict[str, NDArray[Any]] = dict(zip(STATISTICS, optimizer.statistics.asnumpy().astype(np.float64).T))
-    # A tensor that did not move has no trust ratio, and the step may not have computed the norm of its weight.
+    # A tensor that was not updated has no trust ratio, and the step may not have computed the norm of its weight.
     moved = layers["trust_ratio"] != 0
     for name in ("weight_norm", "trust_ratio"):
         layers[name] = np.where(moved, layers[name], np.nan)
     layers["update_ratio"] = _ratio(layers["update_norm"], layers["weight_norm"])
     skipped = int(optimizer.skipped_steps.asnumpy()[0])
-    # A step that moved something has advanced the count; a skipped one has not.
+    # A step that updated a tensor has advanced the step count; a skipped step has not.
     done = int(optimizer.global_step.asnumpy()[0])
     last = Tensor([max(done - bool(moved.any()), 0)], mstype.int32)
 
-    # The totals are of the tensors that moved, or of all where none did.
+    # The totals cover the tensors that were updated, or all tensors if none was.
     counted = moved if moved.any() else np.full_like(moved, True)
     weight, ratios = layers["weight_norm"][counted], layers["trust_ratio"][counted]
     norms = {
@@ -104,7 +104,7 @@ def _norm(norms: NDArray[Any]) -> float:
 
 
 def _ratio(one, other):
-    """Return one / other, NaN where the other is not greater than 0."""
+    """Return one / other; NaN where `other` is not greater than 0."""
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     return np.divide(one, other, out=np.full(other.shape, np.nan), where=other > 0)
 
@@ -119,10 +119,10 @@ class ReadingFiles:
         self.totals, self.layers = path, path.with_suffix(".layers.csv")
 
     def prepare(self, reading: Reading) -> None:
-        """Create the files, or check that they belong to this optimizer and cut off an incomplete last line.
+        """Create the files, or check that they belong to this optimizer and remove an incomplete last line.
 
         Raises:
-            ValueError: If a file belongs to another optimizer or is of another kind.
+            ValueError: If a file belongs to another optimizer or is not a file of readings.
         """
         self.totals.parent.mkdir(parents=True, exist_ok=True)
         for path, (header, rows) in self._tables(reading).items():
@@ -140,7 +140,7 @@ class ReadingFiles:
             # The second column is the name of the optimizer or of the parameter.
             for line, row in zip(first, rows):
                 if len(line) == len(header) and line[1] != row[1]:
-                    raise ValueError(_refusal(path, reading, f"it has {line[1]!r} where this one has {row[1]!r}"))
+                    raise ValueError(_refusal(path, reading, f"it has {line[1]!r} instead of {row[1]!r}"))
             _cut_incomplete_line(path)
 
     def append(self, reading: Reading) -> None:
@@ -150,7 +150,7 @@ class ReadingFiles:
                 file.write(_text(rows))
 
     def _tables(self, reading):
-        """Return the header and the rows of a reading for each file; the totals last, as they complete a reading."""
+        """Return the header and the rows of a reading for each file; the totals come last, because they complete it."""
         columns = [[_number(x) for x in column] for column in reading.layers.values()]
         layers = [[reading.step, *row] for row in zip(reading.parameters, *columns)]
         totals = [reading.step, reading.optimizer, *map(_number, reading.totals.values())]
@@ -161,7 +161,7 @@ class ReadingFiles:
 
 
 def _number(x) -> str:
-    """Return an int, or a float32 with as few digits as identify it."""
+    """Return an int, or a float32 with the fewest digits that identify it."""
     return str(x) if isinstance(x, (int, np.integer)) else str(np.float32(x))
 
 
@@ -174,12 +174,12 @@ def _text(rows: Iterable[Iterable]) -> str:
 def _refusal(path, reading, what):
     return (
         f"For 'OptimizerMonitor', the file '{path}' exists, but belongs to another optimizer than this "
-        f"{reading.optimizer} or to other parameters: {what}. Name another file in 'csv', or remove that one."
+        f"{reading.optimizer} or to other parameters: {what}. Pass another file as 'csv', or remove this file."
     )
 
 
 def _cut_incomplete_line(path):
-    """Cut off a last line without its end, which a killed process leaves."""
+    """Remove an incomplete last line, which a killed process may leave."""
     with path.open("rb+") as file:
         size = file.seek(0, io.SEEK_END)
         begin = file.seek(max(0, size - (1 << 20)))
@@ -187,7 +187,7 @@ def _cut_incomplete_line(path):
 
 
 class Record(NamedTuple):
-    """A run, from its two files. The first dimension of each array is the reading.
+    """A run, read from its two files. The first dimension of each array is the reading.
 
     Attributes:
         optimizer: Name of the optimizer's class.
@@ -205,11 +205,11 @@ class Record(NamedTuple):
 def load(path: pathlib.Path, wanted: tuple[str, ...]) -> Record:
     """Read both files.
 
-    A run that was resumed at an earlier step has written some steps twice: the later rows count.
+    A run that was resumed at an earlier step has written some steps twice; the later rows are used.
 
     Args:
         path: The first file.
-        wanted: Names of the columns to read of the second file.
+        wanted: Names of the columns to read from the second file.
 
     Raises:
         ValueError: If the files were not written by a monitor, or hold no readings.

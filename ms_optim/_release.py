@@ -1,4 +1,4 @@
-"""Gradient release: each weight is updated inside the backward pass, and its gradient's memory is free at once."""
+"""Gradient release: each weight is updated inside the backward pass, and its gradient is freed immediately."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Release:
     """Updates each parameter when its gradient arrives.
 
     Args:
-        parts: What the optimizer's path is made from.
-        passes: How many backward passes a step has: 1, or 2, of which the first only measures the gradients.
-        check: Raises an error where no step may begin.
+        parts: The parts that the optimizer's path is built from.
+        passes: Number of backward passes of a step: 1, or 2, the first of which only measures the gradients.
+        check: Raises an error if no step may begin.
     """
 
     def __init__(self, parts: Parts, passes: int, check: Callable[[], None]):
@@ -33,14 +33,14 @@ class Release:
         self._rates: Tensor | None = None
         self._measured: Tensor | None = None
         self._sums: dict[int, Tensor] = {}
-        # A gradient is handed on as one element: all gradients would stay alive until the pass ends.
+        # One element is passed on in place of a gradient; otherwise all gradients would stay alive until the pass ends.
         self._handed_on = {dtype: ops.zeros((1,), dtype) for dtype in (ms.float32, ms.float16, ms.bfloat16)}
         for i, p in enumerate(parts.held.parameters):
             p.register_hook(self._hook(i))
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a step has begun and was not finished."""
+        """Whether a step has begun and is not finished."""
         return self._rates is not None
 
     @property
@@ -48,18 +48,18 @@ class Release:
         return self.measures and self._measured is None
 
     def _hook(self, i):
-        # MindSpore goes on calling a hook that was removed.
+        # MindSpore continues to call a hook that was removed.
         return lambda gradient: self._take(i, gradient) if self.is_attached else gradient
 
     def _take(self, i, gradient):
-        """Update a parameter by its gradient, and return what is handed on in its place."""
+        """Update a parameter with its gradient, and return the element that is passed on instead."""
         layout = self.parts.layout
         name = layout.names[i]
         if i in self._sums:
             raise RuntimeError(
                 f"For '{layout.optimizer}', a second gradient of '{name}' has arrived in one backward pass: call "
-                "optimizer.finish() after each. Gradients cannot be accumulated, as the first has moved the weight "
-                "already. After a backward pass that failed, call optimizer.abandon() first."
+                "optimizer.finish() after each. Gradients cannot be accumulated, because the first has already updated "
+                "the weight. After a backward pass that failed, call optimizer.abandon() first."
             )
         if self._rates is None:
             self.check()
@@ -82,9 +82,9 @@ class Release:
             moved = self.abandon()
             raise RuntimeError(
                 f"For '{layout.optimizer}', gradients of all {layout.count} parameters must arrive before finish(), "
-                f"but {arrived} did, without that of '{missing[0]}': pass optimizer.parameters to value_and_grad, in "
-                f"PyNative mode, and compile no function with ms.jit that has them. The step is not counted, and "
-                f"{len(moved)} parameters have moved."
+                f"but only {arrived} did; the one of '{missing[0]}' is missing. Pass optimizer.parameters to "
+                f"value_and_grad in PyNative mode, and do not use them in a function compiled with ms.jit. The step is "
+                f"not counted, and {len(moved)} parameters were updated."
             )
         sums, self._sums = self.path.of_all(self._sums), {}
         if self._is_measuring:
@@ -95,7 +95,7 @@ class Release:
         return True
 
     def abandon(self) -> list[str]:
-        """Forget the step that is under way; see :meth:`Released.abandon`."""
+        """Discard the current step; see :meth:`Released.abandon`."""
         moved = [] if self._is_measuring else [self.parts.layout.names[i] for i in sorted(self._sums)]
         self._rates, self._measured, self._sums = None, None, {}
         return moved
@@ -110,19 +110,20 @@ class Released(nn.Optimizer):
     backend_reason: str
 
     def attach(self, passes: int = 1) -> None:
-        """Update each parameter inside the backward pass from now on, as soon as its gradient is there.
+        """From now on, update each parameter inside the backward pass, as soon as its gradient is available.
 
-        A gradient is freed at once: all of them are never in memory together. ``value_and_grad`` hands on a tensor of
-        one element in the place of each. After each backward pass, call :meth:`finish`. The weights and states are
-        those of ordinary steps, to the bit. See docs/gradient_release.md.
+        Each gradient is freed immediately, so the gradients are never all in memory together. ``value_and_grad``
+        returns a tensor of one element instead of each gradient. After each backward pass, call :meth:`finish`. The
+        weights and states are bitwise equal to those of ordinary steps. See docs/gradient_release.md.
 
         Args:
-            passes: How many backward passes a step has. With 2, the first measures the gradients and changes nothing,
-                which `grad_clip_norm` and `skip_nonfinite` need; both must compute the same gradients. Default: ``1`` .
+            passes: Number of backward passes of a step. With 2, the first measures the gradients and changes nothing,
+                which `grad_clip_norm` and `skip_nonfinite` require; both passes must compute the same gradients.
+                Default: ``1`` .
 
         Raises:
-            RuntimeError: If no fused kernel for CPU or GPU runs; in Graph mode; if the optimizer exchanges something
-                with other processes; or if gradients are released already.
+            RuntimeError: If no fused kernel for CPU or GPU runs; in Graph mode; if the optimizer exchanges data with
+                other processes; or if :meth:`attach` was already called.
             ValueError: If `passes` is neither 1 nor 2; or 1 with `grad_clip_norm` or `skip_nonfinite`.
         """
         name, options = self.cls_name, self._parts.options
@@ -130,7 +131,13 @@ class Released(nn.Optimizer):
             fail(ValueError, name, "passes", "1 or 2", passes)
         asked = "grad_clip_norm" if options.grad_clip_norm is not None else "skip_nonfinite"
         if passes == 1 and (options.grad_clip_norm is not None or options.skip_nonfinite):
-            fail(ValueError, name, "passes", f"2, as '{asked}' looks at all gradients before a weight moves", passes)
+            fail(
+                ValueError,
+                name,
+                "passes",
+                f"2, because '{asked}' needs all gradients before a weight is updated",
+                passes,
+            )
         why = self._why_not_attached()
         if why is not None:
             raise RuntimeError(f"For '{name}', {why}.")
@@ -150,41 +157,42 @@ class Released(nn.Optimizer):
         return self._attached("finish()").finish()
 
     def abandon(self) -> list[str]:
-        """Give up the step that is under way, after a backward pass that failed; training can go on.
+        """Discard the current step after a backward pass that failed; training can continue.
 
         Returns:
-            list[str], names of the parameters that have moved; the step is not counted.
+            list[str], names of the parameters that were already updated; the step is not counted.
         """
         return self._attached("abandon()").abandon()
 
     def detach(self) -> None:
-        """Update parameters in ordinary steps again.
+        """Return to ordinary steps.
 
         Raises:
-            RuntimeError: If a step is under way.
+            RuntimeError: If a step is in progress.
         """
         self._check_between("detach()")
         self._attached("detach()").is_attached = False
         object.__setattr__(self, "_release", None)
 
     def _why_not_attached(self):
-        """Say why gradients cannot be released, or return None."""
+        """Return why gradients cannot be released, or None."""
         parts = self._parts
         if not self.fused:
             return f"attach() needs the fused kernel: {self.backend_reason}"
         if ms.get_context("mode") == ms.GRAPH_MODE:
-            return "attach() needs PyNative mode: a graph hands all gradients to the optimizer at once"
+            return "attach() needs PyNative mode: a graph passes all gradients to the optimizer at once"
         if parts.slices is not None or parts.shares is not None or parts.settings.is_parallel:
-            return "attach() is for optimizers that exchange nothing with other processes"
+            return "attach() is not supported by optimizers that exchange data with other processes"
         if ms.get_auto_parallel_context("parallel_mode") != "stand_alone":
             return (
-                "attach() needs the parallel mode 'stand_alone': other workers' gradients come after the backward pass"
+                "attach() needs the parallel mode 'stand_alone': other workers' gradients arrive after the backward "
+                "pass"
             )
         features = ("attach", *(["offload"] if parts.options.offload else []))
         return _capabilities.answer(type(self), parts.settings.weights_on, features).reason
 
     def _attached(self, what):
-        """Return what updates the parameters."""
+        """Return the object that updates the parameters."""
         if self._release is None:
             raise RuntimeError(f"For '{self.cls_name}', {what} must be called after attach().")
         return self._release
@@ -194,11 +202,11 @@ class Released(nn.Optimizer):
         if self._release is not None:
             raise RuntimeError(
                 f"For '{self.cls_name}', each parameter is updated inside the backward pass since attach(): call "
-                "finish() after it, and not the optimizer; or call detach() for ordinary steps."
+                "finish() after it instead of the optimizer, or call detach() for ordinary steps."
             )
 
     def _check_between(self, what):
-        """Raise an error if some parameters have moved and others have not."""
+        """Raise an error if some parameters have been updated and others have not."""
         if self._release is not None and self._release.is_under_way:
             raise RuntimeError(
                 f"For '{self.cls_name}', {what} must be called between two steps, but gradients have arrived and "
@@ -206,4 +214,4 @@ class Released(nn.Optimizer):
             )
 
     def _check_begin(self):
-        """Raise an error where no step may begin; for a subclass to state."""
+        """Raise an error if no step may begin; a subclass may override it."""

@@ -1,4 +1,4 @@
-"""What an optimizer says of its rule: what its kernel needs to know, and the rule in MindSpore's operators."""
+"""An optimizer's update rule: the properties that its kernel needs, and the rule in MindSpore's operators."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ if TYPE_CHECKING:
 
 
 class Rule(NamedTuple):
-    """What an optimizer says of itself; a rule without a kernel needs a name and its states.
+    """The properties of an optimizer's update rule; a rule without a kernel needs only a name and its states.
 
     Attributes:
-        name: The rule's name, by which its kernel is found: one of this package's own only for that very rule.
+        name: The rule's name, by which its kernel is found. Use the name of a rule of this package only for that same
+            rule.
         states: Prefixes of the states' names, in the kernel's order.
-        constants: For the kernel: the rule's numbers, in its order.
-        flags: For the kernel: the rule's choices, as bits.
-        shared_flags: For the kernel: what it asks of its launches besides, as bits.
-        at_most: For the kernel: how many tensors one launch may take; 0: all.
-        rescale: What gradients are multiplied by besides unscaling.
-        is_layerwise: For the kernel: whether the weights move by norms of whole tensors.
-        is_elementwise: Whether ``directions`` and ``entering`` treat each element by itself. Tensors of one shape are
-            then updated together, which graphs compile faster: weight, gradient and states are several tensors stacked
-            along a first dimension, the weight decay has a shape that broadcasts over them, and ``coefficients`` takes
-            and returns vectors with a number for each tensor.
+        constants: For the kernel: the rule's constants, in the kernel's order.
+        flags: For the kernel: the rule's options, as a bit mask.
+        shared_flags: For the kernel: further options of its launches, as a bit mask.
+        at_most: For the kernel: the largest number of tensors in one launch; 0 means no limit.
+        rescale: The factor that gradients are multiplied by in addition to unscaling.
+        is_layerwise: For the kernel: whether the update of a weight depends on norms of whole tensors.
+        is_elementwise: Whether ``directions`` and ``entering`` treat each element independently. Tensors of one shape
+            are then updated together, which graphs compile faster: weight, gradient and states are several tensors
+            stacked along a first dimension, the weight decay has a shape that broadcasts over them, and
+            ``coefficients`` takes and returns vectors with a number for each tensor.
         state_kinds: For the kernel: how each state may be held in fewer bits: "signed", "unsigned" where it is never
             negative, or "exact": always in float32. A state of the kind "rows" is float32, one number for each row.
         takes_low_states: For the kernel: whether its states may be held in fewer bits at all.
         starts_at_weights: Whether the first state starts as the weights, not as zeros.
-        weighs_steps: Whether the rule states :meth:`Statement.weighed`, for which two numbers are kept for each tensor.
-        others: Of a rule of matrices alone: the rule of all other tensors.
-        iterations: Of a rule that orthogonalizes matrices: the coefficients of each iteration.
+        weighs_steps: Whether the rule implements :meth:`Statement.weighed`, which keeps two numbers for each tensor.
+        others: Only for a rule of matrices: the rule of all other tensors.
+        iterations: Only for a rule that orthogonalizes matrices: the coefficients of each iteration.
     """
 
     name: str
@@ -60,12 +61,12 @@ class Rule(NamedTuple):
     iterations: tuple[tuple[float, float, float], ...] = ()
 
     def of_tensor(self, is_matrix: bool) -> Rule:
-        """Return the rule of a tensor, from whether it holds matrices."""
+        """Return the rule of a tensor, which depends on whether the tensor holds matrices."""
         return self if is_matrix or self.others is None else self.others
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The prefixes of all states, those of other tensors among them."""
+        """The prefixes of all states, including the states of other tensors."""
         return self.states if self.others is None else (*self.states, *self.others.states)
 
     @property
@@ -75,31 +76,31 @@ class Rule(NamedTuple):
 
     @property
     def kinds(self) -> tuple[tuple[str, str], ...]:
-        """Each state's prefix and kind; a rule of more states than a kernel has runs where the kinds say nothing."""
+        """Each state's prefix and kind; a rule with more states than kernels take runs where kinds have no effect."""
         rest = ("exact",) * (len(self.states) - len(self.state_kinds))
         return tuple(zip(self.states, (*self.state_kinds, *rest)))
 
 
 class Statement:
-    """A rule in MindSpore's operators, which graphs compile: of an optimizer, paths call these methods alone."""
+    """A rule in MindSpore's operators, which graphs compile. Paths call only these methods of an optimizer."""
 
     # Whether the gradient is divided by its norm before the rule sees it.
     normalizes_gradient = False
-    # Whether the decay spares weights that move away from zero, which the constructor sets.
+    # Whether weights that move away from zero are not decayed; the constructor sets it.
     is_cautious: bool = False
-    # Whether training holds something else in the weights than what is for use, which `averaged_weight` states.
+    # Whether the weights during training differ from the weights to use, which `averaged_weight` computes.
     averages_iterates = False
 
-    # What its kernels cannot do where MindSpore's operators can, and why: see _capabilities.py.
+    # The features that MindSpore's operators support but its kernels do not, and why: see _capabilities.py.
     kernels_lack: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def are_matrices(cls, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[bool]:
-        """Tell of each parameter whether its states are those of a rule of matrices, by its name and shape."""
+        """Return for each parameter, from its name and shape, whether its states are those of a rule of matrices."""
         return [False] * len(shapes)
 
     def scalars(self, t: Tensor) -> Scalars:
-        """Return a tuple of what depends on the step alone, computed once a step.
+        """Return a tuple of the values that depend only on the step; they are computed once per step.
 
         Args:
             t: Step count from 1, a tensor of no dimensions: float64, float32 on Ascend.
@@ -107,7 +108,7 @@ class Statement:
         return (t,)
 
     def entering(self, gradient: Tensor) -> Tensor:
-        """Return what enters the rule, by default the gradient as it is.
+        """Return the gradient as the rule receives it, by default unchanged.
 
         Args:
             gradient: A gradient, float32, unscaled, centralized, and clipped, or divided by its norm where
@@ -116,11 +117,11 @@ class Statement:
         return gradient
 
     def akg_constants(self) -> tuple[float, ...]:
-        """Return the rule's numbers in the order of its kernels for AKG and for Ascend, if it has such."""
+        """Return the rule's constants in the order of its kernels for AKG and for Ascend, if it has any."""
         raise NotImplementedError
 
     def with_decay(self, direction: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
-        """Return a direction with the decay, decoupled or cautious as the argument `decay` says, for `directions`.
+        """Return a direction with weight decay added, decoupled or cautious as set by `decay`, for `directions`.
 
         Args:
             direction: The direction without decay, float32.
@@ -129,7 +130,7 @@ class Statement:
         """
         decay = weight_decay * weight
         if self.is_cautious:
-            # Of a product, the sign is lost where that underflows.
+            # The signs are compared, because a product that underflows loses its sign.
             opposed = ops.logical_or(
                 ops.logical_and(direction > 0, weight < 0), ops.logical_and(direction < 0, weight > 0)
             )
@@ -156,11 +157,11 @@ class Statement:
     def matrix_directions(
         self, scalars: Scalars, form: int, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors, Tensor]:
-        """Return what :meth:`directions` does, for a stack of tensors that hold matrices; only of a rule of matrices.
+        """Return what :meth:`directions` does, for a stack of tensors that hold matrices; only for a rule of matrices.
 
         Args:
             scalars: What :meth:`scalars` returned.
-            form: The place of these tensors' form among those that the layout has.
+            form: The index of these tensors' form among the forms of the layout.
             weight: The weights, float32, stacked along a first dimension.
             gradient: Their gradients, unscaled, centralized and clipped.
             weight_decay: Their weight decays, in a shape that broadcasts over the weights.
@@ -172,12 +173,12 @@ class Statement:
         raise NotImplementedError
 
     def weighed(self, t: Tensor, learning_rate: Tensor, before: Tensor) -> tuple[Tensors, Tensor]:
-        """Return the rates of a step that is weighed among all before, and what is kept; only if `weighs_steps` is set.
+        """Return the rates of a step that is weighted against all earlier steps; only if `weighs_steps` is set.
 
         Args:
             t: Step count from 1.
             learning_rate: Learning rates, float32 of shape (n,), for n tensors.
-            before: What is kept of the steps before, of shape (n, 2), zeros at first.
+            before: What is kept from earlier steps, of shape (n, 2), initially zeros.
 
         Returns:
             A tuple of rates, which :meth:`coefficients` and :meth:`followed` take as their learning rate, and what is
@@ -186,7 +187,7 @@ class Statement:
         raise NotImplementedError
 
     def followed(self, learning_rate: Tensor | Tensors, directions: Tensors, states: Tensors) -> Tensors:
-        """Return the new states, of which some may move along a direction, as the weights do.
+        """Return the new states, some of which may move along a direction, as the weights do.
 
         Args:
             learning_rate: This step's learning rate, in a shape that broadcasts over the directions.
@@ -196,7 +197,7 @@ class Statement:
         return states
 
     def averaged_weight(self, weight: NDArray[np.float32], first_state: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what a weight is to be for use; only if `averages_iterates` is set.
+        """Return the weight to use outside training; only if `averages_iterates` is set.
 
         Args:
             weight: The weight in float32, as training holds it.

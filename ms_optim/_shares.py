@@ -1,8 +1,8 @@
-"""States sharded over workers: each keeps and updates a share of them, then all gather the weights.
+"""States sharded over workers: each worker keeps and updates its share, then all gather the weights.
 
 Rajbhandari et al., `ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
-<https://arxiv.org/abs/1910.02054>`_ (2020), stage 1. How tensors are cut into shares; how shares become one state
-dict is in _merge_states.py, the step in paths/sharded_states.py.
+<https://arxiv.org/abs/1910.02054>`_ (2020), stage 1. This module cuts tensors into shares. Shares are merged into one
+state dict in _merge_states.py; the step is in paths/sharded_states.py.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ._layout import Layout
     from ._rule import Rule
 
-# Cuts are where the kernels' tiles end: the sums of a tile are then the same, whoever takes it.
+# Cuts are at the ends of the kernels' tiles, so that the sums of a tile do not depend on the worker.
 GRAIN = 1024
 
 
 class Peers(NamedTuple):
-    """The processes that states are sharded over: this one's rank, how many there are, and their group's name."""
+    """The processes that states are sharded over: the rank of this process, their number, and their group's name."""
 
     rank: int
     count: int
@@ -46,7 +46,7 @@ class Peers(NamedTuple):
 
 
 def peers() -> Peers:
-    """Return all processes, or this one alone before communication is initialized."""
+    """Return all processes, or only this one before communication is initialized."""
     if not comm.GlobalComm.INITED:
         return Peers(0, 1, None)
     return Peers(comm.get_rank(), comm.get_group_size(), comm.GlobalComm.WORLD_COMM_GROUP)
@@ -58,12 +58,12 @@ def cut(sizes: Sequence[int], costs: Sequence[float], grains: Sequence[int], cou
     Args:
         sizes: The tensors' elements.
         costs: Bytes of states for each element of a tensor.
-        grains: Of how many elements, or a multiple, a part of a tensor is.
-        count: How many shares.
+        grains: The granularity of a tensor's parts: each part is a multiple of this number of elements.
+        count: Number of shares.
 
     Returns:
-        An int64 array of shape (count, tensors, 2): the elements, from and to, of each tensor in each share; (0, 0)
-        where there are none.
+        An int64 array of shape (count, tensors, 2): the range of elements, begin and end, of each tensor in each share;
+        (0, 0) if there are none.
     """
     n, ends = len(sizes), np.cumsum(np.multiply(sizes, costs, dtype=np.float64))
     cuts = [(0, 0)]
@@ -88,11 +88,11 @@ class Shares:
         these: The workers.
         names: The tensors' names.
         shapes: Their shapes.
-        costs: What a worker has of each element of a tensor, in bytes of states or in another unit.
+        costs: A worker's cost for each element of a tensor, in bytes of states or in another unit.
         centralized: Whether a tensor's gradient is centralized.
-        prefixes: What the names of states begin with.
-        whole: Whether a tensor belongs to one worker; empty: none does.
-        row_prefixes: Which of the prefixes are of states with one number for each row of such a tensor.
+        prefixes: The prefixes of the states' names.
+        whole: Whether a tensor belongs to one worker as a whole; empty if no tensor does.
+        row_prefixes: The prefixes of states that have one number for each row of such a tensor.
 
     Attributes:
         workers: The workers.
@@ -123,7 +123,7 @@ class Shares:
         row_prefixes: Sequence[str] = (),
     ):
         sizes = [math.prod(shape) for shape in shapes]
-        # The mean of a row is taken by one worker.
+        # One worker computes the mean of a row.
         rows = [size // shape[0] if by_row else 1 for size, shape, by_row in zip(sizes, shapes, centralized)]
         grains = [math.lcm(GRAIN, row) for row in rows]
         grains = [size if alone else grain for size, alone, grain in zip(sizes, whole or [False] * len(sizes), grains)]
@@ -134,11 +134,11 @@ class Shares:
         self.kept = self.kept_by(these.rank)
 
     def kept_by(self, rank: int) -> tuple[tuple[int, tuple[int]], ...]:
-        """Return the places of the tensors that a worker has a part of, and the shape of its part."""
+        """Return the indices of the tensors that a worker has a part of, and the shape of its part."""
         return tuple((i, (int(end - begin),)) for i, (begin, end) in enumerate(self.ranges[rank]) if begin < end)
 
     def parts(self, dtypes: Mapping[str, Any]) -> dict[str, tuple[list[int] | None, list[int]]]:
-        """Return for each entry of a full state dict that may be sharded this worker's range, if any, and its shape.
+        """Return this worker's range, if any, and the whole shape for each entry that may be sharded.
 
         Args:
             dtypes: The dtypes of the entries by name.
@@ -148,7 +148,7 @@ class Shares:
             for name, shape, size, (begin, end) in zip(self.names, self.shapes, self.sizes, self.own.tolist()):
                 blocks = [begin // block, -(-end // block)]
                 key = f"{prefix}.{name}"
-                # A master of 16 bits is no state in codes of 4.
+                # A 16-bit master is not a state in 4-bit codes.
                 codes = 1 if prefix == "master" else _kernels.CODES_EACH.get(dtypes.get(key), 1)
                 whole = list(shape) if codes == 1 else [-(-size // codes)]
                 found[key] = ([begin // codes, -(-end // codes)] if begin < end else None, whole)
@@ -159,9 +159,9 @@ class Shares:
         return found
 
     def entry(self, held: Sequence[Parameter]) -> Parameter:
-        """Return the entry of this worker's state dicts that says what its states are parts of: JSON, as bytes."""
+        """Return the entry of this worker's state dicts that tells which parts of the states it has, as JSON bytes."""
         for p in held:
-            # Else data parallelism would make all workers begin with the first one's.
+            # Otherwise data parallelism would broadcast the first worker's states to all workers.
             p.layerwise_parallel = True
         parts, these = self.parts({p.name: p.dtype for p in held}), self.workers
         text = {"worker": these.rank, "workers": these.count, "parts": {p.name: parts[p.name] for p in held}}
@@ -169,10 +169,11 @@ class Shares:
         return Parameter(Tensor(data), name=ENTRY, requires_grad=False, layerwise_parallel=True)
 
     def taken(self, optimizer: str, entry: Parameter, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return this worker's part of a full state dict, or its own as it is.
+        """Return this worker's part of a full state dict, or its own share unchanged.
 
         Raises:
-            ValueError: If it is another worker's, or one of another number of workers, or has another shape.
+            ValueError: If it is another worker's share, or a share among another number of workers, or has another
+                shape.
         """
         if ENTRY in given:
             if given[ENTRY].asnumpy().tobytes() != entry.asnumpy().tobytes():
@@ -191,14 +192,14 @@ class Shares:
         return own
 
 
-# Where there are matrices, work is balanced and not bytes: how many operations of a product take as long as a byte.
+# With matrices, work is balanced instead of bytes: the number of operations of a product that take as long as a byte.
 OPERATIONS_EACH_BYTE = 5.0
 
 
 def share_costs(
     rule: Rule, options: Any, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any], are_matrices: Sequence[bool]
 ) -> list[float]:
-    """Return what a worker has of each element of a tensor: bytes of states, and of a matrix the work of iterations.
+    """Return a worker's cost for each element of a tensor: bytes of states, and for a matrix the work of iterations.
 
     Args:
         rule: The optimizer's rule.
@@ -213,21 +214,21 @@ def share_costs(
         if is_matrix:
             _, rows, columns = size_of(shape)
             a, b = min(rows, columns), max(rows, columns)
-            # Of a product that is symmetric, half is computed.
+            # Only half of a symmetric product is computed.
             cost += max(1, len(rule.iterations)) * (3 * a + a * a / b) / OPERATIONS_EACH_BYTE
         costs.append(cost)
     return costs
 
 
 def sharded(layout: Layout, rule: Rule, options: Any, is_parallel: bool, is_sliced: bool) -> Shares | None:
-    """Return which part of the states this worker keeps; None: all.
+    """Return which part of the states this worker keeps; None if it keeps all.
 
     Raises:
-        ValueError: If tensors are sliced, too, or the parallel mode does not fit.
+        ValueError: If tensors are also sliced, or the parallel mode is not supported.
     """
     if is_sliced and options.shard_states:
         raise ValueError(
-            f"For '{layout.optimizer}', 'shard_states' must be False where a group of 'params' has a 'shard_group'."
+            f"For '{layout.optimizer}', 'shard_states' must be False if a group of 'params' has a 'shard_group'."
         )
     these = peers()
     if not options.shard_states or these.count == 1:
@@ -236,8 +237,8 @@ def sharded(layout: Layout, rule: Rule, options: Any, is_parallel: bool, is_slic
     if mode not in ("stand_alone", "data_parallel") or is_parallel:
         what = f"the parallel mode '{mode}'" + " with enable_parallel_optimizer" * is_parallel
         raise ValueError(
-            f"For '{layout.optimizer}', shard_states=True is for the parallel modes 'stand_alone' and "
-            f"'data_parallel', without enable_parallel_optimizer, but this is {what}."
+            f"For '{layout.optimizer}', shard_states=True requires the parallel mode 'stand_alone' or "
+            f"'data_parallel', without enable_parallel_optimizer, but got {what}."
         )
     whole = [layout.holds_matrices(i) for i in range(layout.count)]
     costs = share_costs(rule, options, layout.shapes, layout.dtypes, whole)

@@ -1,4 +1,4 @@
-"""Matrices of which each process holds a slice: an optimizer that needs whole ones puts them together in turn."""
+"""Matrices of which each process holds a slice: an optimizer that needs whole matrices gathers them in turn."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Slicing(NamedTuple):
     Attributes:
         group: The communication group.
         axis: The dimension along which they slice it.
-        lengths: What each process has of that dimension, in the order of the ranks.
-        own: The place of this process among them.
-        cuts_matrices: Whether matrices are cut; of a batch of matrices, each process may have some whole ones.
-        cuts_rows: Whether each process has some of the rows of every matrix.
+        lengths: The length of each process's slice along that dimension, in the order of the ranks.
+        own: The index of this process among them.
+        cuts_matrices: Whether slices cut matrices; with a batch of matrices, each process may hold some whole matrices.
+        cuts_rows: Whether each process holds some of the rows of every matrix.
     """
 
     group: str
@@ -33,12 +33,12 @@ class Slicing(NamedTuple):
     cuts_rows: bool
 
     def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the whole tensor from that of a slice."""
+        """Return the shape of the whole tensor from the shape of a slice."""
         return (*shape[: self.axis], sum(self.lengths), *shape[self.axis + 1 :])
 
     @property
     def begin(self) -> int:
-        """Where the slice of this process begins."""
+        """The index at which the slice of this process begins."""
         return sum(self.lengths[: self.own])
 
 
@@ -48,15 +48,15 @@ def slicings(
     shard_groups: Mapping[str, str],
     axes: Mapping[str, int],
 ) -> dict[str, Slicing]:
-    """Return by name how tensors that hold matrices are sliced.
+    """Return how tensors that hold matrices are sliced, by name.
 
-    The processes of each communication group tell each other the lengths of their slices.
+    The processes of each communication group exchange the lengths of their slices.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
         shapes: The shapes of this process's slices of tensors that hold matrices, by name.
         shard_groups: The communication group of each sliced tensor, by name.
-        axes: The dimension along which a tensor is sliced, by name; of others it is the first.
+        axes: The dimension along which a tensor is sliced, by name; the first dimension for tensors not listed.
 
     Raises:
         ValueError: If a tensor does not have the dimension, or the processes' slices do not fit each other.
@@ -66,8 +66,8 @@ def slicings(
         axis = axes.get(name, 0)
         if axis >= len(shape):
             raise ValueError(
-                f"For '{optimizer}', 'shard_axis' of the parameter '{name}' must be less than its dimensions, "
-                f"{len(shape)}, but is {axis}."
+                f"For '{optimizer}', 'shard_axis' of the parameter '{name}' must be less than its number of "
+                f"dimensions, {len(shape)}, but is {axis}."
             )
         if name in shard_groups:
             sliced.setdefault(shard_groups[name], []).append((name, shape, axis))
@@ -80,11 +80,11 @@ def slicings(
 
 
 def _lengths(optimizer, group, tensors):
-    """Return for each tensor the lengths of the slices that the processes of a group have."""
+    """Return, for each tensor, the lengths of the slices of all processes of a group."""
     rows = []
     for name, shape, axis in tensors:
         alike = zlib.crc32(repr((name, axis, *shape[:axis], *shape[axis + 1 :])).encode())
-        # On CPU, collectives take float32 numbers, which hold whole ones up to 2**24.
+        # On CPU, collectives take float32 numbers, which represent integers exactly up to 2**24.
         rows.append((shape[axis] >> 20, shape[axis] & (1 << 20) - 1, alike >> 8))
     table = np.zeros((comm.get_group_size(group), len(rows), 3), np.float32)
     table[comm.get_rank(group)] = rows
@@ -92,21 +92,21 @@ def _lengths(optimizer, group, tensors):
     for (name, shape, axis), marks in zip(tensors, table[:, :, 2].T):
         if (marks != marks[0]).any():
             raise ValueError(
-                f"For '{optimizer}', the slices of the parameter '{name}' must differ in the dimension 'shard_axis' "
-                f"alone, but another process of '{group}' has other dimensions, or another 'shard_axis', than "
+                f"For '{optimizer}', the slices of the parameter '{name}' must differ only in the dimension "
+                f"'shard_axis', but another process of '{group}' has other dimensions, or another 'shard_axis', than "
                 f"{shape} and {axis}."
             )
     return ((table[:, :, 0] << 20) + table[:, :, 1]).T.tolist()
 
 
 class Whole(nn.Cell):
-    """Puts stacked tensors together from the slices of all processes, and takes the own slices out again.
+    """Assembles stacked tensors from the slices of all processes, and extracts this process's slices again.
 
-    Each process puts its slice among zeros, and AllReduce adds up: that rounds nothing, and on every process the whole
-    has the same bits. AllGather would need slices of one size, and on CPU the group of all processes.
+    Each process pads its slice with zeros, and AllReduce sums them. This rounds nothing, and every process gets the
+    same bits. AllGather would need slices of equal size, and on CPU the group of all processes.
 
     Args:
-        slicing: How tensors are sliced; None: they are whole.
+        slicing: How tensors are sliced; None if they are not sliced.
     """
 
     def __init__(self, slicing: Slicing | None):
@@ -133,7 +133,7 @@ class Whole(nn.Cell):
         return self.all_reduce(ops.concat(parts, self.axis))
 
     def zeros(self, shape, length, like):
-        """Return what stands for the slices of other processes."""
+        """Return zeros in place of the slices of other processes."""
         return ops.zeros((*shape[: self.axis], length, *shape[self.axis + 1 :]), F.dtype(like))
 
     def own(self, stack):
@@ -141,7 +141,7 @@ class Whole(nn.Cell):
         return ops.narrow(stack, self.axis, self.begin, self.length) if self.cuts_matrices else stack
 
     def mean(self, sums, count):
-        """Return means of whole tensors from sums over the matrices that this process has, of so many numbers."""
+        """Return means of whole tensors from sums over the matrices of this process, which hold `count` numbers."""
         if not self.is_sliced or self.cuts_matrices:
             return sums / count
         whole = self.all_reduce(F.cast(sums, mstype.float32))

@@ -30,7 +30,7 @@ FLOATS = (mstype.float32, mstype.bfloat16)
 def unwrapped(entries: dict[str, Any]) -> dict[str, Any]:
     """Return entries without the prefix that an outer Cell gave to the optimizer's names, as in `opt.global_step`.
 
-    Names without the prefix belong to other parts of a network and stay as they are.
+    Names without the prefix belong to other parts of a network and are not changed.
     """
     steps = [name for name in entries if name.rpartition(".")[2] == "global_step"]
     if len(steps) != 1:
@@ -40,15 +40,15 @@ def unwrapped(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 class StateEntries:
-    """The entries of an optimizer's state dict: what it holds, by the names from construction.
+    """The entries of an optimizer's state dict: the parameters that it holds, by their names from construction.
 
     Args:
-        parts: What its path is made from.
+        parts: The parts that its path is built from.
         listed: Returns the optimizer's parameters with their paths in it, as ``nn.Cell.parameters_and_names`` does. The
             paths stay when an outer Cell changes the names.
-        share: What says which part of the states this worker keeps; None: it keeps all.
+        share: The parameter that records which part of the states this worker keeps; None if it keeps all.
         check: Raises an error if entries do not fit this optimizer.
-        swap: What puts averaged weights into the parameters.
+        swap: The object that puts averaged weights into the parameters.
     """
 
     parts: Parts
@@ -83,7 +83,7 @@ class StateEntries:
         return {name: p for name, p in self.named().items() if id(p) not in weights}
 
     def copied(self) -> dict[str, Tensor]:
-        """Return copies of what :meth:`named` returns, as training holds it."""
+        """Return copies of what :meth:`named` returns, with the weights that training uses."""
         self.swap.check_between("state_dict()")
         return {name: Tensor(self.swap.in_training(p).copy(), p.dtype) for name, p in self.named().items()}
 
@@ -99,7 +99,7 @@ class StateEntries:
         Args:
             state_dict: The state dict.
             strict: Whether missing and unknown names are an error.
-            weights: Weights that are loaded with it and are not in it.
+            weights: Weights that are loaded together with the state dict but are not in it.
         """
         name = self.parts.layout.optimizer
         check_type(name, "strict", strict, bool)
@@ -117,7 +117,7 @@ class StateEntries:
             missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
             if missing:
                 raise KeyError(
-                    f"For '{name}', 'state_dict' must have the entry {missing[0]!r}, one of {len(missing)} missing."
+                    f"For '{name}', 'state_dict' must have the entry {missing[0]!r}; it lacks {len(missing)} in all."
                 )
             if unknown:
                 raise KeyError(
@@ -127,7 +127,7 @@ class StateEntries:
         return found + self.started(own, given)
 
     def started(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> list[tuple[Parameter, NDArray[Any]]]:
-        """Return what starts as the weights and goes on from a count without an entry of its own: with the weights."""
+        """If the entries have a step count, return each missing state that starts as the weights, with the weights."""
         held, starting = self.parts.held, self.parts.held.averages
         if "global_step" not in given:
             return []
@@ -141,7 +141,7 @@ class StateEntries:
         ]
 
     def checked(self, name: str, state_dict: Any) -> dict[str, Tensor]:
-        """Return the entries but weights and statistics, each a tensor, by their names from construction."""
+        """Return the entries except weights and statistics, checked to be Tensors, by their names from construction."""
         if not isinstance(state_dict, dict):
             raise TypeError(
                 f"For '{name}', 'state_dict' must be a dict of Tensors, but got {type(state_dict).__name__}."
@@ -160,7 +160,7 @@ class StateEntries:
         return entries
 
     def masters_elsewhere(self) -> dict[str, str]:
-        """Return the names of the masters by those that they may have in another optimizer."""
+        """Map the names that the masters may have in another optimizer to their names in this one."""
         masters = {id(p) for p in self.parts.held.masters}
         names = [name for name, p in self.own().items() if id(p) in masters]
         return {prefix + name.partition(".")[2]: name for name in names for prefix in _masters.PREFIXES}
@@ -176,12 +176,12 @@ class StateEntries:
     def with_masters(
         self, own: dict[str, Parameter], given: dict[str, Tensor], weight: Callable[[int], NDArray[Any]]
     ) -> dict[str, Tensor]:
-        """Return the entries with masters as this optimizer holds them.
+        """Return the entries with masters converted to the format of this optimizer.
 
         Args:
             own: The optimizer's own parameters by name.
             given: The entries.
-            weight: Returns the weight at a place that the entries belong to, in float32.
+            weight: Returns, for a parameter's index, the float32 weight that the entries belong to.
         """
         given, held = dict(given), self.parts.held
         places = {id(held.masters[k]): i for i, k in enumerate(held.master_places) if k >= 0}
@@ -196,7 +196,7 @@ class StateEntries:
         return given
 
     def weight_beside(self, i: int, state_dict: dict[str, Tensor], beside: dict[int, NDArray[Any]]) -> NDArray[Any]:
-        """Return the weight that comes with a state dict, or else as it is, of what this process has states of."""
+        """Return the weight from a state dict, or else the current one: the part whose states this process has."""
         p = self.parts.held.parameters[i]
         own = state_dict.get(self.parts.layout.names[i])
         value = beside.get(id(p), self.swap.in_training(p) if own is None else own.asnumpy())
@@ -204,7 +204,7 @@ class StateEntries:
         return value.reshape(-1)[begin:end].astype(np.float32)
 
     def converted(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the entries with states in this optimizer's dtypes, and codes only with their scales."""
+        """Return the entries with states converted to this optimizer's dtypes, and codes only with their scales."""
         held, given = self.parts.held, dict(given)
         shapes = {id(state): shape for state, shape in zip(held.states, held.numbers)}
         for name, state in own.items():
@@ -245,8 +245,8 @@ class Stateful(nn.Optimizer):
     _entries: StateEntries
 
     def _keep_entries(self, parts: Parts, share: Parameter | None, swap: Swap) -> None:
-        """Note the names from construction, once all is made that the optimizer holds."""
-        listed = functools.partial(nn.Cell.parameters_and_names, self)  # whatever a subclass shows instead
+        """Record the names from construction, after all parameters of the optimizer exist."""
+        listed = functools.partial(nn.Cell.parameters_and_names, self)  # even if a subclass overrides it
         object.__setattr__(self, "_entries", StateEntries(parts, listed, share, self.check_entries, swap))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -256,7 +256,7 @@ class Stateful(nn.Optimizer):
         are this worker's share: see :func:`ms_optim.merge_states`.
 
         MindSpore's ``save_checkpoint(optimizer, path)`` writes the same without a copy. So does :func:`ms_optim.save`,
-        which adds checksums and leaves the old file if the process is killed meanwhile.
+        which adds checksums and keeps the old file if the process is killed during the write.
 
         Args:
             args: Arguments of ``nn.Cell.state_dict``, which an outer Cell passes; its result is then returned.
@@ -267,33 +267,33 @@ class Stateful(nn.Optimizer):
         return self._entries.copied()
 
     def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True) -> None:
-        """Load the states of another optimizer and go on from its step.
+        """Load the states of another optimizer and continue from its step.
 
-        The numbers are written into the memory that the states have, so that compiled graphs see them, too.
+        The values are written in place, so that compiled graphs also use them.
 
         Args:
             state_dict: Tensors or Parameters by name, as :meth:`state_dict` returns them or ``load_checkpoint`` reads
                 them, with or without the prefix of an outer Cell. Weights and statistics among them are ignored.
-                States of another `state_dtype` are converted, to fewer bits by rounding to nearest. So are masters: a
-                float32 one is restored from a split one with its weight in `state_dict`, or else in the network.
+                States of another `state_dtype` are converted; conversion to fewer bits rounds to nearest. So are
+                masters: a float32 master is restored from a split one and its weight in `state_dict` or the network.
             strict: Whether missing and unknown names are an error; if not, they are ignored. Codes and their
-                scales are then taken together or not at all; averages that are missing, and other states that start as
-                the weights, start as the weights are now. Default: ``True`` .
+                scales are then taken together or not at all; missing averages, and other missing states that start as
+                the weights, start from the current weights. Default: ``True`` .
 
         Raises:
             TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
             KeyError: If `strict` and an entry is missing or unknown.
             ValueError: If an entry has another shape; if a count, a learning rate or a scale is less than 0 or not
                 finite; or if the states are a share among other workers: :func:`ms_optim.merge_states` merges all
-                shares into a full state dict, of which each worker takes its own share.
+                shares into a full state dict, from which each worker takes its own share.
 
-        Nothing is changed where an error is raised.
+        If an error is raised, nothing is changed.
         """
         for parameter, value in self._entries.fitting(state_dict, strict):
             write(parameter, value)
 
     def check_entries(self, entries: dict[str, Tensor]) -> None:
-        """Raise an error if entries of a state dict do not fit this optimizer, for a subclass to state.
+        """Raise an error if entries of a state dict do not fit this optimizer; a subclass may override it.
 
         Args:
             entries: The entries by their names from construction.

@@ -1,4 +1,4 @@
-"""What an optimizer shows: printed, its numbers, groups, path and memory; `param_groups`, whose rates can be set."""
+"""What an optimizer shows: its summary, as printed, and `param_groups`, whose learning rates can be set."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from ._base import FusedOptimizer
     from .paths.parts import Parts
 
-# What the lines below say.
+# Shown in separate lines.
 SHOWN_APART = ("learning_rate", "weight_decay")
 SHARED = [field.name for field in dataclasses.fields(Options)]
 
 
 class Summarized(nn.Optimizer):
-    """Shows what a user wants to know of an optimizer."""
+    """Prints a summary of an optimizer, and shows its param groups."""
 
     _parts: Parts
     _param_groups: list[RateGroup] | None = None
@@ -46,13 +46,13 @@ class Summarized(nn.Optimizer):
 
 
 def summary(optimizer: FusedOptimizer) -> str:
-    """Return an optimizer in words.
+    """Return a description of an optimizer.
 
     Args:
         optimizer: The optimizer.
     """
     held, kernel = optimizer._held, f"the fused kernel {optimizer.rule.name!r}"
-    path = kernel if optimizer.fused else f"MindSpore's operators, as {optimizer.backend_reason}"
+    path = kernel if optimizer.fused else f"MindSpore's operators, because {optimizer.backend_reason}"
     kept = {"states": held.states, "scales": held.scales, "masters": held.masters, "averages": held.averages}
     sizes = []
     for name, tensors in kept.items():
@@ -67,7 +67,7 @@ def summary(optimizer: FusedOptimizer) -> str:
 
 
 def arguments(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """Return the optimizer's own numbers and choices by name, and those shared ones that differ from their defaults."""
+    """Return the optimizer's own arguments by name, and the shared arguments that differ from their defaults."""
     found: dict[str, Any] = {}
     for name in keywords_of(type(optimizer)):
         if name in SHARED or name in SHOWN_APART:
@@ -85,7 +85,7 @@ def arguments(optimizer: FusedOptimizer) -> dict[str, Any]:
 def groups(optimizer: FusedOptimizer) -> list[str]:
     """Return a line for each learning rate with its weight decay.
 
-    A schedule is shown by name: MindSpore asks for this text when it compiles a step, and no Cell may run then.
+    A schedule is shown by name, because MindSpore requests this text while it compiles a step, when no Cell may run.
     """
     layout, rates = optimizer._layout, optimizer._rates
     shown = [f"{float(rate.asnumpy()):g}" for rate in rates.fixed] + [named(schedule) for schedule in rates.schedules]
@@ -100,6 +100,6 @@ def groups(optimizer: FusedOptimizer) -> list[str]:
 
 
 def named(schedule: nn.Cell) -> str:
-    """Return the name of a schedule's class; of what MindSpore makes of a list, its length."""
+    """Return the name of a schedule's class; for a list of rates, its length."""
     name = type(schedule).__name__
     return f"a list of {schedule.learning_rate.size}" if name == "_IteratorLearningRate" else name

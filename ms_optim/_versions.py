@@ -9,10 +9,10 @@ OLDEST, NEWEST = (2, 9), (2, 10)
 
 
 def check_version(found: str) -> None:
-    """Warn of a MindSpore that is newer than what was tested.
+    """Warn if MindSpore is newer than the tested versions.
 
-    Its removals may end in an error, and never in other numbers that go unseen: ``python -m ms_optim doctor`` compares
-    every kernel with the same rule in MindSpore's operators.
+    A newer version may raise errors where it has removed functions. It cannot change results unnoticed:
+    ``python -m ms_optim doctor`` compares every kernel with the same rule in MindSpore's operators.
 
     Args:
         found: MindSpore's version.
@@ -21,7 +21,7 @@ def check_version(found: str) -> None:
     if numbers and (int(numbers[1]), int(numbers[2])) > NEWEST:
         tested = " and ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
         warnings.warn(
-            f"ms_optim was tested with MindSpore {tested}, and this is {found}. Run python -m ms_optim doctor, which "
-            "tells whether steps are right.",
+            f"ms_optim was tested with MindSpore {tested}, but this is {found}. Run python -m ms_optim doctor, which "
+            "checks whether steps are correct.",
             stacklevel=3,
         )

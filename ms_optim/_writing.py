@@ -1,4 +1,4 @@
-"""Writing numbers into the memory that a Parameter has, and telling whether they have changed."""
+"""Writing values into the existing memory of a Parameter, and detecting changes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def write(parameter: Parameter, value: np.ndarray) -> None:
-    """Write numbers of a Parameter's own dtype and shape into the memory that it has.
+    """Write values of a Parameter's own dtype and shape into its existing memory.
 
-    ``Parameter.set_data`` would give it other memory, while a compiled graph goes on with the old one.
+    ``Parameter.set_data`` would replace its memory, but a compiled graph would continue to use the old memory.
     """
     if parameter.has_init:
         parameter.init_data()
@@ -23,22 +23,22 @@ def write(parameter: Parameter, value: np.ndarray) -> None:
     if held.ctypes.data == parameter.data_ptr():
         np.copyto(held, value, casting="no")
     else:
-        # What was read is a copy: the parameter is on a device, or its memory is not contiguous.
+        # `held` is a copy: the parameter is on a device, or its memory is not contiguous.
         ops.assign(parameter, Tensor(value, parameter.dtype))
 
 
 def checksum(parameter: Parameter) -> int:
-    """Return a checksum of a Parameter's numbers."""
+    """Return a checksum of a Parameter's values."""
     if parameter.has_init:
         parameter.init_data()
     return zlib.crc32(parameter.asnumpy().tobytes())
 
 
 def fitted(name: str, entry: str, p: Parameter, value: Tensor) -> NDArray[Any]:
-    """Return the value of an entry for a parameter, whose shape and dtype it must have.
+    """Return the value of an entry for a parameter; it must have the parameter's shape and dtype.
 
     Args:
-        name: The class that errors name.
+        name: Name of the class, for the errors.
         entry: The entry's name.
         p: The parameter.
         value: The entry.

@@ -1,4 +1,4 @@
-"""AdamOffload: Adam whose moments live in host memory and whose arithmetic runs on the host."""
+"""AdamOffload: Adam with its moments in host memory and its arithmetic on the host."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @documented
 class AdamOffload(AdamFamily):
-    r"""Adam with its moments in host memory, for models that leave no room for them on the device.
+    r"""Adam with its moments in host memory, for models whose moments do not fit on the device.
 
     Kingma and Ba, `Adam: A Method for Stochastic Optimization <https://arxiv.org/abs/1412.6980>`_ (2015), in the form
-    of its section 2 that folds the bias corrections into the rate, with gradient :math:`g_t`, moments :math:`m_t` and
-    :math:`v_t`, learning rate :math:`\alpha`, weight decay :math:`\lambda` and weights :math:`w_t`:
+    of its section 2, which folds the bias corrections into the learning rate, with gradient :math:`g_t`, moments
+    :math:`m_t` and :math:`v_t`, learning rate :math:`\alpha`, weight decay :math:`\lambda` and weights :math:`w_t`:
 
     .. math::
         \begin{aligned}
@@ -39,12 +39,13 @@ class AdamOffload(AdamFamily):
         w_t &= w_{t-1} - l \frac{m_t}{\sqrt{v_t} + \epsilon}
         \end{aligned}
 
-    With `use_nesterov`, :math:`\beta_1 m_t + (1 - \beta_1) g_t` takes the place of :math:`m_t` in the last line. The
-    decay acts through the moments, and :math:`\epsilon` is not corrected for bias: this is not :class:`AdamW`.
+    With `use_nesterov`, :math:`\beta_1 m_t + (1 - \beta_1) g_t` replaces :math:`m_t` in the last line. Unlike
+    :class:`AdamW`, the weight decay is an L2 penalty that acts through the moments, and :math:`\epsilon` is not
+    corrected for bias.
 
-    The arithmetic runs on the host's processor, whatever the device. Gradients cross to the host, and updates cross
-    back. Weights of lower precision have float32 masters on the host, and cross in their own precision.
-    Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
+    The arithmetic runs on the host's processor for every device target. Gradients are copied to the host, and updates
+    are copied back. float16 and bfloat16 weights have float32 masters on the host, and are copied in their own
+    precision. Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
     Args:
         {params}
@@ -52,8 +53,8 @@ class AdamOffload(AdamFamily):
         beta1 (float): Decay rate of the first moment, in the range (0.0, 1.0). Default: ``0.9`` .
         beta2 (float): Decay rate of the second moment, in the range (0.0, 1.0). Default: ``0.999`` .
         eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-8`` .
-        use_locking (bool): Whether to keep every other AdamOffload with this argument from updating the same weights
-            at the same time, from another thread. Default: ``False`` .
+        use_locking (bool): Whether to lock the update, so that no other AdamOffload with this argument updates the same
+            weights at the same time from another thread. Default: ``False`` .
         use_nesterov (bool): Whether to use Nesterov's momentum. Default: ``False`` .
         {weight_decay}
         {shared}
@@ -128,7 +129,8 @@ class AdamOffload(AdamFamily):
         if use_locking and not self.fused:
             raise RuntimeError(f"For '{name}', use_locking=True needs the host's operator: {self.backend_reason}.")
         self._target = "CPU"
-        self._paths = {"CPU": self._path} if self.fused else {}  # in a dict: a Cell lists only the one that runs
+        # In a dict, so that the Cell lists only the path that runs.
+        self._paths = {"CPU": self._path} if self.fused else {}
         self._succeeded = Tensor(True)
 
     def _hold_more(self, held):
@@ -139,14 +141,14 @@ class AdamOffload(AdamFamily):
 
     @property
     def target(self) -> str:
-        """Where the arithmetic runs: "CPU", which is the host, or the device that the weights are on.
+        """The device that runs the arithmetic: "CPU", which is the host, or the device of the weights.
 
-        Setting it to the device moves the moments there, too: nothing is offloaded then. Set it before the first step.
+        Setting it to the device also moves the moments there; nothing is offloaded then. Set it before the first step.
 
         Raises:
-            TypeError: If it is set to anything but a string.
+            TypeError: If it is set to a value that is not a string.
             ValueError: If it is set to a device that is not the device target.
-            RuntimeError: If the device cannot do what the optimizer was asked for, such as states in fewer bits.
+            RuntimeError: If the device does not support the requested features, such as states in fewer bits.
         """
         return self._target
 
@@ -154,7 +156,7 @@ class AdamOffload(AdamFamily):
     def target(self, value: str) -> None:
         check_choice(self.cls_name, "target", value, DEVICES)
         if value not in ("CPU", device := _kernels.device_target()):
-            fail(ValueError, self.cls_name, "target", f"'CPU' where the device target is {device}", value)
+            fail(ValueError, self.cls_name, "target", f"'CPU' with the device target {device}", value)
         if self._paths and value != self._target:
             if value not in self._paths:
                 self._paths[value] = self._composite_path(self._parts, None)
@@ -162,23 +164,23 @@ class AdamOffload(AdamFamily):
         self._target = value
 
     def scalars(self, t: Tensor) -> Scalars:
-        """Return the factor sqrt(1 - beta2^t) / (1 - beta1^t) of the rate."""
+        """Return the factor sqrt(1 - beta2^t) / (1 - beta1^t) of the learning rate."""
         correction1, root2 = super().scalars(t)
         return (root2 / correction1,)
 
     def akg_constants(self) -> tuple[float, ...]:
-        """Return the numbers of Adam's family, and the factors of m and of the gradient in the direction."""
+        """Return the constants of the Adam family, and the factors of m and of the gradient in the direction."""
         of_moment, of_gradient = (self.beta1, self._one_minus_beta1) if self.use_nesterov else (1.0, 0.0)
         return (*super().akg_constants(), of_moment, of_gradient)
 
     def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
-        """Return the gradient with its decay, which enters the moments."""
+        """Return the gradient plus the weight decay; both enter the moments."""
         return summed(gradient, weight_decay * weight)
 
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """State the update, which the rate alone scales."""
+        """Compute the update, which is scaled only by the learning rate."""
         g = self.decayed(gradient, weight, weight_decay)
         m, v = self.moments(g, states)
         first = summed(self.beta1 * m, self._one_minus_beta1 * g) if self.use_nesterov else m

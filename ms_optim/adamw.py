@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @documented
 class AdamW(AdamFamily):
-    r"""Adam with weight decay that acts on the weights alone, not through the moments.
+    r"""Adam with decoupled weight decay, which acts directly on the weights and not through the moments.
 
     Loshchilov and Hutter, `Decoupled Weight Decay Regularization <https://arxiv.org/abs/1711.05101>`_ (2019),
     Algorithm 2, with gradient :math:`g_t`, moments :math:`m_t` and :math:`v_t`, learning rate :math:`\gamma_t`, weight
@@ -37,7 +37,7 @@ class AdamW(AdamFamily):
             \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon} + \lambda w_{t-1} \right)
         \end{aligned}
 
-    Parameters that are not in groups are all decayed, whatever their names.
+    Parameters that are not in groups are all decayed, regardless of their names.
 
     Args:
         {params}
@@ -48,7 +48,7 @@ class AdamW(AdamFamily):
         {weight_decay}
         amsgrad (bool): Whether the denominator uses the largest second moment so far, kept in a third state.
             Default: ``False`` .
-        maximize (bool): Whether to follow the gradient up instead of down. Default: ``False`` .
+        maximize (bool): Whether to maximize the objective instead of minimizing it. Default: ``False`` .
         use_fused (bool): Whether to use the fused kernel; ``False`` means the same as `backend` "composite".
             Default: ``True`` .
         bias_correction (bool): Whether to divide the moments by :math:`1 - \beta^t`. Default: ``True`` .
@@ -120,13 +120,13 @@ class AdamW(AdamFamily):
         super().__init__(params, learning_rate, weight_decay, rule, named_betas, eps, shared, bias_correction)
 
     def entering(self, gradient: Tensor) -> Tensor:
-        """State the sign of the gradient, which `maximize` turns."""
+        """Return the gradient, negated if `maximize` is set."""
         return -gradient if self.maximize else gradient
 
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """State the update: one direction, decay included."""
+        """Compute the update: one direction, including the decay."""
         m, v = self.moments(gradient, states)
         new_states = (m, v)
         if self.amsgrad:

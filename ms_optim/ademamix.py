@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @documented
 class AdEMAMix(AdamFamily):
-    r"""Adam with decoupled weight decay, and a second moving average of the gradient that remembers for much longer.
+    r"""Adam with decoupled weight decay and a second, much slower moving average of the gradient.
 
     Pagliardini et al., `The AdEMAMix Optimizer: Better, Faster, Older <https://arxiv.org/abs/2409.03137>`_ (2024),
     Algorithm 1, with gradient :math:`g_t`, learning rate :math:`\eta_t`, weight decay :math:`\lambda` and weights
@@ -41,7 +41,7 @@ class AdEMAMix(AdamFamily):
             + \lambda w_{t-1} \right)
         \end{aligned}
 
-    With :math:`T` warm-up steps, both schedules rise to the values of the arguments, and stay there:
+    With :math:`T` warm-up steps, both schedules rise to the values of the arguments and then stay constant:
 
     .. math::
         \alpha(t) = \min\left(\frac{t}{T} \alpha, \alpha\right), \qquad
@@ -60,7 +60,7 @@ class AdEMAMix(AdamFamily):
         eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-8`` .
         {weight_decay}
         warmup_steps (Union[int, None]): The number of steps :math:`T` over which the schedules rise, 1 or greater; the
-            paper takes all steps of the training. ``None`` means that both are constant. Default: ``None`` .
+            paper uses all steps of the training. ``None`` means that both are constant. Default: ``None`` .
         {shared}
         {offload}
         {decay}
@@ -122,7 +122,7 @@ class AdEMAMix(AdamFamily):
         if warmup_steps is not None:
             check_count(name, "warmup_steps", warmup_steps, 1)
         self.beta3, self.alpha, self.warmup_steps = beta3, float(alpha), warmup_steps or 0
-        # Formed here, in float64: a graph would compute them in float32.
+        # Computed here, in float64; a graph would compute them in float32.
         self._log_beta3, self._one_minus_beta3 = math.log(beta3), 1.0 - beta3
         self._product_of_logs = math.log(beta1) * self._log_beta3
         rule = self.rules[0]._replace(constants=(beta3, self.alpha, float(self.warmup_steps)))
@@ -130,21 +130,21 @@ class AdEMAMix(AdamFamily):
         super().__init__(params, learning_rate, weight_decay, rule, named, eps, shared)
 
     def scalars(self, t: Tensor) -> Scalars:
-        """Return those of Adam's family, then alpha, beta3 and 1 - beta3 of the step."""
+        """Return the scalars of the Adam family, then alpha, beta3 and 1 - beta3 of the step."""
         adam = super().scalars(t)
         if self.warmup_steps == 0:
             return (*adam, self.alpha, self.beta3, self._one_minus_beta3)
         part = ops.minimum(t / self.warmup_steps, ops.ones_like(t))
         between = (1.0 - part) * self._log_beta3 + part * self._log_beta1
         log_beta3 = ops.minimum(self._product_of_logs / between, self._log_beta3 * ops.ones_like(t))
-        # 1 - beta3 as 1 - e^(ln beta3), which keeps its bits where there is no float64.
+        # 1 - beta3 is computed as 1 - e^(ln beta3), which keeps its precision without float64.
         slow = F.cast(ops.exp(log_beta3), mstype.float32), power_complement(1.0, log_beta3)
         return (*adam, F.cast(part * self.alpha, mstype.float32), *slow)
 
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """State the update: one direction, of both moving averages."""
+        """Compute the update: one direction, from both moving averages."""
         m1, nu = self.moments(gradient, states)
         m2 = summed(scalars[3] * states[2], scalars[4] * gradient)
         mixed = summed(m1 / scalars[0], scalars[2] * m2)

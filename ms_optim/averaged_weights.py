@@ -26,16 +26,15 @@ class AveragedWeights(Callback):
     """Puts averaged weights into the parameters for ``Model.eval`` and the validation of ``Model.fit``.
 
     They are the average that `average_decay` keeps, or that of :class:`ms_optim.ScheduleFreeAdamW`. When the evaluation
-    ends, the parameters hold again what training holds in them, to the bit; see :meth:`FusedOptimizer.averaged`. Pass
-    the callback to ``Model.fit``, or to ``Model.eval``; a model that only evaluates has no optimizer, so the callback
-    needs to be told of it.
+    ends, the training weights are restored bit for bit; see :meth:`FusedOptimizer.averaged`. Pass the callback to
+    ``Model.fit`` or to ``Model.eval``. A model that only evaluates has no optimizer, so pass `optimizer` then.
 
     Args:
-        optimizer (Union[FusedOptimizer, LocalSteps, None]): The optimizer; ``None`` means that of the model.
+        optimizer (Union[FusedOptimizer, LocalSteps, None]): The optimizer; ``None`` means the model's optimizer.
             Default: ``None`` .
-        network (Union[Cell, None]): The network whose averaged weights are saved when training ends, for use.
-            Default: ``None`` .
-        path (Union[str, PathLike, None]): The file that :func:`ms_optim.save` writes them to. Default: ``None`` .
+        network (Union[Cell, None]): The network whose averaged weights are saved for use when training ends. Default:
+            ``None`` .
+        path (Union[str, PathLike, None]): The file to which :func:`ms_optim.save` writes them. Default: ``None`` .
 
     Raises:
         TypeError: If an argument has the wrong type, or the model is not trained by an optimizer of this package.
@@ -73,7 +72,7 @@ class AveragedWeights(Callback):
         if path is not None and not isinstance(path, (str, os.PathLike)):
             fail(TypeError, NAME, "path", "a path or None", path)
         if (network is None) != (path is None):
-            fail(ValueError, NAME, "path", "given together with 'network', or neither", path)
+            fail(ValueError, NAME, "path", "given if and only if 'network' is given", path)
         self.optimizer, self.network, self.path = optimizer, network, path
         self._found: Any = None
 
@@ -93,7 +92,7 @@ class AveragedWeights(Callback):
         self._found.eval()
 
     def on_eval_end(self, run_context: RunContext) -> None:
-        """Put back what training holds in the parameters."""
+        """Restore the training weights."""
         self._found.train()
 
     def _optimizer_of(self, arguments):

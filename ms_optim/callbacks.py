@@ -1,4 +1,4 @@
-"""OptimizerMonitor: shows the steps of an optimizer layer by layer, on the screen, in CSV files and in TensorBoard."""
+"""OptimizerMonitor: records the steps of an optimizer by layer, on the screen, in CSV files and in TensorBoard."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ NAME = "OptimizerMonitor"
 
 
 class OptimizerMonitor(Callback):
-    """Shows and records what an optimizer does: norms, trust ratios, rates and skipped steps.
+    """Prints and records the steps of an optimizer: norms, trust ratios, rates and skipped steps.
 
-    It is a callback of ``Model.train``. In a training loop of your own, call :meth:`step` after each step. A step
-    computes its statistics anyway: the monitor reads them every `every` steps, and does nothing in between.
+    It is a callback of ``Model.train``. In a training loop of your own, call :meth:`step` after each step. Each step
+    computes its statistics anyway; the monitor reads them once per `every` steps and does nothing in between.
 
-    A row of the CSV file has the numbers of a step: how many steps were skipped and how many gradients are not finite,
-    the norms of gradient, weights and update, the ratio of the last two, the least, median and largest trust ratio, and
-    the learning rate and the weight decay of each group of parameters that share them. DGCMomentum adds the density,
-    which is the part of all elements that a worker sends, and the norm of its residuals; `qk_clip` adds the heads that
-    it clipped. A second file beside it, `run.layers.csv` for `run.csv`, has a row for each parameter. A resumed run
-    appends to its files. :func:`plot` draws them.
+    A row of the CSV file has the numbers of a step: the number of skipped steps and of gradients that are not finite;
+    the norms of gradient, weights and update; the ratio of update norm to weight norm; the smallest, median and largest
+    trust ratio; and the learning rate and weight decay of each group of parameters that share them. DGCMomentum adds
+    the density, which is the fraction of all elements that a worker sends, and the norm of its residuals. `qk_clip`
+    adds the number of clipped heads. A second file next to it, `run.layers.csv` for `run.csv`, has a row for each
+    parameter. A resumed run appends to its files. :func:`plot` plots them.
 
-    Where several processes train together, the first one shows and records.
+    If several processes train together, only the first one prints and records.
 
     Args:
-        every (int): The number of steps from one reading to the next; steps that are skipped count. Default: ``100`` .
+        every (int): The number of steps between readings, including skipped steps. Default: ``100`` .
         csv (Union[str, PathLike, None]): The CSV file to write or append to. Default: ``None`` .
-        tensorboard (Union[str, PathLike, None]): The folder to write TensorBoard's files to, which needs tensorboardX.
+        tensorboard (Union[str, PathLike, None]): The folder for TensorBoard's files; this requires tensorboardX.
             Default: ``None`` .
         verbose (bool): Whether to print a line for each reading. Default: ``True`` .
-        qk_clip (Union[QKClip, None]): The callback whose clipped heads are counted, all so far; it stands before the
-            monitor among the callbacks. Default: ``None`` .
+        qk_clip (Union[QKClip, None]): The callback whose total number of clipped heads is recorded; it must come before
+            the monitor in the list of callbacks. Default: ``None`` .
 
     Raises:
         TypeError: If an argument has the wrong type, or the model is not trained by an optimizer of this package.
@@ -113,7 +113,7 @@ class OptimizerMonitor(Callback):
             optimizer: The optimizer.
 
         Raises:
-            TypeError: If `optimizer` is not of this package.
+            TypeError: If `optimizer` is not from this package.
             ValueError: If the CSV file belongs to another optimizer or other parameters.
         """
         if optimizer is not self._optimizer:
@@ -123,7 +123,7 @@ class OptimizerMonitor(Callback):
         self._advance(1)
 
     def close(self) -> None:
-        """Finish TensorBoard's file; the end of a ``with`` statement does so too."""
+        """Close TensorBoard's file; the end of a ``with`` statement also closes it."""
         if self._writer is not None:
             self._writer.close()
         self._writer = self._optimizer = None
@@ -140,19 +140,19 @@ class OptimizerMonitor(Callback):
         self._cur_step_num = arguments.cur_step_num
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Count the steps since the last call, which are several in sink mode, and read the optimizer if it is time."""
+        """Count the steps since the last call, which are several in sink mode, and read the optimizer if it is due."""
         now = run_context.original_args().cur_step_num
         self._advance(now - self._cur_step_num)
         self._cur_step_num = now
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """Finish TensorBoard's file."""
+        """Close TensorBoard's file."""
         self.close()
 
     # ---- In both ----
 
     def _begin(self, optimizer, taken=0):
-        """Begin with an optimizer, `taken` of whose steps are yet to be counted."""
+        """Begin with an optimizer; `taken` of its steps have not been counted yet."""
         self.close()
         self._optimizer = optimizer
         self._silent = comm.GlobalComm.INITED and comm.get_rank() != 0
@@ -162,7 +162,7 @@ class OptimizerMonitor(Callback):
         if self.files is not None:
             self.files.prepare(self._read())
         if self.folder is not None:
-            # A run that was resumed here has written later steps before: they are dropped.
+            # If the run was resumed at an earlier step, later steps that it has already written are dropped.
             writer = importlib.import_module("tensorboardX").SummaryWriter
             self._writer = writer(str(self.folder), purge_step=self._steps + 1 if self._steps else None)
 
@@ -195,7 +195,7 @@ def optimizer_of(callback: str, optimizer: Any, network: Any) -> AnyOptimizer:
     """Find the optimizer that a Model trains with; a Cell may wrap it."""
     cells = [c for outer in (optimizer, network) if isinstance(outer, nn.Cell) for _, c in outer.cells_and_names()]
     found = {id(cell): cell for cell in cells if isinstance(cell, Stateful)}
-    for cell in list(found.values()):  # the optimizer inside of another is that one's
+    for cell in list(found.values()):  # an optimizer inside another one does not count
         for _, inner in cell.cells_and_names():
             if inner is not cell:
                 found.pop(id(inner), None)
@@ -206,8 +206,8 @@ def optimizer_of(callback: str, optimizer: Any, network: Any) -> AnyOptimizer:
     if len(found) > 1:
         names = ", ".join(type(cell).__name__ for cell in found.values())
         raise ValueError(
-            f"For '{callback}', the model must have one optimizer of ms_optim, but has {names}: write a loop of your "
-            "own, and call monitor.step(optimizer) of a monitor for each, or ms_optim.save."
+            f"For '{callback}', the model must have one optimizer of ms_optim, but has {names}: write a training "
+            "loop of your own, and call monitor.step(optimizer) with one monitor for each, or ms_optim.save."
         )
     return next(iter(found.values()))
 
@@ -245,7 +245,7 @@ def line(reading: Reading) -> str:
 
 
 def is_layerwise(reading: Reading) -> bool:
-    """Return whether a reading is of a rule with trust ratios; for others all are 1."""
+    """Return whether a reading is of a rule with trust ratios; for other rules all of them are 1."""
     return not reading.totals["trust_ratio_min"] == reading.totals["trust_ratio_max"] == 1.0
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints that survive a killed process, which leaves the old one or the new one, and that detect flipped bits.
+"""Checkpoints that are written atomically, so that they survive a killed process, and that detect flipped bits.
 
-A checkpoint is a file in the format safetensors, with checksums in its metadata. Its tensors are weights, states and
-the user's own Tensors; numbers, strings and dicts are JSON in the metadata.
+A checkpoint is a safetensors file with checksums in its metadata. Its tensors are weights, states and the user's own
+Tensors. Numbers, strings and dicts are stored as JSON in the metadata.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """The content of a checkpoint besides weights and states.
+    """The content of a checkpoint other than weights and states.
 
     Attributes:
         step: The optimizer's `global_step`, which does not count skipped steps; None if no optimizer was saved.
-        more: The further values that were passed to :func:`save`, by name. Tensors are new ones.
+        more: The further values that were passed to :func:`save`, by name. Its Tensors are new objects.
     """
 
     step: int | None
@@ -42,24 +42,24 @@ class Loaded(NamedTuple):
 
 
 def save(path: FilePath, net: nn.Cell | None = None, optimizer: AnyOptimizer | None = None, **more: Any) -> None:
-    """Save weights, states and whatever else a run needs to go on.
+    """Save weights, states and all other values that a run needs to resume.
 
-    The file is written beside the old one and replaces it once it is on the disk: a process that is killed at any
-    moment leaves the old file or the new one. Every tensor and the header have a checksum. Nothing is copied in host
-    memory. The file is in the format safetensors: ``mindspore.load_checkpoint(path, format="safetensors")`` reads its
-    tensors, too.
+    The new file is written next to the old one and replaces it after all data is on disk. A process that is killed at
+    any time leaves either the old or the new file. Every tensor and the header have a checksum. No data is copied in
+    host memory. The file has the safetensors format, so ``mindspore.load_checkpoint(path, format="safetensors")`` can
+    also read its tensors.
 
-    Call it on all processes. Workers whose states differ each save a part: `run.0-of-4.safetensors` for
-    `run.safetensors`. Their states differ with ``shard_states=True``, with a `shard_group` and with DGCMomentum.
-    Otherwise the first process saves for all. Each part is the old or the new one: give each step a name of its own, as
-    :class:`CheckpointSaver` does, and :func:`load` ignores a checkpoint that is not whole.
+    Call it on all processes. If states differ between workers, each worker saves a part: `run.0-of-4.safetensors` for
+    `run.safetensors`. States differ with ``shard_states=True``, with a `shard_group` and with DGCMomentum. Otherwise
+    the first process saves for all. A killed run may leave old and new parts: give each step a unique file name, as
+    :class:`CheckpointSaver` does, and :func:`load` ignores an incomplete checkpoint.
 
     Args:
-        path (Union[str, PathLike]): The file, whose folder must be there. Its name should end with `.safetensors`.
+        path (Union[str, PathLike]): The file; its folder must exist. Its name should end with `.safetensors`.
         net (Union[Cell, None]): The network, whose parameters are saved by name; it may be ``model.train_network``.
             Default: ``None`` .
         optimizer (Union[FusedOptimizer, LocalSteps, None]): The optimizer. Its states are saved by their names from
-            construction, and so are those of its weights that are not in `net`. Default: ``None`` .
+            construction, and so are its weights that are not in `net`. Default: ``None`` .
         more: Further values to save, by name: numbers, strings, bools, None, Tensors, and lists, tuples and dicts of
             these.
 
@@ -69,7 +69,7 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: AnyOptimizer | N
     Raises:
         TypeError: If an argument has the wrong type, or a tensor has a dtype that the format lacks.
         ValueError: If two tensors have the same name.
-        OSError: If the file cannot be written; the old one stays then.
+        OSError: If the file cannot be written; the old file is kept.
 
     Examples:
         >>> import tempfile
@@ -92,30 +92,31 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: AnyOptimizer | N
 def load(
     path: FilePath, net: nn.Cell | None = None, optimizer: AnyOptimizer | None = None, strict: bool = True
 ) -> Loaded:
-    """Go on from what :func:`save` wrote.
+    """Load what :func:`save` wrote.
 
     Everything is checked before anything is changed: the header, the checksum of every tensor, names, shapes and
-    dtypes. Where an error is raised, nothing is changed. Numbers are written into the memory that weights and states
-    have, so that compiled graphs see them.
+    dtypes. If an error is raised, nothing is changed. Values are written in place, so that compiled graphs also use
+    them.
 
-    If the number of workers has changed, sharded states and DGCMomentum's residuals are merged and divided anew. If
+    If the number of workers has changed, sharded states and DGCMomentum's residuals are merged and redistributed. If
     `state_dtype` has changed, states are converted.
 
     Args:
-        path (Union[str, PathLike]): The file, or the folder of a :class:`CheckpointSaver`. Of a folder, the last
-            checkpoint is loaded that is neither spoiled nor incomplete, with a warning for each later one.
+        path (Union[str, PathLike]): The file, or the folder of a :class:`CheckpointSaver`. From a folder, the last
+            checkpoint that is neither corrupted nor incomplete is loaded, with a warning for each later one.
         net (Union[Cell, None]): The network. Default: ``None`` .
-        optimizer (Union[FusedOptimizer, LocalSteps, None]): The optimizer. Those of its weights that are not in `net`
-            are loaded, too. Default: ``None`` .
-        strict (bool): Whether names that the checkpoint lacks, or that neither `net` nor `optimizer` has, are an error;
-            if not, they are ignored. Default: ``True`` .
+        optimizer (Union[FusedOptimizer, LocalSteps, None]): The optimizer. Its weights that are not in `net` are also
+            loaded. Default: ``None`` .
+        strict (bool): Whether it is an error if the checkpoint lacks a name, or has a name that neither `net` nor
+            `optimizer` has; if ``False`` , such names are ignored. Default: ``True`` .
 
     Returns:
         Loaded, the step and the further values.
 
     Raises:
         FileNotFoundError: If there is no checkpoint.
-        SpoiledError: If it is cut off or spoiled, or a worker's part is missing or of another step. It is a ValueError.
+        SpoiledError: If it is truncated or corrupted, or a worker's part is missing or from another step. It is a
+            ValueError.
         TypeError: If an argument has the wrong type, or a tensor another dtype.
         ValueError: If a tensor has another shape.
         KeyError: If `strict` and a name is missing or unknown.
@@ -139,14 +140,14 @@ def load(
         try:
             if isinstance(one, SpoiledError):
                 raise one
-            # Every worker checks all parts, so that all workers go on from the same checkpoint.
+            # Every worker checks all parts, so that all workers resume from the same checkpoint.
             for part in one:
                 part.check()
         except SpoiledError as error:
             spoiled.append(error)
             continue
         for error in spoiled:
-            warnings.warn(f"{error} The run goes on from {one[0].path}.", stacklevel=2)
+            warnings.warn(f"{error} The run resumes from {one[0].path}.", stacklevel=2)
         return Loaded(*take(one, net, optimizer, strict))
     raise spoiled[0]
 
@@ -171,16 +172,16 @@ class CheckpointSaver(Callback):
     """A callback of ``Model.train`` that saves every `every` steps, keeps the last few checkpoints, and resumes.
 
     :func:`save` writes the training network and its optimizer to `step-0000001000.safetensors` in the folder, with the
-    optimizer's `global_step` in the name. Older checkpoints are removed once a new one is on the disk. The run begins
-    where the last checkpoint in the folder ended; one that is spoiled, or that not all workers finished, is ignored
-    with a warning. The attribute `loaded` is what :func:`load` returned, or None where there was no checkpoint. The
-    callback does not move the data: ``Model.train`` decides where they begin.
+    optimizer's `global_step` in the name. Older checkpoints are removed after a new one is on disk. A run resumes from
+    the last checkpoint in the folder; a checkpoint that is corrupted, or that not all workers finished, is ignored with
+    a warning. The attribute `loaded` is the result of :func:`load`, or None if there was no checkpoint. The callback
+    does not restore the position in the data set, which ``Model.train`` decides.
 
     Args:
-        folder (Union[str, PathLike]): The folder of this run, which all workers see. It is created if it is missing.
-        every (int): The number of steps from one checkpoint to the next; there is one at the end of training, too.
-            Default: ``1000`` .
-        keep (int): How many checkpoints are kept; at least 2 where workers save parts. Default: ``2`` .
+        folder (Union[str, PathLike]): The folder of this run, shared by all workers. It is created if it is missing.
+        every (int): The number of steps between checkpoints; another one is saved at the end of training. Default:
+            ``1000`` .
+        keep (int): Number of checkpoints to keep; at least 2 are kept if workers save parts. Default: ``2`` .
         resume (bool): Whether to load the last checkpoint when training begins. Default: ``True`` .
         more (Union[Callable[[], dict[str, Any]], None]): Returns further values to save, by name. Default:
             ``None`` .
@@ -243,7 +244,7 @@ class CheckpointSaver(Callback):
             self.loaded = load(self.folder, arguments.train_network, optimizer)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Save if `every` steps have passed; in sink mode, one call stands for several steps."""
+        """Save if `every` steps have passed; in sink mode, one call is made for several steps."""
         if run_context.original_args().cur_step_num - self._saved_at >= self.every:
             self._save(run_context.original_args())
 
@@ -260,11 +261,11 @@ class CheckpointSaver(Callback):
         self._remove_older(path, place_of(optimizer))
 
     def _remove_older(self, path, place):
-        """Remove older checkpoints, each worker some parts of them, and unfinished files of killed processes."""
+        """Remove older checkpoints, each worker some of their parts, and unfinished files of killed processes."""
         if not place.saves:
             return
         found = sets_in(self.folder, STEP)
-        # Other workers may not have finished their parts: until then, the checkpoint before is the last whole one.
+        # Other workers may not have finished their parts; until then, the previous checkpoint is the last complete one.
         keep = max(self.keep, 2 if place.count > 1 else 1)
         older = sorted({name for name, _ in found if name <= path.name})[:-keep]
         for (name, _), files in found.items():

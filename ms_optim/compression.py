@@ -1,4 +1,4 @@
-"""Base of optimizers that compress what they exchange: the largest of what has accumulated travels, the rest waits."""
+"""Base class of optimizers with compressed exchange: the largest accumulated elements are sent, the rest is kept."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ __all__ = [
 
 
 def _norm_in_place(x: np.ndarray) -> float:
-    """Return the L2 norm of a float32 array with no copy of it, which MindSpore's operators would make."""
+    """Return the L2 norm of a float32 array without copying it, as MindSpore's operators would."""
     flat = x.reshape(-1)
-    # In parts, as a dot product adds up in float32.
+    # In parts, because a dot product sums in float32.
     parts = (flat[begin : begin + (1 << 16)] for begin in range(0, flat.size, 1 << 16))
     return math.sqrt(sum(float(np.dot(part, part)) for part in parts))
 
 
 class CompressedStep(FusedOptimizer):
-    """Base of optimizers that compress what they exchange.
+    """Base class of optimizers that compress what they exchange (gradient compression with error feedback).
 
-    The states are the velocity u and r, what has accumulated and was not sent yet. A subclass states :meth:`decayed`
-    and :meth:`moved`.
+    The states are the velocity u and the residual r, which has accumulated and has not been sent yet. A subclass
+    implements :meth:`decayed` and :meth:`moved`.
     """
 
-    # Each worker needs the whole of every gradient.
+    # Each worker needs every gradient as a whole.
     _support_parallel_optimizer = False
     refuses: ClassVar[dict[str, str]] = {
         "attach": "exchanges gradients between two launches",
         "state_dtype": "keeps its states in float32",
-        "shard_states": "has states of each worker's own, made from that worker's gradients",
+        "shard_states": "has different states on each worker, computed from that worker's gradients",
         "offload": "exchanges gradients between two launches",
         "shard_group": "exchanges gradients of whole tensors itself",
-        "decay": "decays the gradients, before they are exchanged",
+        "decay": "adds the decay to the gradients before they are exchanged",
         "local_steps": "exchanges gradients itself",
     }
 
@@ -78,7 +78,7 @@ class CompressedStep(FusedOptimizer):
         compression: Compression,
         **shared: Any,
     ):
-        # Past Cell's bookkeeping, which begins in the constructor below.
+        # This bypasses Cell's bookkeeping, which begins in the constructor below.
         object.__setattr__(self, "workers", workers)
         object.__setattr__(self, "compression", compression)
         super().__init__(params, learning_rate, weight_decay, rule, **shared)
@@ -86,8 +86,8 @@ class CompressedStep(FusedOptimizer):
     def _hold_more(self, held):
         schedule = Schedule(self._layout, self.rule, self.options, self.workers, self.compression)
         object.__setattr__(self, "_schedule", schedule)
-        # Of the residuals each worker has its own: a checkpoint says whose it holds. Being of another shape among
-        # another number of workers, it is refused there.
+        # Each worker has its own residuals. This entry states in a checkpoint whose residuals it holds. Its shape
+        # depends on the number of workers, so another number of workers refuses the checkpoint.
         self.dgc_worker = Parameter(Tensor(schedule.own_worker), name="dgc_worker", requires_grad=False)
 
     def _composite_path(self, parts, akg_kernels):
@@ -97,13 +97,13 @@ class CompressedStep(FusedOptimizer):
         return CompressedPath(parts, self._schedule, self.dgc_worker)
 
     def check_entries(self, entries: dict[str, Tensor]) -> None:
-        """Refuse the residuals of another worker."""
+        """Raise an error if the entries are the residuals of another worker."""
         entry = self._entries.name_of(self.dgc_worker)
         if entry in entries:
             check_entry(self.cls_name, entry, entries[entry], self._schedule.own_worker)
 
     def check_states(self) -> None:
-        """Refuse the residuals of another worker, which MindSpore's own loading takes."""
+        """Raise an error for the residuals of another worker, which MindSpore's own loading accepts."""
         check_residuals(self.cls_name, self.dgc_worker, self._schedule.own_worker)
 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...]:
@@ -117,13 +117,13 @@ class CompressedStep(FusedOptimizer):
 
     @classmethod
     def step_together(cls, workers: Sequence[CompressedStep], gradients: Sequence[Sequence[Tensor]]) -> int:
-        """Take a step of simulated workers, and return how many bytes each has sent."""
+        """Take a step of simulated workers, and return the number of bytes that each has sent."""
         first = workers[0]
         first._check_begin()
         for worker in workers:
             worker.check_states()
         kept = [check_gradients(w.cls_name, w._layout.names, w._layout.shapes, g) for w, g in zip(workers, gradients)]
-        # The tables are addresses: what they name is kept until the end of the step.
+        # The tables hold addresses, so the tensors are kept alive until the end of the step.
         tables = [w._path.addresses.fill(g) for w, g in zip(workers, kept)]
         if len(workers) == 1:
             first(kept[0])
@@ -143,18 +143,18 @@ class CompressedStep(FusedOptimizer):
         return 4 * cell.words
 
     def decayed(self, weight: Tensor, gradient: Tensor, weight_decay: Tensor) -> Tensor:
-        """Return a gradient with the decay in it."""
+        """Return a gradient plus the weight decay."""
         raise NotImplementedError
 
     def moved(self, gradient: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the new velocity, and the direction that momentum SGD moves along."""
+        """Return the new velocity, and the direction of the momentum SGD update."""
         raise NotImplementedError
 
     def densities(self, step: Tensor) -> NDArray[np.float64]:
-        """Return which part of each tensor's elements a worker sends in a step, counted from 0."""
+        """Return the fraction of each tensor's elements that a worker sends in a step, counted from 0."""
         counts = self._schedule.counts[self._schedule.place(step)]
         return np.where(counts > 0, counts / np.array(self._layout.sizes), 1.0)
 
     def residual_norms(self) -> NDArray[np.float64]:
-        """Return the L2 norm of what of each tensor this worker has not sent yet."""
+        """Return the L2 norm of this worker's residual of each tensor."""
         return np.array([_norm_in_place(r.asnumpy()) for r in self.states[self.param_length :]])

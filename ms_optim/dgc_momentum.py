@@ -1,4 +1,4 @@
-"""DGCMomentum: momentum SGD whose workers exchange one gradient element in a thousand."""
+"""DGCMomentum: momentum SGD with compressed exchange of about one gradient element in a thousand."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class DGCMomentum(CompressedStep):
     Lin et al., `Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training
     <https://arxiv.org/abs/1712.01887>`_ (2018), sections 3.1 to 3.3. On each of :math:`N` workers, for each parameter
     tensor of :math:`n` elements with gradient :math:`g_t`, momentum :math:`\mu`, learning rate :math:`\eta_t`, weight
-    decay :math:`\lambda`, weights :math:`w_t`, velocity :math:`u_t` and residual :math:`r_t`, which is what has
-    accumulated and was not sent yet:
+    decay :math:`\lambda`, weights :math:`w_t`, velocity :math:`u_t` and residual :math:`r_t`, which has accumulated and
+    has not been sent yet (error feedback):
 
     .. math::
         \begin{aligned}
@@ -44,15 +44,15 @@ class DGCMomentum(CompressedStep):
         r_t \leftarrow \lnot m_t \odot r_t
         \end{aligned}
 
-    With Nesterov momentum, :math:`r_t = r_{t-1} + g_t + \mu u_t`. Exactly :math:`k` elements are sent; of equal
-    ones, those of lowest index. Before `rampup_begin_step`, and always for tensors of fewer than `min_compress_numel`
-    elements, the mean of the decayed gradients moves the weights by ordinary momentum:
+    With Nesterov momentum, :math:`r_t = r_{t-1} + g_t + \mu u_t`. Exactly :math:`k` elements are sent; among equal
+    elements, those with the lowest index. Before `rampup_begin_step`, and always for tensors of fewer than
+    `min_compress_numel` elements, the mean of the decayed gradients updates the weights with ordinary momentum:
     :math:`u_t = \mu u_{t-1} + {\bar g}_t` and :math:`w_t = w_{t-1} - \eta_t u_t`, or
     :math:`\eta_t ({\bar g}_t + \mu u_t)` with Nesterov. The velocity is kept when compression begins.
 
     The optimizer exchanges gradients itself: train in the parallel mode "stand_alone", after
     ``mindspore.communication.init()``, and start all workers from the same weights. A step exchanges one packed buffer
-    for all parameters. With one process it computes the same with nothing exchanged.
+    for all parameters. One process computes the same without an exchange.
 
     Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
@@ -61,29 +61,29 @@ class DGCMomentum(CompressedStep):
         {learning_rate}
         momentum (Union[float, int]): Decay rate of the velocity, in the range [0.0, 1.0).
         rampup_begin_step (int): The first step with compression, counted from 0.
-        rampup_step (int): The number of steps over which the sparsity takes the values of `sparsity`, each for equally
-            many steps. Default: ``1`` .
-        sparsity (Union[list[float], tuple[float]]): The parts of each gradient that are not sent, each in the range
-            [0.0, 1.0); the last one stays for all later steps. Default: ``(0.999,)`` .
+        rampup_step (int): The number of steps over which the sparsity takes the values of `sparsity`, each for the same
+            number of steps. Default: ``1`` .
+        sparsity (Union[list[float], tuple[float]]): The fractions of each gradient that are not sent, each in the range
+            [0.0, 1.0); the last fraction applies to all later steps. Default: ``(0.999,)`` .
         use_nesterov (bool): Whether to use Nesterov momentum. Default: ``False`` .
-        num_trainers (Union[int, None]): The number of processes that train together. It need not be given; if given,
-            it must be right. Default: ``None`` .
+        num_trainers (Union[int, None]): The number of processes that train together, as a check; ``None`` means no
+            check. Default: ``None`` .
         {weight_decay}
-        decay_type (str): What the decay adds to the local gradient: "l2" the weight times `weight_decay`, "l1" its sign
-            times `weight_decay`. Default: ``"l2"`` .
+        decay_type (str): What is added to the local gradient: "l2" adds the weight times `weight_decay`, "l1" the sign
+            of the weight times `weight_decay`. Default: ``"l2"`` .
         grad_clip_norm (Union[float, None]): Largest L2 norm of a tensor's mean gradient. Each worker clips its own
-            gradient, decay included, to :math:`N^{-1/2}` of it: only tensors that are compressed, and only once they
-            are. Default: ``None`` .
+            gradient, including the decay, to :math:`N^{-1/2}` times this norm. Only tensors that are compressed are
+            clipped, and only after compression begins. Default: ``None`` .
         min_compress_numel (int): Tensors of fewer elements are not compressed. Default: ``16384`` .
         {loss_scale}
         group (Union[str, None]): The communication group of the processes that train together; ``None`` means all
-            processes once communication is initialized, else this one. Default: ``None`` .
-        local_group (Union[str, None]): The communication group of the processes on this host, if these average their
-            gradients among themselves first, uncompressed: then hosts take the place of workers, :math:`N` is their
-            number, and each packed buffer leaves its host once. Hosts have equally many processes, which are next to
-            each other in `group`. Default: ``None`` .
-        wire_dtype (str): The dtype in which the values of compressed tensors travel, "float32" or "float16"; what
-            rounding takes from a value stays in :math:`r`. Default: ``"float32"`` .
+            processes if communication is initialized, else only this process. Default: ``None`` .
+        local_group (Union[str, None]): The communication group of the processes on this host, if these first average
+            their gradients without compression. Then each host acts as one worker, :math:`N` is the number of hosts,
+            and each host sends one packed buffer. All hosts must have the same number of processes, with consecutive
+            ranks in `group`. Default: ``None`` .
+        wire_dtype (str): The dtype in which the values of compressed tensors are sent, "float32" or "float16"; the
+            rounding error of a value stays in :math:`r`. Default: ``"float32"`` .
         {common}
         {average}
 
@@ -103,9 +103,9 @@ class DGCMomentum(CompressedStep):
         ValueError: If `decay_type` is neither "l2" nor "l1", or `wire_dtype` neither "float32" nor "float16".
         ValueError: If `num_trainers` is not the number of processes, or `group` or `local_group` is given before
             communication is initialized, or the parallel mode of several processes is not "stand_alone".
-        ValueError: If hosts have different numbers of processes, or these are not next to each other in `group`.
+        ValueError: If hosts have different numbers of processes, or their ranks in `group` are not consecutive.
         ValueError: If `group` has more than 4,096 processes.
-        RuntimeError: If the residuals are those of another worker, or the workers are not at one step or were built
+        RuntimeError: If the residuals belong to another worker, or the workers are at different steps or were built
             with different arguments; nothing is changed.
         ValueError: If a parameter has more than 2,147,483,648 elements.
         {raises}
@@ -124,9 +124,9 @@ class DGCMomentum(CompressedStep):
     """
 
     rules: tuple[Rule, ...] = (Rule("dgc_momentum", ("dgc_u", "dgc_r"), is_elementwise=True, takes_low_states=False),)
-    # Gradients are compressed from the first step on, as they are for most of a long run.
+    # Gradients are compressed from the first step, as they are for most of a long run.
     required: ClassVar[dict[str, Any]] = {"momentum": 0.9, "rampup_begin_step": 0}
-    # The first steps are not compressed; later ones are, for small tensors too.
+    # The first steps are not compressed; later steps are, also for small tensors.
     trials: tuple[dict[str, Any], ...] = ({"momentum": 0.9, "rampup_begin_step": 3, "min_compress_numel": 100},)
     counters: tuple[str, ...] = (*CompressedStep.counters, "dgc_worker")
 
@@ -188,10 +188,10 @@ class DGCMomentum(CompressedStep):
         self.momentum, self.use_nesterov, self.decay_type = float(momentum), use_nesterov, decay_type
 
     def decayed(self, weight: Tensor, gradient: Tensor, weight_decay: Tensor) -> Tensor:
-        """State the decay, which enters the local gradient."""
+        """Return the local gradient plus the decay."""
         return summed(gradient, weight_decay * (ops.sign(weight) if self.decay_type == "l1" else weight))
 
     def moved(self, gradient: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """State the momentum."""
+        """Compute the momentum update."""
         velocity = summed(self.momentum * velocity, gradient)
         return velocity, summed(gradient, self.momentum * velocity) if self.use_nesterov else velocity

@@ -1,4 +1,4 @@
-"""Optimizers by name: what names there are, and the optimizer of a name for a network."""
+"""Optimizers by name: lists the names, and creates the optimizer of a name for a network."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def create_optimizer(
     """Create an optimizer by its name.
 
     By default biases and normalization are not decayed: the parameters are grouped as :func:`no_decay_groups` groups
-    them. For other groups, make them first and pass them as `network`.
+    them. For other groups, create the groups first and pass them as `network`.
 
     Args:
         name (str): The optimizer's name, one of those that :func:`list_optimizers` returns.
-        network (Union[Cell, list[Parameter], list[dict]]): The network whose trainable parameters are trained, or a
-            list of parameters, or param groups. Groups are used as they are, and `filter_bias_and_norm` is not read.
+        network (Union[Cell, list[Parameter], list[dict]]): The network whose trainable parameters are optimized, or a
+            list of parameters, or parameter groups. Groups are used unchanged, and `filter_bias_and_norm` is ignored.
         learning_rate (Union[float, int, Tensor, Iterable, LearningRateSchedule, None]): The learning rate, as the
-            optimizer takes it. ``None`` means the optimizer's default; an optimizer without one must be given it.
-            Default: ``None`` .
+            optimizer takes it. ``None`` means the optimizer's default; it is required for an optimizer without a
+            default. Default: ``None`` .
         {no_decay}
         filter_bias_and_norm (bool): Whether biases and normalization are not decayed. If ``False`` , all parameters are
-            decayed but those that `no_decay` names. Default: ``True`` .
-        verbose (bool): Whether the table of the groups is printed. Default: ``False`` .
+            decayed except those that `no_decay` matches. Default: ``True`` .
+        verbose (bool): Whether to print the table of the groups. Default: ``False`` .
         arguments: Further keyword arguments of the optimizer, which checks them, such as `betas` or `state_dtype`.
 
     Returns:
@@ -57,7 +57,8 @@ def create_optimizer(
     Raises:
         TypeError: If `name` is not a str, or `network` is neither a Cell nor a list of Parameters or of groups.
         TypeError: If `filter_bias_and_norm` or `verbose` is not a bool, or `no_decay` not a list or tuple of str.
-        TypeError: If an argument that the optimizer requires is not given, or a keyword argument is unknown to it.
+        TypeError: If a required argument of the optimizer is missing, or the optimizer does not have a keyword
+            argument.
         ValueError: If no optimizer has the name. The error lists the names and the closest one.
         ValueError: If `network` has no trainable parameters, or a pattern of `no_decay` matches no parameter, or
             `no_decay` is given with groups.
@@ -79,7 +80,7 @@ def create_optimizer(
     given = network if isinstance(network, nn.Cell) else ordered(network)
     if isinstance(given, list) and given and isinstance(given[0], dict):
         if not isinstance(no_decay, (list, tuple)) or no_decay:
-            fail(ValueError, FACTORY, "no_decay", "() where 'network' is a list of groups", no_decay)
+            fail(ValueError, FACTORY, "no_decay", "() if 'network' is a list of groups", no_decay)
         groups = ParamGroups(check_params(FACTORY, given, "network", optimizer.group_keys))
     else:
         groups = groups_by_decay(
@@ -99,7 +100,7 @@ def list_optimizers(patterns: str | Sequence[str] | None = None) -> list[str]:
 
     Args:
         patterns (Union[str, list[str], tuple[str], None]): A pattern or several, as in a shell: ``*`` matches any
-            characters, ``?`` one, and ``[...]`` one of several. A name is listed if one of them matches all of it;
+            characters, ``?`` one, and ``[...]`` one of several. A name is listed if a pattern matches the whole name;
             ``None`` means that all names are listed. Default: ``None`` .
 
     Returns:
@@ -126,7 +127,7 @@ def list_optimizers(patterns: str | Sequence[str] | None = None) -> list[str]:
 
 def _by_name() -> dict[str, type[FusedOptimizer]]:
     """Return the optimizers by name, which is the name of their first rule."""
-    # When this module is imported, the package has not made the list yet.
+    # When this module is imported, the list does not exist yet.
     from . import OPTIMIZERS
 
     return {optimizer.rules[0].name: optimizer for optimizer in OPTIMIZERS}
@@ -137,7 +138,7 @@ def _find(name: Any) -> type[FusedOptimizer]:
     optimizers = _by_name()
     names = sorted(optimizers)
     if not isinstance(name, str):
-        # Not its value: a network that is passed first would be printed layer by layer.
+        # The value is not printed: a network passed as the first argument would be printed layer by layer.
         raise TypeError(
             f"For '{FACTORY}', the argument 'name' must be a str, one of {names}, but got a value of type "
             f"{type(name).__name__}."
@@ -150,11 +151,10 @@ def _find(name: Any) -> type[FusedOptimizer]:
 
 
 def _check_required(name: str, optimizer: type[FusedOptimizer], arguments: dict[str, Any]) -> None:
-    """Check that each argument is given that has no default."""
+    """Check that all arguments without a default are given."""
     own = list(inspect.signature(optimizer).parameters.values())[1:]
     missing = [p.name for p in own if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in arguments]
     if missing:
         raise TypeError(
-            f"For '{FACTORY}', the optimizer '{name}' must be given the arguments {missing}, but got "
-            f"{sorted(arguments)}."
+            f"For '{FACTORY}', the optimizer '{name}' requires the arguments {missing}, but got {sorted(arguments)}."
         )

@@ -1,4 +1,4 @@
-"""Param groups from a network: by kind, by name, by layer."""
+"""Parameter groups from a network: by kind, by name, by layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NOT_DECAYED = {"weight_decay": 0.0}
 SETTINGS = (*(key for key in GROUP_KEYS if key not in ("params", "order_params")), *KEYS)
-# Settings that have a column in the table only where a group has them.
+# Settings that have a column in the table only if a group has them.
 HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group", **{key: key for key in KEYS}}
 
 
@@ -78,7 +78,7 @@ def no_decay_groups(
     """Group parameters so that biases and normalization are not decayed.
 
     Three kinds of parameters are not decayed: those of at most 1 dimension, those named `bias`, and those of a
-    normalization layer, whatever their dimensions. A normalization layer is a Cell whose class, or one of its base
+    normalization layer, regardless of their dimensions. A normalization layer is a Cell whose class, or one of its base
     classes, has a name that ends in Norm, such as LayerNorm, BatchNorm2d or an RMSNorm of your own. A list of
     parameters has no Cells: the third kind is not found there.
 
@@ -115,17 +115,17 @@ def pattern_groups(
 ) -> ParamGroups:
     """Group parameters by patterns of their names.
 
-    A pattern is matched against the whole name, with ``*`` for any characters, dots too, ``?`` for one, and ``[...]``
-    for one of several, as in a shell. The first pattern that matches counts. Parameters that match none have the
-    optimizer's defaults.
+    A pattern is matched against the whole name, with ``*`` for any characters, including dots, ``?`` for one, and
+    ``[...]`` for one of several, as in a shell. The first pattern that matches is used. Parameters that match no
+    pattern use the optimizer's defaults.
 
     Args:
         {network}
-        patterns (dict[str, dict]): For each pattern the settings of its group: any of `lr`, `weight_decay`,
-            `grad_centralization` and `shard_group`, as in the groups that optimizers take, and `muon`, for
-            :class:`ms_optim.Muon` alone.
+        patterns (dict[str, dict]): For each pattern, the settings of its group: any of `lr`, `weight_decay`,
+            `grad_centralization` and `shard_group`, as in the groups that optimizers take, and `muon`, only for
+            :class:`ms_optim.Muon`.
         filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
-            decayed where the settings state no `weight_decay`. Default: ``False`` .
+            decayed if the settings do not set `weight_decay`. Default: ``False`` .
 
     Returns:
         {groups}
@@ -135,8 +135,8 @@ def pattern_groups(
         TypeError: If `patterns` is not a dict from str to dict, a setting has the wrong type, or
             `filter_bias_and_norm` is not a bool.
         KeyError: If a setting has an unknown name.
-        ValueError: If a setting is out of range, or a pattern matches no parameter, or only parameters that earlier
-            patterns match.
+        ValueError: If a setting is out of range, or a pattern matches no parameter, or matches only parameters that
+            earlier patterns match.
 
     Examples:
         >>> from mindspore import nn
@@ -161,7 +161,7 @@ def pattern_groups(
     first = first_matches(name, "patterns", list(patterns), params)
     not_decayed = find_not_decayed(name, network, params) if filter_bias_and_norm else set()
 
-    # Parameters that match no pattern are in one more group, the last, without settings.
+    # Parameters that match no pattern are in an additional last group without settings.
     checked.append({})
     matched = [first.get(p.name, -1) for p in params]
     keys = [(i, p.name in not_decayed and "weight_decay" not in checked[i]) for i, p in zip(matched, params)]
@@ -186,7 +186,7 @@ def layerwise_groups(
 
     Unless `layers` is given, layers are found by the numbers in the parameters' names. The names in a layer are equal
     up to the first part that is a number, such as ``blocks.3`` or ``encoder.layer2.0`` . Consecutive parameters whose
-    names have no number, such as embeddings before the blocks or the head after them, are a layer, too.
+    names have no number, such as embeddings before the blocks or the head after them, also form a layer.
 
     Args:
         {network}
@@ -283,7 +283,7 @@ def collect(params: list[Parameter], keys: list[Any], settings: Callable[[Any], 
 
 
 def _describe(group: dict[str, Any], key: str) -> str:
-    """Return a setting as it stands in the table."""
+    """Return a setting as the table shows it."""
     value = group.get(key, "default")
     if isinstance(value, _ScaledLR):
         return f"{value.scale:.4g} × {type(value.schedule).__name__}"

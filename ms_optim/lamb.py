@@ -1,4 +1,4 @@
-"""Lamb: Adam whose step is scaled, layer by layer, to the size of the weights."""
+"""Lamb: Adam with its update scaled by a trust ratio for each layer."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ class Lamb(AdamFamily):
         beta2 (float): Decay rate of the second moment, in the range (0.0, 1.0). Default: ``0.999`` .
         eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-6`` .
         {weight_decay}
-        bias_correction (bool): Whether to divide the moments by :math:`1 - \beta^t`; ``False`` is the form of the
+        bias_correction (bool): Whether to divide the moments by :math:`1 - \beta^t`; ``False`` is the rule in the
             paper's third version. Default: ``True`` .
-        always_adapt (bool): Whether the trust ratio also applies where the weight decay is 0; with ``False`` it is 1
-            there. Default: ``True`` .
+        always_adapt (bool): Whether the trust ratio also applies to tensors with a weight decay of 0; with ``False`` it
+            is 1 for them. Default: ``True`` .
         weight_norm_bounds (Union[tuple[float], None]): The limits (low, high) of the weight's norm, which
-            :math:`\phi` applies; ``None`` in place of either, and infinity above, mean no limit. Default: ``None`` .
-        trust_ratio_bounds (Union[tuple[float], None]): The limits (low, high) of the trust ratio; ``None`` in place of
-            either, and infinity above, mean no limit. Default: ``None`` .
+            :math:`\phi` applies; ``None`` for either limit, or an infinite upper limit, means no limit. Default:
+            ``None`` .
+        trust_ratio_bounds (Union[tuple[float], None]): The limits (low, high) of the trust ratio; ``None`` for either
+            limit, or an infinite upper limit, means no limit. Default: ``None`` .
         {shared}
         {offload}
         {decay}
@@ -123,14 +124,14 @@ class Lamb(AdamFamily):
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """State the update: the direction u, decay included."""
+        """Compute the update: the direction u, including the decay."""
         m, v = self.moments(gradient, states)
         return (self.with_decay(self.adam_direction(scalars, m, v), weight, weight_decay),), (m, v)
 
     def coefficients(
         self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors
     ) -> tuple[Tensors, Tensor]:
-        """State the trust ratio."""
+        """Compute the trust ratio."""
         ratio = trust_ratio(bounded(weight_norm, self.weight_norm_bounds), direction_norms[0])
         ratio = bounded(ratio, self.trust_ratio_bounds)
         if not self.always_adapt:

@@ -1,4 +1,4 @@
-"""LANS: layer-wise adaptive steps from normalized gradients, with Nesterov's momentum."""
+"""LANS: layer-wise adaptive steps from normalized gradients, with Nesterov momentum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @documented
 class LANS(AdamFamily):
-    r"""Large-batch training with normalized gradients and Nesterov's momentum, scaled layer by layer.
+    r"""Large-batch training with normalized gradients and Nesterov momentum, scaled layer by layer.
 
     Zheng et al., `Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes
     <https://arxiv.org/abs/2006.13484>`_ (2020), Algorithm 2, for each parameter tensor with gradient :math:`g_t`,
@@ -41,10 +41,10 @@ class LANS(AdamFamily):
             \beta_1 \frac{c_t}{\lVert c_t \rVert} + (1 - \beta_1) \frac{s_t}{\lVert s_t \rVert} \right]
         \end{aligned}
 
-    :math:`\phi` holds the weight's norm between `lower_bound` and `upper_bound`. A gradient of norm 0 stays 0, and a
-    ratio of norms that is 0 or not a number counts as 1. Norms are those of the whole tensor. Both terms see the
-    weight from before the step. Normalizing undoes what scales a gradient as a whole (`rescale_grad`, `loss_scale`,
-    `grad_clip_norm`): such factors show in the statistics alone.
+    :math:`\phi` clamps the weight's norm to the range from `lower_bound` to `upper_bound`. A gradient of norm 0 stays
+    0, and a ratio of norms that is 0 or NaN is replaced by 1. Norms are those of the whole tensor. Both terms use the
+    weight from before the step. Normalization cancels factors of a whole gradient (`rescale_grad`, `loss_scale`,
+    `grad_clip_norm`); such factors change only the statistics.
 
     Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
@@ -57,9 +57,9 @@ class LANS(AdamFamily):
         lower_bound (Union[float, None]): The lower limit of the weight's norm. Default: ``None`` .
         upper_bound (Union[float, None]): The upper limit of the weight's norm; ``None`` and infinity mean no limit.
             Default: ``None`` .
-        aggregate_num (Union[int, None]): The most tensors that one launch takes in a graph; 0 and ``None`` mean all. A
-            launch takes more where a step would need more than 16 launches. The result does not depend on it. A step
-            that is called from Python is one launch. Default: ``4`` .
+        aggregate_num (Union[int, None]): The maximum number of tensors in one launch in a graph; 0 and ``None`` mean
+            all. A launch takes more tensors if a step would otherwise need more than 16 launches. The result does not
+            depend on it. A step that is called from Python is always one launch. Default: ``4`` .
         use_fused_step (bool): Whether to use the fused kernel; ``False`` means the same as `backend` "composite".
             Default: ``True`` .
         {weight_decay}
@@ -132,12 +132,12 @@ class LANS(AdamFamily):
         largest = math.inf if clip_gradient is None else float(clip_gradient)
         rule = self.rules[0]._replace(constants=(largest, *phi), at_most=aggregate_num or 0, rescale=rescale_grad)
         betas = {"beta1": beta1, "beta2": beta2}
-        # Set before the base class chooses a path, as that may try the rule.
+        # Set before the base class chooses a path, because this may run the rule.
         self.weight_norm_bounds, self.clip_gradient = phi, clip_gradient
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared)
 
     def entering(self, gradient: Tensor) -> Tensor:
-        """State the clipping of single elements."""
+        """Return the gradient with clipped elements."""
         if self.clip_gradient is None:
             return gradient
         return ops.clamp(gradient, -self.clip_gradient, self.clip_gradient)
@@ -145,7 +145,7 @@ class LANS(AdamFamily):
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """State the update: the direction c of the moments and s of the gradient, decay included."""
+        """Compute the update: the directions c of the moments and s of the gradient, including the decay."""
         m, v = self.moments(gradient, states)
         d = ops.sqrt(v) / scalars[1] + self.eps
         c = self.with_decay(m / scalars[0] / d, weight, weight_decay)
@@ -154,7 +154,7 @@ class LANS(AdamFamily):
     def coefficients(
         self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors
     ) -> tuple[Tensors, Tensor]:
-        """State how far the weight moves along c and along s."""
+        """Compute how far the weight moves along c and along s."""
         phi = bounded(weight_norm, self.weight_norm_bounds)
         ratio_c, ratio_s = trust_ratio(phi, direction_norms[0]), trust_ratio(phi, direction_norms[1])
         along_c, along_s = self.beta1 * ratio_c, self._one_minus_beta1 * ratio_s

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @documented
 class Lion(FusedOptimizer):
-    r"""Lion, which moves each weight by the learning rate, along the sign of its momentum, with decoupled weight decay.
+    r"""Lion: moves each weight by the learning rate along the sign of its momentum, with decoupled weight decay.
 
     Chen et al., `Symbolic Discovery of Optimization Algorithms <https://arxiv.org/abs/2302.06675>`_ (2023), with the
     update of Algorithm 2:
@@ -39,7 +39,7 @@ class Lion(FusedOptimizer):
     Args:
         {params}
         {learning_rate|1e-4}
-        betas (Union[list[float], tuple[float]]): The part of the momentum in the sign, and the decay rate of the
+        betas (Union[list[float], tuple[float]]): The fraction of the momentum in the sign, and the decay rate of the
             momentum, each in the range (0.0, 1.0). Default: ``(0.9, 0.99)`` .
         {weight_decay}
         {shared}
@@ -82,26 +82,26 @@ class Lion(FusedOptimizer):
         **shared: Unpack[Shared],
     ):
         self.beta1, self.beta2 = check_betas(type(self).__name__, betas, 2)
-        # Formed here, in float64: in a graph they would be differences of float32 numbers.
+        # Computed here, in float64; in a graph they would be differences of float32 numbers.
         self._one_minus_beta1, self._one_minus_beta2 = 1.0 - self.beta1, 1.0 - self.beta2
         rule = self.rules[0]._replace(constants=(self.beta1, self.beta2))
         super().__init__(params, learning_rate, weight_decay, rule, **shared)
 
     def scalars(self, t: Tensor) -> Scalars:
-        """Return nothing: no number of the rule depends on the step."""
+        """Return an empty tuple: no value of the rule depends on the step."""
         return ()
 
     def akg_constants(self) -> tuple[float, ...]:
-        """Return both betas, each with 1 minus it."""
+        """Return beta1, 1 - beta1, beta2 and 1 - beta2."""
         return self.beta1, self._one_minus_beta1, self.beta2, self._one_minus_beta2
 
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """State the update: the sign, with the momentum from before the step, and the decay."""
+        """Compute the update: the sign, from the momentum before the step, and the decay."""
         m = states[0]
         interpolated = summed(self.beta1 * m, self._one_minus_beta1 * gradient)
-        # MindSpore's sign takes NaN for a number.
+        # MindSpore's sign does not return NaN for NaN.
         sign = ops.where(ops.isnan(interpolated), interpolated, ops.sign(interpolated))
         new_m = summed(self.beta2 * m, self._one_minus_beta2 * gradient)
         return (self.with_decay(sign, weight, weight_decay),), (new_m,)

@@ -1,4 +1,4 @@
-"""SparseTopK and Quantized: what LocalSteps sends of the differences of weights."""
+"""SparseTopK and Quantized: how LocalSteps compresses the differences of weights that it sends."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ LARGEST_CHUNK = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class SparseTopK:
-    r"""The largest elements of what has accumulated travel, in few bits; the rest waits.
+    r"""Send the largest accumulated elements, in few bits, and keep the rest as residuals (error feedback).
 
     Sarfi et al., `Communication Efficient LLM Pre-training with SparseLoCo <https://arxiv.org/abs/2508.15706>`_ (2025).
     Each worker accumulates the differences :math:`\Delta` of its weights in residuals,
     :math:`e \leftarrow \beta e + \Delta`, sends the :math:`k = \max(1, \mathrm{round}(\text{density} \cdot n))`
     elements of largest magnitude of each chunk of :math:`n` elements, and keeps in :math:`e` what it has not sent,
-    rounding errors among it. Chunks are cut from each tensor, flat; the last may be shorter.
+    including rounding errors. Chunks are consecutive elements of each flattened tensor; the last chunk may be shorter.
 
-    The residuals take 4 bytes a parameter. The places of the elements are sent in the code of Elias and Fano: 8 bits
-    each with the defaults, where a value takes 2.
+    The residuals take 4 bytes per element. The positions of the sent elements are encoded with Elias-Fano coding: with
+    the defaults, 8 bits per position in addition to 2 bits per value.
 
     Args:
-        density (float): The part of each chunk that is sent, in the range (0.0, 1.0]. Default: ``0.0156`` .
-        bits (int): The bits of a value. 32 is exact, 16 is float16. With 8 and 4 bits, values are multiples of one
-            float32 scale for each chunk. With 2 bits, a value is its sign and one of two float16 magnitudes for each
-            chunk: the mean of the magnitudes up to their mean, and the mean of the others. Default: ``2`` .
-        chunk (int): The elements of a chunk, from 2 to 65,536. Default: ``4096`` .
-        decay (float): What remains of the residuals at the next exchange, :math:`\beta`, in the range [0.0, 1.0].
-            Default: ``0.95`` .
+        density (float): The fraction of each chunk that is sent, in the range (0.0, 1.0]. Default: ``0.0156`` .
+        bits (int): The number of bits of a value. 32 is exact, 16 is float16. With 8 and 4 bits, values are multiples
+            of one float32 scale for each chunk. With 2 bits, a value is its sign and one of two float16 magnitudes for
+            each chunk: the mean of the magnitudes up to their mean, and the mean of the others. Default: ``2`` .
+        chunk (int): The number of elements of a chunk, from 2 to 65,536. Default: ``4096`` .
+        decay (float): The factor :math:`\beta` of the residuals at the next exchange, in the range [0.0, 1.0]. Default:
+            ``0.95`` .
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -59,14 +59,14 @@ class SparseTopK:
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """All differences travel, in few bits; what rounding takes is not kept.
+    """Send all differences in few bits; rounding errors are not kept.
 
-    Jaghouar et al., `INTELLECT-1 Technical Report <https://arxiv.org/abs/2412.01152>`_ (2024), sends 8 bits a
-    parameter.
+    Jaghouar et al., `INTELLECT-1 Technical Report <https://arxiv.org/abs/2412.01152>`_ (2024), sends 8 bits per
+    element.
 
     Args:
-        bits (int): The bits of a value, as in :class:`SparseTopK`. Default: ``8`` .
-        chunk (int): The elements that share scales, from 2 to 65,536. Default: ``4096`` .
+        bits (int): The number of bits of a value, as in :class:`SparseTopK`. Default: ``8`` .
+        chunk (int): The number of elements that share scales, from 2 to 65,536. Default: ``4096`` .
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -86,12 +86,12 @@ class Quantized:
 
     @property
     def density(self) -> float:
-        """The part of each chunk that is sent."""
+        """The fraction of each chunk that is sent."""
         return 1.0
 
     @property
     def decay(self) -> float | None:
-        """What remains of residuals, of which there are none."""
+        """None, because there are no residuals."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""LocalSteps: workers exchange every few dozen steps, around any optimizer."""
+"""LocalSteps: local training with an exchange every few dozen steps, for any optimizer."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ AnyOptimizer: TypeAlias = "FusedOptimizer | LocalSteps"
 
 
 class LocalSteps(Stateful):
-    r"""Local steps: workers train by themselves, and exchange the differences of their weights every few dozen steps.
+    r"""Local steps: workers train independently and exchange the differences of their weights every few dozen steps.
 
-    Each worker takes `every` steps of an optimizer of its own. Then the difference of its weights since the last
-    exchange, averaged over the workers, enters an outer step, from whose weights all go on. Between exchanges nothing
-    is sent. With the weights :math:`\theta` of worker :math:`k` of :math:`N`, those of the last exchange
-    :math:`\theta^{(s)}`, outer rate :math:`\alpha` and momentum :math:`\mu`:
+    Each worker takes `every` steps with its own optimizer. Then an outer step uses the differences of the weights since
+    the last exchange, averaged over the workers, and all workers continue from its weights. Nothing is sent between
+    exchanges. With the weights :math:`\theta_k` of worker :math:`k` of :math:`N`, the weights :math:`\theta^{(s)}` of
+    the last exchange, outer rate :math:`\alpha` and momentum :math:`\mu`:
 
     .. math::
         \begin{aligned}
@@ -52,41 +52,41 @@ class LocalSteps(Stateful):
         \end{aligned}
 
     or :math:`\theta^{(s)} - \alpha v` without Nesterov. This is DiLoCo: Douillard et al., `DiLoCo: Distributed
-    Low-Communication Training of Language Models <https://arxiv.org/abs/2311.08105>`_ (2023), algorithm 1, where
+    Low-Communication Training of Language Models <https://arxiv.org/abs/2311.08105>`_ (2023), algorithm 1, if
     `compress` is ``None``. With :class:`ms_optim.SparseTopK` and `outer_momentum` 0 it is SparseLoCo. With `fragments`,
     as in `Streaming DiLoCo <https://arxiv.org/abs/2501.18512>`_ (2025), parts of the parameters are exchanged at
     different steps.
 
-    After an exchange all workers hold the same weights to the bit, of each fragment after its own. The states of the
-    optimizer are each worker's own and stay.
+    After an exchange, the exchanged weights are bitwise equal on all workers; with `fragments`, those of that fragment.
+    The states of the optimizer are not exchanged.
 
     Train in the parallel mode "stand_alone", after ``mindspore.communication.init()``, and start all workers from the
-    same weights. Whatever the device, the outer step runs on the host's processor, and what it keeps is in host memory:
-    4 bytes a parameter, 4 more with outer momentum, and 4 more with residuals.
+    same weights. On every device, the outer step runs on the host's processor and keeps its data in host memory: 4
+    bytes per element, 4 more with outer momentum, and 4 more with residuals.
 
-    Its own `local_step`, int32 of shape (1,), counts all steps, skipped ones among them. What the optimizer has, this
-    has, too: `global_step`, `statistics`, :meth:`FusedOptimizer.averaged` and so on. The average that `average_decay`
-    keeps is each worker's own.
+    Its attribute `local_step`, int32 of shape (1,), counts all steps, including skipped ones. It also has all
+    attributes and methods of the optimizer: `global_step`, `statistics`, :meth:`FusedOptimizer.averaged` and so on.
+    Each worker keeps its own average of `average_decay`.
 
     Args:
-        optimizer (FusedOptimizer): The optimizer of this package that takes the steps, but not DGCMomentum, nor one
-            that shards its states.
+        optimizer (FusedOptimizer): The optimizer of this package that takes the steps. DGCMomentum and optimizers with
+            sharded states are not supported.
         every (int): Steps between exchanges. Default: ``30`` .
         outer_learning_rate (float): The outer rate :math:`\alpha`, greater than 0. Default: ``0.7`` .
         outer_momentum (float): The outer momentum :math:`\mu`, in the range [0.0, 1.0). Default: ``0.9`` .
-        nesterov (bool): Whether the outer momentum is Nesterov's. Default: ``True`` .
-        compress (Union[SparseTopK, Quantized, None]): What is sent; ``None`` means all differences in float32.
+        nesterov (bool): Whether the outer momentum is Nesterov momentum. Default: ``True`` .
+        compress (Union[SparseTopK, Quantized, None]): How differences are compressed; ``None`` sends all in float32.
             Default: ``None`` .
-        fragments (int): How many parts of the parameters are exchanged apart from each other, evenly over `every`
-            steps; it divides `every`. Default: ``1`` .
+        fragments (int): Number of parts of the parameters that are exchanged separately, evenly spread over `every`
+            steps; it must divide `every`. Default: ``1`` .
         group (Union[str, None]): The communication group of the processes that train together; ``None`` means all
-            processes once communication is initialized, else this one. Default: ``None`` .
+            processes if communication is initialized, else only this process. Default: ``None`` .
         local_group (Union[str, None]): The communication group of the processes on this host, if these average their
-            gradients every step: then hosts take the place of workers. Hosts have equally many processes, which are
-            next to each other in `group`. Default: ``None`` .
+            gradients every step. Then each host acts as one worker. All hosts must have the same number of processes,
+            with consecutive ranks in `group`. Default: ``None`` .
 
     Inputs:
-        - **gradients** (tuple[Tensor]) - The gradients of this worker, as the optimizer takes them.
+        - **gradients** (tuple[Tensor]) - The gradients of this worker, in the form that the optimizer takes.
 
     Outputs:
         tuple[bool], all elements are ``True`` .
@@ -95,10 +95,10 @@ class LocalSteps(Stateful):
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of its range; `fragments` does not divide `every` or is greater than the
             number of parameters; the optimizer exchanges itself or shards its states; its tensors are sliced and
-            `group` is not given; or of `group` and `local_group` what :class:`ms_optim.DGCMomentum` refuses.
+            `group` is not given; or `group` or `local_group` is one that :class:`ms_optim.DGCMomentum` rejects.
         RuntimeError: If the library for CPU is missing.
-        RuntimeError: If workers differ in their step, settings, parameters or in the weights at the last exchange, or
-            hold the residuals of others; nothing is exchanged then. In a graph, the words are on standard error.
+        RuntimeError: If workers differ in their step, settings, parameters or weights at the last exchange, or hold
+            another worker's residuals; nothing is exchanged. In a graph, the message is on standard error.
 
     Supported Platforms:
         ``Ascend`` ``GPU`` ``CPU``
@@ -115,7 +115,7 @@ class LocalSteps(Stateful):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), diloco)
     """
 
-    # Each worker needs the whole of every gradient.
+    # Each worker needs every gradient as a whole.
     _support_parallel_optimizer = False
     optimizer: FusedOptimizer
     every: int
@@ -128,7 +128,7 @@ class LocalSteps(Stateful):
     all_fragments: tuple[int, ...]
     exchanges: nn.CellList
     local_mean: nn.Cell
-    # What `nn.Cell` finds among its parameters.
+    # The attributes that `nn.Cell` registers as parameters.
     local_start: ParameterTuple
     local_velocity: ParameterTuple
     local_residual: ParameterTuple
@@ -148,7 +148,7 @@ class LocalSteps(Stateful):
         group: str | Workers | None = None,
         local_group: str | None = None,
     ):
-        # Not that of nn.Optimizer, which would make a learning rate and a count besides those of the optimizer.
+        # nn.Optimizer's constructor would add a second learning rate and step count to those of the optimizer.
         nn.Cell.__init__(self, auto_prefix=False)
         outer = Outer(every, fragments, outer_learning_rate, outer_momentum, nesterov, compress)
         check_local_steps(NAME, optimizer, outer, group)
@@ -177,7 +177,7 @@ class LocalSteps(Stateful):
         object.__setattr__(self, "_entries", entries)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the optimizer inside has of that name."""
+        """Return the attribute of that name from the inner optimizer."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -211,7 +211,7 @@ class LocalSteps(Stateful):
         return self.local_mean(gradients)
 
     def construct(self, gradients: Tensors) -> tuple[bool, ...] | Tensor:
-        """Take a step, and exchange what is due."""
+        """Take a step, and exchange the fragments that are due."""
         if (self.local_worker != self.own_worker).any():
             raise RuntimeError("LocalSteps holds the residuals of another worker: nothing was changed.")
         if self.local_step == 0:
@@ -230,9 +230,9 @@ class LocalSteps(Stateful):
         return check_gradients(NAME, layout.names, layout.shapes, gradients)
 
     def _begin(self) -> list[int]:
-        """Begin a step, and return the fragments that are to be exchanged after it.
+        """Begin a step, and return the fragments to exchange after it.
 
-        All that an exchange reads and writes is checked before the optimizer has changed anything.
+        All data that an exchange reads and writes is checked before the optimizer changes anything.
         """
         self.kept.check_counts(NAME)
         check_residuals(NAME, self.local_worker, self.own_worker.asnumpy())
@@ -241,7 +241,7 @@ class LocalSteps(Stateful):
         if exchanged or step == 0:
             self.optimizer._held.check()
             self.kept.check(NAME)
-        if step == 0:  # the first round begins at the weights as they are, which may have been loaded
+        if step == 0:  # the first round begins with the current weights, which may have been loaded
             for exchange in self.exchanges:
                 exchange.begin_here()
         return exchanged
@@ -250,13 +250,13 @@ class LocalSteps(Stateful):
         write(self.local_step, self.local_step.asnumpy() + np.int32(1))
 
     def _check_alike(self, marks: np.ndarray) -> None:
-        """Raise an error that says how workers differ."""
+        """Raise an error that states how workers differ."""
         if difference := _libraries.difference_of_marks(marks):
             raise RuntimeError(f"For '{NAME}', {difference}")
 
     @classmethod
     def step_together(cls, workers: Sequence[LocalSteps], gradients: Sequence[Tensors]) -> int:
-        """Take a step of simulated workers, and return how many bytes each has sent."""
+        """Take a step of simulated workers, and return the number of bytes that each has sent."""
         checked = [worker._checked(own) for worker, own in zip(workers, gradients)]
         exchanged, *_ = [worker._begin() for worker in workers]
         for worker, own in zip(workers, checked):
@@ -273,13 +273,13 @@ class LocalSteps(Stateful):
     # ---- What it keeps --------------------------------------------------------------------------------------------
 
     def exchange_report(self) -> dict[str, float]:
-        """Return what was found at the last exchange; of several fragments over all of them.
+        """Return statistics of the last exchange, combined over all fragments.
 
         Returns:
-            dict[str, float]: ``difference_norm``, the L2 norm of what this worker's weights have moved since the
-            exchange before; ``residual_norm``, that of what it has not sent; ``mean_norm``, that of the mean of what
-            all sent; ``agreement``, the mean cosine between what two workers sent, weighted by their norms: 1 where
-            all sent the same, 0 where they are orthogonal.
+            dict[str, float]: ``difference_norm``, the L2 norm of the change of this worker's weights since the previous
+            exchange; ``residual_norm``, the norm of what it has not sent; ``mean_norm``, the norm of the mean over all
+            workers of what they sent; ``agreement``, the mean cosine between what two workers sent, weighted by their
+            norms: 1 if all sent the same, 0 if they are orthogonal.
         """
         rows = np.array([report.asnumpy() for report in self.kept.reports], np.float64)
         difference, residual, mean = np.sqrt(np.sum(rows[:, :3] ** 2, axis=0)).tolist()
@@ -289,7 +289,7 @@ class LocalSteps(Stateful):
         return dict(zip(names, (difference, residual, mean, agreement)))
 
     def attach(self, passes: int = 1) -> None:
-        """Refuse gradient release, in which the optimizer is not called.
+        """Raise an error: with gradient release, the optimizer is not called.
 
         Args:
             passes: Ignored.

@@ -1,9 +1,9 @@
-"""MindFormers: its registry gets the optimizers, and its YAML files reach what they can do.
+"""MindFormers: registers the optimizers, so that YAML files can use them and all their arguments.
 
-Importing this module makes and registers a class for each optimizer: ``MsOptimAdamW`` for ``AdamW``, and so on. Each is
-registered under the optimizer's name too, where MindFormers has no optimizer of that name. ``WarmUpHoldDecayLR`` is
-registered among the learning rates. The PyNative trainer of MindFormers 2 learns the same names: see
-``_pynative_trainer.py``. No other module needs MindFormers.
+Importing this module creates and registers a class for each optimizer: ``MsOptimAdamW`` for ``AdamW``, and so on. Each
+is also registered under the optimizer's own name if MindFormers has no optimizer of that name. ``WarmUpHoldDecayLR`` is
+registered as a learning rate. The PyNative trainer of MindFormers 2 gets the same names: see ``_pynative_trainer.py``.
+No other module needs MindFormers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 try:
-    # MindFormers is not installed wherever this is checked.
+    # MindFormers may not be installed where type checkers run.
     from mindformers.tools.logger import logger  # pyright: ignore[reportMissingImports]
     from mindformers.tools.register import (  # pyright: ignore[reportMissingImports]
         MindFormerModuleType,
@@ -40,7 +40,7 @@ PREFIX = "MsOptim"
 OPTIMIZER: str = MindFormerModuleType.OPTIMIZER
 OF_LOCAL_STEPS = [name for name in inspect.signature(LocalSteps).parameters if name != "optimizer"]
 SCHEDULE, CENTRALIZATION = "weight_decay_schedule", "grad_centralization"
-# The weight decay schedules, and the argument of each that is `weight_decay` unless it is given.
+# The weight decay schedules, and the argument of each that defaults to `weight_decay`.
 SCHEDULES: dict[str, str | None] = {
     "ConstantWeightDecay": "weight_decay",
     "CosineWeightDecay": "max_weight_decay",
@@ -53,13 +53,13 @@ SCHEDULES: dict[str, str | None] = {
 
 
 class FromYaml(FusedOptimizer):
-    """Takes what MindFormers makes of the section `optimizer` of a YAML file; inherited before an optimizer.
+    """Takes what MindFormers passes from the section `optimizer` of a YAML file; a base before the optimizer.
 
     The section takes the optimizer's own arguments by name, and two more:
 
     - weight_decay_schedule (dict): `type` names a weight decay schedule of this package. The other keys are the
-      schedule's arguments. The schedule starts from `weight_decay` unless they say otherwise. `weight_decay` must not
-      be 0, because MindFormers uses it to tell parameters that decay from those that do not.
+      schedule's arguments. The schedule starts from `weight_decay` unless these keys state otherwise. `weight_decay`
+      must not be 0, because MindFormers uses it to tell parameters that decay from those that do not.
     - grad_centralization (bool): Whether gradients of 2 or more dimensions are centralized. Default: ``False`` .
     """
 
@@ -69,7 +69,7 @@ class FromYaml(FusedOptimizer):
         centralization = arguments.pop(CENTRALIZATION, False)
         check_type(name, CENTRALIZATION, centralization, bool)
         if arguments.get("weight_decay", 0.0) is None:
-            # MindFormers takes None for 0.
+            # MindFormers treats None as 0.
             arguments["weight_decay"] = 0.0
         for argument, value in arguments.items():
             _check_number(name, argument, value)
@@ -93,7 +93,7 @@ class FromYaml(FusedOptimizer):
     def _described(self) -> str:
         path = f"the fused kernel {self.rule.name!r}"
         if not self.fused:
-            path = f"MindSpore's operators, as {self.backend_reason}"
+            path = f"MindSpore's operators, because {self.backend_reason}"
         held = (*self.states, *self.masters, *self.scales)
         megabytes = sum(p.nbytes for p in held) / 1e6
         dtypes = ", ".join(sorted({str(p.dtype).lower() for p in held}))
@@ -134,7 +134,7 @@ def _made(name: str, argument: str, kind: Callable[..., Any], section: dict[str,
 
 
 def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
-    """Return the groups, in which a schedule replaces every weight decay that is not 0, and the schedule."""
+    """Return the groups, with each weight decay other than 0 replaced by a schedule, and the schedule."""
     if not isinstance(schedule, dict) or str(schedule.get("type")) not in SCHEDULES:
         got = schedule.get("type") if isinstance(schedule, dict) else schedule
         raise ValueError(
@@ -144,8 +144,8 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
     groups = _groups(params)
     if not weight_decay and not any(group.get("weight_decay") for group in groups):
         raise ValueError(
-            f"For '{name}', the argument 'weight_decay' must be greater than 0 beside '{SCHEDULE}', as "
-            f"MindFormers tells by it which parameters decay, but got {weight_decay!r}."
+            f"For '{name}', the argument 'weight_decay' must be greater than 0 with '{SCHEDULE}', because "
+            f"MindFormers uses it to select the parameters that are decayed, but got {weight_decay!r}."
         )
     start = SCHEDULES[schedule["type"]]
     section = schedule if start is None else {start: weight_decay, **schedule}
@@ -155,7 +155,7 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
 
 
 def _for_yaml(optimizer: type[FusedOptimizer]) -> type[FromYaml]:
-    """Make the class that is registered for an optimizer."""
+    """Create the class that is registered for an optimizer."""
     name = f"{PREFIX}{optimizer.__name__}"
     doc = f":class:`ms_optim.{optimizer.__name__}` as MindFormers makes it from a YAML file."
     return type(name, (FromYaml, optimizer), {"__doc__": doc, "__module__": __name__})
@@ -164,15 +164,15 @@ def _for_yaml(optimizer: type[FusedOptimizer]) -> type[FromYaml]:
 class MsOptimLocalSteps(LocalSteps):
     """:class:`ms_optim.LocalSteps` as MindFormers makes it from a YAML file.
 
-    The section `optimizer` takes the arguments of LocalSteps by name. Its key `optimizer` is the section of the
-    optimizer inside, whose `type` is one of the names with `MsOptim` in front; what MindFormers adds, the groups and
-    the learning rate, is that optimizer's. `weight_decay` stands beside it, where MindFormers reads it. `compress` is a
-    section, too, with the `type` "SparseTopK" or "Quantized".
+    The section `optimizer` takes the arguments of LocalSteps by name. Its key `optimizer` is the section of the inner
+    optimizer, whose `type` is one of the names with the prefix `MsOptim`. The inner optimizer gets the groups and the
+    learning rate, which MindFormers adds. `weight_decay` belongs in the outer section, where MindFormers reads it.
+    `compress` is also a section, with the `type` "SparseTopK" or "Quantized".
     """
 
     @classmethod
     def inner(cls) -> Mapping[str, type[FromYaml]]:
-        """Return the classes of optimizers inside by their types."""
+        """Return the classes of inner optimizers by their types."""
         return CLASSES
 
     def __init__(self, params: Params, optimizer: dict[str, Any], **arguments: Any):
@@ -188,8 +188,8 @@ class MsOptimLocalSteps(LocalSteps):
         for key in ("weight_decay", "learning_rate", "params"):
             if key in optimizer:
                 raise ValueError(
-                    f"For '{name}', the section 'optimizer' inside must not have the key {key!r}: MindFormers makes "
-                    "the groups and the learning rate from the section around it. Give it there."
+                    f"For '{name}', the inner section 'optimizer' must not have the key {key!r}: MindFormers makes "
+                    "the groups and the learning rate from the outer section. Set it there."
                 )
         outer = {key: arguments.pop(key) for key in list(arguments) if key in OF_LOCAL_STEPS}
         for argument, value in outer.items():
@@ -216,7 +216,7 @@ def _compression(name, section):
 
 
 def _in_trainer(cls: type[Any], *bases: type[Any], **attributes: Any) -> type[Any]:
-    """Make the class that the PyNative trainer takes in place of another of the same name."""
+    """Create the class that the PyNative trainer uses instead of a class of the same name."""
     return type(cls.__name__, (*bases, cls), {"__doc__": cls.__doc__, "__module__": __name__, **attributes})
 
 
@@ -228,16 +228,16 @@ __all__ = ["MsOptimLocalSteps", "register", *CLASSES]  # pyright: ignore[reportU
 
 
 def __getattr__(name: str) -> type[FromYaml]:
-    """Tell type checkers what the classes are; Python finds them without."""
+    """Declare the type of the classes for type checkers; Python finds the classes without it."""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(override: bool = False) -> None:
-    """Register the optimizers in MindFormers; the import of this module has done so, without `override`.
+    """Register the optimizers in MindFormers; importing this module has already done so, without `override`.
 
     Args:
-        override: Whether to take names that MindFormers' and MindSpore's own optimizers have, such as "AdamW". Default:
-            ``False`` .
+        override: Whether to replace optimizers of MindFormers and MindSpore that have the same name, such as "AdamW".
+            Default: ``False`` .
     """
     for cls in CLASSES.values():
         MindFormerRegister.register_cls(cls, OPTIMIZER)

@@ -1,4 +1,4 @@
-"""Muon: momentum, orthogonalized, for matrices; AdamW for all else."""
+"""Muon: orthogonalized momentum for matrices, AdamW for all other parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROW_BETA = 0.95
 
 @documented
 class Muon(AdamFamily):
-    r"""Muon, which moves matrices along their orthogonalized momentum, and all other parameters by AdamW, in one step.
+    r"""Muon: updates matrices along their orthogonalized momentum, and all other parameters by AdamW, in one step.
 
     Jordan, `Muon: An optimizer for hidden layers in neural networks <https://kellerjordan.github.io/posts/muon/>`_
     (2024), with the weight decay and the scale of Liu et al., `Muon is Scalable for LLM Training
@@ -53,69 +53,73 @@ class Muon(AdamFamily):
 
     :math:`G_t` is the gradient after unscaling, centralization and clipping, :math:`\gamma_t` the learning rate,
     :math:`\lambda` the weight decay and :math:`s` a scale that depends on the matrix' size, see `adjust_lr`. Without
-    `nesterov`, :math:`U_t` is :math:`M_t`. A matrix of more rows than columns is transposed for the iterations. They
-    bring all singular values of :math:`X` near 1; where :math:`U_t` is 0, :math:`X_n` is 0. With `normalize_rows` the
-    rows are then brought to one size by an average of their squares, and the matrix back to its norm, as in NorMuon
-    (Li et al., `2025 <https://arxiv.org/abs/2510.05491>`_), with :math:`O = X_n` and `matched_adamw_rms` :math:`\rho`:
+    `nesterov`, :math:`U_t` is :math:`M_t`. A matrix with more rows than columns is transposed for the iterations, which
+    bring all singular values of :math:`X` near 1. If :math:`U_t` is 0, :math:`X_n` is 0. With `normalize_rows`, each
+    row is then divided by the root of a moving average of its mean square, and the matrix is rescaled to a fixed norm,
+    as in NorMuon (Li et al., `2025 <https://arxiv.org/abs/2510.05491>`_), with :math:`O = X_n` and `matched_adamw_rms`
+    :math:`\rho`:
 
     .. math::
         v_i \leftarrow 0.95\, v_i + 0.05 \lVert O_i \rVert^2 / B, \qquad
         O'_i = O_i / (\sqrt{v_i} + 10^{-8}), \qquad s X_n = \rho \sqrt{A B}\, O' / \lVert O' \rVert_F
 
-    Matrices are the parameters of two dimensions and more whose name does not match `adamw_names`, unless a group's key
-    `muon` says otherwise. One of three dimensions is a batch of matrices, such as experts. Of more, the first counts as
-    rows and the rest as columns, as in a convolution. `splits` says where a parameter holds several matrices above
-    each other. All other parameters are :class:`ms_optim.AdamW`'s, with `adamw_betas` and `adamw_eps`. Learning rate,
-    weight decay and all shared arguments hold for both.
+    Matrices are the parameters of two or more dimensions whose name does not match `adamw_names`, unless a group's key
+    `muon` states otherwise. A 3-dimensional parameter is a batch of matrices, such as experts. With more dimensions,
+    the first dimension is the rows and the others are the columns, as in a convolution. `splits` states which
+    parameters hold several matrices stacked along their rows. All other parameters are updated as by
+    :class:`ms_optim.AdamW`, with `adamw_betas` and `adamw_eps`. Learning rate, weight decay and all shared arguments
+    apply to both.
 
-    A matrix has one state, `muon_m`, and with `normalize_rows` also `muon_v`, a float32 number for each row, whatever
-    `state_dtype` says. Other parameters have `adam_m` and `adam_v`. Parameters that are not in groups are decayed
-    whatever their names. The trust ratio in `statistics` is, for a matrix, the root mean square of its singular values
-    after the iterations, 0.9 to 1.0 where all is well; for others it is 1.
+    A matrix has one state, `muon_m`, and with `normalize_rows` also `muon_v`, which is float32 for every `state_dtype`
+    and has one number for each row. Other parameters have `adam_m` and `adam_v`. Parameters that are not in groups are
+    decayed regardless of their names. For a matrix, the trust ratio in `statistics` is the root mean square of its
+    singular values after the iterations, normally 0.9 to 1.0; for other parameters it is 1.
 
-    Steps whose gradients are not finite are skipped unless `skip_nonfinite` is False. Otherwise one infinity would stay
-    in the momentum, and so in the norm that divides the whole matrix, for good. With `shard_states` each matrix belongs
+    Steps whose gradients are not finite are skipped unless `skip_nonfinite` is False. Otherwise an infinity would stay
+    permanently in the momentum, and in the norm that divides the whole matrix. With `shard_states`, each matrix belongs
     to one worker, which orthogonalizes it; shares are balanced by the work of the iterations. With the group key
-    `shard_group` the processes put matrices together from their slices, a few at a time, and each orthogonalizes them;
-    `splits` and scales are those of whole matrices.
+    `shard_group`, the processes assemble matrices from their slices, a few at a time, and each process orthogonalizes
+    them; `splits` and scales apply to whole matrices.
 
     Args:
         {params}
-            - muon: Optional. Whether the group's parameters are matrices that Muon updates, which need two or more
-              dimensions, or AdamW updates them. Default: as the parameter's dimensions and name say.
-            - shard_axis: Optional, beside `shard_group`. The dimension along which the group's tensors are sliced.
+            - muon: Optional. Whether Muon updates the group's parameters, which then need two or more dimensions, or
+              AdamW updates them. Default: determined by the parameter's dimensions and name.
+            - shard_axis: Optional, with `shard_group`. The dimension along which the group's tensors are sliced.
               Default: ``0`` .
         {learning_rate|2e-2}
         {weight_decay|0.1}
-        matched_adamw_rms (Union[float, int]): The root mean square of an update's elements over the learning rate, as
-            AdamW's is about 0.2, greater than 0. It is not read with `adjust_lr` "original". Default: ``0.2`` .
+        matched_adamw_rms (Union[float, int]): The root mean square of an update's elements, divided by the learning
+            rate; greater than 0. For AdamW it is about 0.2. It is ignored with `adjust_lr` "original".
+            Default: ``0.2`` .
         momentum (Union[float, int]): The momentum :math:`\mu`, in the range [0.0, 1.0). Default: ``0.95`` .
-        nesterov (bool): Whether the momentum is Nesterov's. Default: ``True`` .
+        nesterov (bool): Whether to use Nesterov momentum. Default: ``True`` .
         ns_steps (int): The number of iterations :math:`n`, 1 or greater. Default: ``5`` .
         adamw_betas (Union[list[float], tuple[float]]): AdamW's decay rates of the first and second moment, each in the
             range (0.0, 1.0). Default: ``(0.95, 0.95)`` .
         adamw_eps (Union[float, int]): Added to AdamW's denominator, greater than 0 and not denormal in float32.
             Default: ``1e-8`` .
         adjust_lr (str): The scale :math:`s` of a matrix: "match_rms_adamw" is `matched_adamw_rms`
-            :math:`\cdot \sqrt{\max(A, B)}`, with which AdamW's learning rates and decays fit; "original" is
+            :math:`\cdot \sqrt{\max(A, B)}`, so that AdamW's learning rates and weight decays can be used; "original" is
             :math:`\sqrt{\max(1, A / B)}`. Default: ``"match_rms_adamw"`` .
         ns_coefficients (Union[list, tuple]): The coefficients :math:`(a, b, c)` of all iterations, or a list of such
             triples, one for each of the `ns_steps` iterations. Default: ``(3.4445, -4.7750, 2.0315)`` .
         ns_dtype (str): The dtype of the numbers that the iterations multiply, "float32" or "bfloat16"; sums are
             float32. Default: ``"float32"`` .
-        normalize_rows (bool): Whether rows are normalized, as in NorMuon. It needs `adjust_lr` "match_rms_adamw".
+        normalize_rows (bool): Whether rows are normalized, as in NorMuon. Requires `adjust_lr` "match_rms_adamw".
             Default: ``False`` .
-        adamw_names (Union[list[str], tuple[str]]): Patterns of names of parameters that AdamW updates whatever their
-            dimensions, as in :func:`ms_optim.pattern_groups`: embeddings and the output layer.
-            Default: ``("*embed*", "*lm_head*", "*output_layer*")`` .
+        adamw_names (Union[list[str], tuple[str]]): Name patterns of parameters that AdamW updates regardless of their
+            dimensions, as in :func:`ms_optim.pattern_groups`: embeddings and the output layer. Default:
+            ``("*embed*", "*lm_head*", "*output_layer*")`` .
         splits (Union[dict, None]): How the rows of a parameter are split into matrices, by pattern of the parameter's
-            name; of several patterns that match, the first counts. Each matrix is orthogonalized by itself and has its
-            own scale. In a batch of matrices each is split. A split takes one of three forms:
+            name; the first pattern that matches is used. Each matrix is orthogonalized separately and has its own
+            scale. In a batch of matrices, each matrix is split. A split has one of three forms:
 
-            - (4096, 1024, 1024): Matrices of so many rows each, one after the other.
-            - 2: So many matrices of equal size.
-            - ((64, 64, 64), 12): Rows that repeat so many times. The first 64 rows of each of the 12 parts make one
-              matrix, of 768 rows, the second 64 another, and so on, as where query, key and value lie head by head.
+            - (4096, 1024, 1024): Consecutive matrices with these numbers of rows.
+            - 2: This number of matrices of equal size.
+            - ((64, 64, 64), 12): Numbers of rows that repeat 12 times. The first 64 rows of all 12 parts form one
+              matrix of 768 rows, the second 64 rows another, and so on, for example if query, key and value are stored
+              by head.
 
             Default: ``None`` .
         {skip_nonfinite|True}
@@ -140,10 +144,10 @@ class Muon(AdamFamily):
             `muon` not a bool.
         ValueError: If `ns_steps` is less than 1, or not the number of triples in `ns_coefficients`, or `normalize_rows`
             is True with `adjust_lr` "original".
-        ValueError: If a group with `muon` True has a parameter of fewer than two dimensions, a split is not of as many
-            rows as a matrix has, or its pattern matches no matrix.
-        ValueError: If a group has the key `shard_axis` without `shard_group`, or a parameter of it too few dimensions,
-            or the slices of a parameter differ in other dimensions than this.
+        ValueError: If a group with `muon` True has a parameter of fewer than two dimensions, a split does not cover
+            exactly the rows of a matrix, or its pattern matches no matrix.
+        ValueError: If a group has the key `shard_axis` without `shard_group`, or a parameter of it has too few
+            dimensions, or the slices of a parameter differ in other dimensions.
         {raises}
 
     Supported Platforms:
@@ -166,9 +170,9 @@ class Muon(AdamFamily):
     trials: tuple[dict[str, Any], ...] = ({}, {"normalize_rows": True})
     decays_every_name = True
     group_keys: ClassVar[tuple[str, ...]] = KEYS
-    # MindSpore would give each process some of the parameters whatever the work that they make.
+    # MindSpore's parallel optimizer would distribute the parameters without regard to their work.
     _support_parallel_optimizer = False
-    kernels_lack: ClassVar[dict[str, str]] = {"shard_group": "needs matrices that MindSpore's operators put together"}
+    kernels_lack: ClassVar[dict[str, str]] = {"shard_group": "needs matrices that MindSpore's operators assemble"}
 
     matched_adamw_rms: float
     momentum: float
@@ -227,11 +231,11 @@ class Muon(AdamFamily):
 
     @classmethod
     def are_matrices(cls, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[bool]:
-        """Tell of each parameter whether it holds matrices, unless its group says otherwise."""
+        """Return for each parameter whether it holds matrices, unless its group states otherwise."""
         return [_matrices.is_matrix(name, shape, ADAMW_NAMES) for name, shape in zip(names, shapes)]
 
     def with_matrices(self, layout: Layout, shard_groups: Mapping[str, str]) -> Layout:
-        """Return the layout with the matrices of each parameter, and make what moves those of each form."""
+        """Return the layout with the matrices of each parameter, and create the update of each form."""
         name, names, shapes = layout.optimizer, layout.names, layout.shapes
         are_muons = _matrices.are_muons(name, names, shapes, self._said[KEY], self.adamw_names)
         own = {names[i]: shapes[i] for i in range(layout.count) if are_muons[i]}
@@ -248,7 +252,7 @@ class Muon(AdamFamily):
         return layout
 
     def _scale(self, rows: int, columns: int) -> float:
-        """Return what an orthogonal matrix of that size is multiplied by."""
+        """Return the factor of an orthogonalized matrix of that size."""
         if self.adjust_lr == "original":
             return math.sqrt(max(1.0, rows / columns))
         return self.matched_adamw_rms * math.sqrt(rows * columns if self.normalize_rows else max(rows, columns))
@@ -256,14 +260,14 @@ class Muon(AdamFamily):
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """State AdamW's update, of what is no matrix."""
+        """Compute AdamW's update, for parameters that are not matrices."""
         m, v = self.moments(gradient, states)
         return (self.with_decay(self.adam_direction(scalars, m, v), weight, weight_decay),), (m, v)
 
     def matrix_directions(
         self, scalars: Scalars, form: int, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors, Tensor]:
-        """State Muon's update, and the root mean square of the singular values of what moves the weights."""
+        """Compute Muon's update, and the root mean square of the singular values of the orthogonalized matrices."""
         m = summed(self.momentum * states[0], gradient)
         u = summed(gradient, self.momentum * m) if self.nesterov else m
         moves, averages, singular_values = self._moves[form](u, states[1:])

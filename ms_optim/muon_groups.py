@@ -1,4 +1,4 @@
-"""Param groups for Muon: which parameters it orthogonalizes, and which AdamW updates."""
+"""Parameter groups for Muon: the parameters that it orthogonalizes, and those that AdamW updates."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def muon_groups(
 ) -> ParamGroups:
     """Group parameters into the matrices that Muon orthogonalizes and those that AdamW updates.
 
-    They are told apart as :class:`ms_optim.Muon` tells them where no group says otherwise. Printed, the groups show who
-    goes where; changed, they say so.
+    The division is the one that :class:`ms_optim.Muon` makes by default. Print the groups to see it; edit them to
+    change it.
 
     Args:
         {network}
-        adamw_names (Union[list[str], tuple[str]]): Patterns of names of parameters that AdamW updates whatever their
-            dimensions, as in :func:`pattern_groups`. A pattern may match nothing.
-            Default: ``("*embed*", "*lm_head*", "*output_layer*")`` .
+        adamw_names (Union[list[str], tuple[str]]): Name patterns of parameters that AdamW updates regardless of their
+            dimensions, as in :func:`pattern_groups`. A pattern may match nothing. Default:
+            ``("*embed*", "*lm_head*", "*output_layer*")`` .
         {no_decay}
         filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
-            decayed. They make a group of their own then. Default: ``False`` .
+            decayed. They then form a separate group. Default: ``False`` .
 
     Returns:
         {groups}

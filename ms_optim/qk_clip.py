@@ -1,4 +1,4 @@
-"""QK-clip: scales the projections of queries and keys where attention logits grow too large."""
+"""QK-clip: scales the query and key projections of heads whose attention logits are too large."""
 
 from __future__ import annotations
 
@@ -33,47 +33,48 @@ def qk_clip(
     query_rows: Sequence[int] | None = None,
     key_rows: Sequence[int] | None = None,
 ) -> int:
-    r"""Scale the projections of queries and keys, head by head, so that no attention logit exceeds a threshold.
+    r"""Scale the query and key projections, head by head, so that no attention logit exceeds a threshold.
 
     Kimi Team, `Kimi K2 <https://arxiv.org/abs/2507.20534>`_ (2025), Algorithm 1. A head :math:`h` whose largest logit
     :math:`S_h` is above the threshold :math:`\tau` has :math:`\gamma_h = \tau / S_h`, others have 1. Its logits are
-    multiplied by :math:`\gamma_h`: queries and keys by :math:`\sqrt{\gamma_h}` each. Where several heads share a key,
-    this is multiplied by :math:`\sqrt{\gamma_g}`, of which :math:`\gamma_g` is their least, and the queries of head
-    :math:`h` by :math:`\gamma_h / \sqrt{\gamma_g}`. In multi-head latent attention all heads share the rotary part of
-    the key, which is left alone; the rotary part of the queries is multiplied by :math:`\gamma_h`.
+    multiplied by :math:`\gamma_h`: queries and keys by :math:`\sqrt{\gamma_h}` each. If several heads share a key, the
+    key is multiplied by :math:`\sqrt{\gamma_g}`, where :math:`\gamma_g` is the smallest :math:`\gamma_h` of these
+    heads, and the queries of head :math:`h` by :math:`\gamma_h / \sqrt{\gamma_g}`. In multi-head latent attention all
+    heads share the rotary part of the key, which is not changed; the rotary part of the queries is multiplied by
+    :math:`\gamma_h`.
 
-    The weights are written in place, so that compiled graphs see them. Rows whose factor is 1 keep their bits. The
-    logits then are at most the threshold, but for the rounding of the weights. Float32 masters, which optimizers keep
-    of float16 and bfloat16 weights, follow in the next step. Call it after the optimizer's step, with the logits of the
-    forward pass before it.
+    The weights are written in place, so that compiled graphs also use them. Rows whose factor is 1 are not changed. The
+    logits are then at most the threshold, except for rounding of the weights. Float32 masters of float16 and bfloat16
+    weights are updated in the next step of the optimizer. Call this function after the optimizer's step, with the
+    logits of the forward pass before that step.
 
-    Rows are those of `nn.Dense`, whose weights have the shape (outputs, inputs): head by head, each head's rows
-    together. `query_rows` and `key_rows` say where they are if they are elsewhere, as in a fused projection.
+    Rows are those of `nn.Dense`, whose weights have the shape (outputs, inputs). The rows of each head are consecutive.
+    If the rows are elsewhere, as in a fused projection, state them in `query_rows` and `key_rows`.
 
     Args:
-        query (Union[Parameter, list[Parameter]]): What makes the queries: the weight, or the weight and the bias.
-        key (Union[Parameter, list[Parameter]]): What makes the keys, or keys and values.
-        max_logits (Union[Tensor, list[float]]): The largest logit of each head, before softmax, scaled as softmax takes
-            it. Where several processes train with different data, the largest over all of them.
+        query (Union[Parameter, list[Parameter]]): The query projection: its weight, or its weight and bias.
+        key (Union[Parameter, list[Parameter]]): The projection of keys, or of keys and values, likewise.
+        max_logits (Union[Tensor, list[float]]): The largest logit of each head, as passed to softmax, after scaling. If
+            several processes train with different data, the largest over all processes.
         threshold (Union[float, int]): The largest logit allowed, greater than 0. Default: ``100.0`` .
-        key_heads (Union[int, None]): The number of heads of the keys, of which consecutive heads of the queries share
-            one; it divides the number of heads. ``None`` means as many as `max_logits` has. Default: ``None`` .
-        query_rope (int): How many rows at the end of each head in `query` meet a key that all heads share, as the
-            rotary part does in latent attention. Default: ``0`` .
-        key_values (int): How many rows at the end of each head in `key` are its values, which are left alone, as in the
-            joint projection of latent attention. Default: ``0`` .
-        query_rows (Union[Sequence[int], None]): The rows of `query` that make queries, such as ``range(0, 768)`` ,
-            head by head. ``None`` means all. Default: ``None`` .
-        key_rows (Union[Sequence[int], None]): Likewise of `key`. Default: ``None`` .
+        key_heads (Union[int, None]): The number of key heads. Consecutive query heads share one key head, so it must
+            divide the number of query heads. ``None`` means one for each element of `max_logits`. Default: ``None`` .
+        query_rope (int): The number of rows at the end of each head in `query` that are multiplied by a key which all
+            heads share, as the rotary part is in latent attention. Default: ``0`` .
+        key_values (int): The number of rows at the end of each head in `key` that are its values and are not changed,
+            as in the joint projection of latent attention. Default: ``0`` .
+        query_rows (Union[Sequence[int], None]): The rows of `query` that are queries, such as ``range(0, 768)`` , head
+            by head. ``None`` means all. Default: ``None`` .
+        key_rows (Union[Sequence[int], None]): The rows of `key` that are keys, likewise. Default: ``None`` .
 
     Returns:
-        int, how many heads had a logit above the threshold.
+        int, the number of heads with a logit above the threshold.
 
     Raises:
-        TypeError: If `query` or `key` is neither a Parameter nor a list of Parameters, `max_logits` not numbers, or
+        TypeError: If `query` or `key` is neither a Parameter nor a list of Parameters, `max_logits` are not numbers, or
             another argument has the wrong type.
-        ValueError: If `max_logits` is not finite or not of one dimension, `threshold` is not greater than 0, rows do
-            not exist, stand twice or are queries and keys at once, or numbers of rows and heads do not fit each other.
+        ValueError: If `max_logits` is not finite or not 1-dimensional, `threshold` is not greater than 0, rows do not
+            exist, appear more than once or are both queries and keys, or the numbers of rows and heads do not match.
 
     Examples:
         >>> from mindspore import nn
@@ -82,7 +83,7 @@ def qk_clip(
         >>> before = query.weight.asnumpy().copy()
         >>> qk_clip(query.weight, key.weight, [12.0, 400.0, 3.0, -1.0], threshold=100.0, key_heads=2)
         1
-        >>> print((query.weight.asnumpy() / before)[::16, 0])  # a head that shares its key makes up for it
+        >>> print((query.weight.asnumpy() / before)[::16, 0])  # a head that shares its key is compensated
         [2.  0.5 1.  1. ]
     """
     form = Form(key_heads, query_rope, key_values, query_rows, key_rows)
@@ -92,17 +93,17 @@ def qk_clip(
 
 
 class QKClip(Callback):
-    """Scales the projections of queries and keys after each step of ``Model.train``, by :func:`qk_clip`.
+    """Scales the query and key projections after each step of ``Model.train``, by :func:`qk_clip`.
 
-    It asks a function of yours for the largest attention logits of the step. In a training loop of your own, call
-    :meth:`clip` after each step. `clipped` is how many heads the last step clipped, `total` how many all steps did,
-    each counted as often as it was clipped. In sink mode callbacks are called once for many steps: train with
+    It calls a function of yours for the largest attention logits of the step. In a training loop of your own, call
+    :meth:`clip` after each step. `clipped` is the number of heads that the last step clipped; `total` is the sum of
+    this number over all steps. In sink mode callbacks are called once for many steps: train with
     ``dataset_sink_mode=False`` , or with a ``sink_size`` of 1.
 
     Args:
-        layers (list[tuple]): For each layer `query` and `key`, as :func:`qk_clip` takes them.
+        layers (list[tuple]): For each layer, the pair of `query` and `key` as in :func:`qk_clip`.
         max_logits (Callable): Called without arguments after each step. It returns the largest logits: a Tensor or an
-            array of shape (layers, heads), or a list with those of each layer.
+            array of shape (layers, heads), or a list with the logits of each layer.
         threshold (Union[float, int]): The largest logit allowed, greater than 0. Default: ``100.0`` .
         key_heads (Union[int, None]): As in :func:`qk_clip`. Default: ``None`` .
         query_rope (int): As in :func:`qk_clip`. Default: ``0`` .
@@ -167,7 +168,7 @@ class QKClip(Callback):
         if pairs is None or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
             fail(TypeError, CALLBACK, "layers", "a list of pairs of queries and keys", layers)
         if not pairs:
-            fail(ValueError, CALLBACK, "layers", "not empty", layers)
+            fail(ValueError, CALLBACK, "layers", "a list of at least one pair", layers)
         if not callable(max_logits):
             fail(TypeError, CALLBACK, "max_logits", "a function without arguments", max_logits)
         check_positive(CALLBACK, "threshold", threshold)
@@ -177,14 +178,14 @@ class QKClip(Callback):
         self.clipped = self.total = 0
 
     def clip(self) -> int:
-        """Clip all layers by what the function returns.
+        """Clip all layers by the logits that the function returns.
 
         Returns:
-            int, how many heads had a logit above the threshold.
+            int, the number of heads with a logit above the threshold.
 
         Raises:
-            TypeError: If the function returns no numbers.
-            ValueError: If it returns another number of layers, or what :func:`qk_clip` refuses.
+            TypeError: If the function does not return numbers.
+            ValueError: If it returns another number of layers, or logits that :func:`qk_clip` rejects.
         """
         found = self.max_logits()
         logits = list(found) if isinstance(found, (Tensor, np.ndarray)) and found.ndim == 2 else ordered(found)

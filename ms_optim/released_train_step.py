@@ -1,4 +1,4 @@
-"""A training step that frees each gradient as soon as it is used."""
+"""A training step that frees each gradient immediately after its use."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ._base import FusedOptimizer
 class ReleasedTrainStep(nn.Cell):
     """Runs forward, backward and update; each weight is updated inside the backward pass.
 
-    The loss is multiplied by the optimizer's `loss_scale`, which divides the gradients by it. If a pass fails, the step
-    is abandoned and not counted: the error says how many parameters have moved.
+    The loss is multiplied by the optimizer's `loss_scale`, and the optimizer divides the gradients by it. If a pass
+    fails, the step is discarded and not counted; the error states how many parameters were updated.
 
     Args:
         net (Cell): The network; it returns the loss if `loss_fn` is None.
-        loss_fn (Union[Callable, None]): Takes what the network returns and the last input, and returns the loss.
+        loss_fn (Union[Callable, None]): Takes the network's output and the last input, and returns the loss.
         optimizer (FusedOptimizer): The optimizer; :meth:`FusedOptimizer.attach` is called for it.
         passes (int): See :meth:`FusedOptimizer.attach`. Default: ``1`` .
 
     Inputs:
-        inputs (Tensor): What the network takes; with `loss_fn`, the last is the label.
+        inputs (Tensor): The inputs of the network; with `loss_fn`, the last input is the label.
 
     Outputs:
         Tensor, the loss.
 
     Raises:
-        TypeError: If `net` is not a Cell, `loss_fn` no function, or `optimizer` not one of this package.
-        RuntimeError: If :meth:`FusedOptimizer.attach` refuses.
+        TypeError: If `net` is not a Cell, `loss_fn` is not a function, or `optimizer` is not from this package.
+        RuntimeError: If :meth:`FusedOptimizer.attach` raises it.
 
     Supported Platforms:
         ``CPU`` ``GPU``
@@ -78,7 +78,7 @@ class ReleasedTrainStep(nn.Cell):
                 moved = self.optimizer.abandon()
                 raise RuntimeError(
                     f"For '{self.optimizer.cls_name}', a backward pass failed. The step is not counted, and "
-                    f"{len(moved)} parameters have moved."
+                    f"{len(moved)} parameters were updated."
                 ) from error
             if self.optimizer.finish():
                 return loss / self.optimizer.loss_scale

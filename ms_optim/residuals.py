@@ -1,4 +1,4 @@
-"""Residuals: what a worker has not sent yet, carried over to another number of workers."""
+"""Residuals: the parts of updates that a worker has not sent yet, converted to another number of workers."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAME = "fold_residuals"
-ENTRY = "dgc_worker"  # says whose states a state dict holds
+ENTRY = "dgc_worker"  # states which worker the states in a state dict belong to
 ENTRIES = (ENTRY, fold.ENTRY)
 
 
 def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> list[dict[str, Tensor]]:
-    r"""Make the states of another number of workers from those of all workers of a DGCMomentum or of LocalSteps.
+    r"""Convert the states of all workers of a DGCMomentum or of LocalSteps to another number of workers.
 
-    Nothing is lost. Of DGCMomentum, the sum of the residuals :math:`r` stays the same. New worker :math:`j` of
-    :math:`M` gets the sum of the residuals of old workers :math:`j, j + M, \ldots`, and the mean of their velocities; a
-    worker that gets none starts with residuals of 0 and the mean of all velocities.
+    No residual is lost. With DGCMomentum, the sum of the residuals :math:`r` stays the same. New worker :math:`j` of
+    :math:`M` gets the sum of the residuals of old workers :math:`j, j + M, \ldots`, and the mean of their velocities. A
+    new worker without an old one starts with residuals of 0 and the mean of all velocities.
 
-    Of LocalSteps, the mean over the workers of what is still to be sent stays the same: of the residuals, and of what
-    the weights have moved since the last exchange. New worker :math:`j` gets the sums of both over old workers
-    :math:`j, j + M, \ldots`, times :math:`M` over the old number of workers; so the state dicts need the weights, as
-    ``state_dict()`` returns them, and what is returned has weights to load into the network. The states of the
-    optimizer are those of old worker :math:`j`, or of one before in turn where there are not so many.
+    With LocalSteps, the mean over the workers of all that is not yet sent stays the same: of the residuals, and of the
+    changes of the weights since the last exchange. New worker :math:`j` gets the sums of both over old workers
+    :math:`j, j + M, \ldots`, times :math:`M` divided by the old number of workers. Therefore the state dicts must
+    contain the weights, as ``state_dict()`` returns them, and the result contains weights to load into the network. The
+    states of the optimizer are those of old worker :math:`j`; if there are fewer old workers, these are used in turn.
 
     Args:
         state_dicts (Sequence[dict[str, Tensor]]): What each worker's ``state_dict()`` returned, or ``load_checkpoint``
-            read of its file, in any order. Where a Cell holds the optimizer, names may begin with that Cell's.
+            read from its file, in any order. If a Cell holds the optimizer, names may begin with the Cell's name.
         workers (int): The new number of workers, 1 or greater.
 
     Returns:
-        list[dict[str, Tensor]], what each new worker gives to ``load_state_dict``.
+        list[dict[str, Tensor]], the state dict for each new worker, for ``load_state_dict``.
 
     Raises:
         TypeError: If `state_dicts` is not a list of dicts of Tensors, or `workers` not an int.
-        ValueError: If `workers` is less than 1, a worker's states are missing or stand twice, an entry `dgc_worker` or
-            `local_worker` names no worker, or workers differ in what is the same on all.
+        ValueError: If `workers` is less than 1, a worker's states are missing or appear more than once, an entry
+            `dgc_worker` or `local_worker` does not name a worker, or workers differ in entries that must be equal.
         KeyError: If a weight of LocalSteps is missing.
 
     Examples:
@@ -64,7 +64,7 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
     for rank, entries in enumerate(old):
         if entries.keys() != names:
             name = sorted(entries.keys() ^ names)[0]
-            raise ValueError(f"For '{NAME}', 'state_dicts' must hold the same names, but not all hold {name!r}.")
+            raise ValueError(f"For '{NAME}', all 'state_dicts' must have the same entries, but not all have {name!r}.")
         for name in names:
             first, other = old[0][name], entries[name]
             if (other.dtype, other.shape) != (first.dtype, first.shape):
@@ -75,8 +75,8 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
                 )
             if not is_own(name.removeprefix(prefix)) and other.asnumpy().tobytes() != first.asnumpy().tobytes():
                 raise ValueError(
-                    f"For '{NAME}', 'state_dicts' must be of workers of one step, but {name!r} is not the same on "
-                    f"workers 0 and {rank}."
+                    f"For '{NAME}', 'state_dicts' must be of workers at the same step, but {name!r} differs "
+                    f"between workers 0 and {rank}."
                 )
     if is_local:
         return _local(old, prefix, workers)
@@ -84,11 +84,11 @@ def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> li
 
 
 def _local(old, prefix, workers):
-    # Where a Cell holds the optimizer, weights may have its prefix or none.
+    # If a Cell holds the optimizer, weights may have its prefix or none.
     plain = [{name.removeprefix(prefix): value for name, value in entries.items()} for entries in old]
     for name in (name.removeprefix(fold.START) for name in plain[0] if name.startswith(fold.START)):
         if name not in plain[0]:
-            raise KeyError(f"For '{NAME}', 'state_dicts' must have the weight {name!r}, too.")
+            raise KeyError(f"For '{NAME}', 'state_dicts' must also have the weight {name!r}.")
     return [fold.of_worker(plain, rank, workers) for rank in range(workers)]
 
 
@@ -110,22 +110,24 @@ def _of_worker(old: list[dict[str, Tensor]], prefix: str, rank: int, workers: in
 
 
 def _is_own(name: str) -> bool:
-    """Tell whether an entry differs from worker to worker."""
+    """Return whether an entry differs from worker to worker."""
     return name in (ENTRY, "statistics") or name.startswith(("dgc_r.", "dgc_u."))
 
 
 def _worker_entry(entries: dict[str, Tensor]) -> str | None:
-    """Return the name of the entry that says whose states these are, if there is one."""
+    """Return the name of the entry that states which worker the states belong to, if there is one."""
     found = [name for name in entries if name.rpartition(".")[2] in ENTRIES]
     if len(found) > 1:
-        raise ValueError(f"For '{NAME}', 'state_dicts' must be of one optimizer each, but one holds {found}.")
+        raise ValueError(
+            f"For '{NAME}', each of 'state_dicts' must be of one optimizer, but one has the entries {found}."
+        )
     return found[0] if found else None
 
 
 def _in_order(state_dicts: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], str]:
-    """Return the workers' entries by rank, once all are known to be there, and what stands before the names.
+    """Check that all workers are present, and return their entries by rank, and the prefix of the names.
 
-    That is the name of a Cell that holds the optimizer.
+    The prefix is the name of a Cell that holds the optimizer.
     """
     if not isinstance(state_dicts, (list, tuple)) or not all(isinstance(d, dict) for d in state_dicts):
         fail(TypeError, NAME, "state_dicts", "a list of dicts of Tensors", state_dicts)
@@ -151,42 +153,41 @@ def worker_of(caller: str, value: Tensor, entry: str = ENTRY) -> tuple[int, int]
     places = value.asnumpy()
     if value.dtype != mstype.int32 or places.ndim != 1 or np.count_nonzero(places) != 1 or places.max() != 1:
         raise ValueError(
-            f"For '{caller}', the entry {entry!r} must be int32 of 1 dimension, 1 at the worker's place and 0 "
+            f"For '{caller}', the entry {entry!r} must be 1-dimensional int32, 1 at the worker's index and 0 "
             f"elsewhere, but got {value.dtype} {places.tolist()}."
         )
     return int(places.argmax()), places.size
 
 
 def check_entry(caller: str, entry: str, value: Tensor, own: NDArray[np.int32]) -> None:
-    """Refuse a state dict that is another worker's.
+    """Raise an error if a state dict belongs to another worker.
 
     Args:
-        caller: The class that errors name.
-        entry: The name of the entry that says whose states it holds.
-        value: That entry.
-        own: What it holds for this worker.
+        caller: Name of the class, for the errors.
+        entry: The name of the entry that states which worker the states belong to.
+        value: The entry.
+        own: The entry's value for this worker.
     """
     rank, count = worker_of(caller, value, entry)
     if (rank, count) != (own.argmax(), own.size):
         raise ValueError(
             f"For '{caller}', 'state_dict' must be that of worker {own.argmax()} of {own.size}, but got that of worker "
-            f"{rank} of {count}: ms_optim.fold_residuals() makes the states of one number of workers from those of "
-            "another."
+            f"{rank} of {count}: ms_optim.fold_residuals() converts the states of one number of workers to another."
         )
 
 
 def check_residuals(caller: str, worker: Tensor, own: NDArray[np.int32]) -> None:
-    """Refuse to take a step with the residuals of another worker, which MindSpore's own loading takes.
+    """Raise an error before a step with the residuals of another worker, which MindSpore's own loading accepts.
 
     Args:
-        caller: The class that errors name.
-        worker: What says whose residuals these are.
-        own: What it holds for this worker.
+        caller: Name of the class, for the errors.
+        worker: The entry that states which worker the residuals belong to.
+        own: The entry's value for this worker.
     """
     whose = worker.asnumpy()
     if not np.array_equal(whose, own):
         raise RuntimeError(
             f"For '{caller}', the residuals must be those of worker {own.argmax()} of {own.size}, but are those of "
-            f"worker {whose.argmax()} of {whose.size}, whose checkpoint was loaded. Load this worker's own with "
-            "load_state_dict(), which refuses others, or what ms_optim.fold_residuals() makes of all."
+            f"worker {whose.argmax()} of {whose.size}, whose checkpoint was loaded. Load this worker's own "
+            "with load_state_dict(), which rejects others, or the result of ms_optim.fold_residuals()."
         )

@@ -1,4 +1,4 @@
-"""Schedule-Free AdamW: AdamW that needs no learning rate schedule, as it averages its iterates."""
+"""Schedule-Free AdamW: AdamW that averages its iterates instead of using a learning rate schedule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @documented
 class ScheduleFreeAdamW(AdamFamily):
-    r"""AdamW without a learning rate schedule: an average of the iterates does what a schedule's decay does.
+    r"""AdamW without a learning rate schedule: an average of the iterates replaces the decay of the learning rate.
 
     Defazio et al., `The Road Less Scheduled <https://arxiv.org/abs/2405.15682>`_ (2024), Algorithm 1, with gradient
     :math:`g_t`, taken at :math:`y_t`, and learning rate :math:`\eta_t`, for :math:`W` warm-up steps:
@@ -41,25 +41,24 @@ class ScheduleFreeAdamW(AdamFamily):
         z_{t+1} &= z_t - \gamma_t n_t
         \end{aligned}
 
-    In training the parameters hold :math:`y`. What is to be evaluated and used is the average
-    :math:`x = y + (1 - 1/\beta_1)(z - y)`: :meth:`averaged`, :meth:`eval` and the callback
-    :class:`ms_optim.AveragedWeights` put it into the parameters. To evaluate :math:`y` is an error that shows only as a
-    higher loss.
+    During training the parameters hold :math:`y`. Evaluate and use the average :math:`x = y + (1 - 1/\beta_1)(z - y)`:
+    :meth:`averaged`, :meth:`eval` and the callback :class:`ms_optim.AveragedWeights` put it into the parameters. If you
+    evaluate :math:`y` by mistake, the only sign is a higher loss.
 
-    It keeps two states, `schedule_free_z`, which starts as the weights and is float32 whatever `state_dtype` says, and
+    It keeps two states: `schedule_free_z`, which starts as the weights and is float32 for every `state_dtype`, and
     `schedule_free_v`. Parameters that are not in groups are decayed unless their name contains ``beta`` or ``gamma``.
 
     Args:
         {params}
         {learning_rate|2.5e-3}
-        betas (Union[list[float], tuple[float]]): The part of the average in :math:`y`, and the decay rate of the second
-            moment, each in the range (0.0, 1.0). Default: ``(0.9, 0.999)`` .
+        betas (Union[list[float], tuple[float]]): The fraction of the average in :math:`y`, and the decay rate of the
+            second moment, each in the range (0.0, 1.0). Default: ``(0.9, 0.999)`` .
         eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-8`` .
         {weight_decay}
         warmup_steps (int): The number of steps :math:`W` over which the rate rises, 0 or greater. Default: ``0`` .
         r (Union[float, int]): The power of the step in its weight :math:`p_t`, 0 or greater. Default: ``0.0`` .
-        weight_lr_power (Union[float, int]): The power :math:`q` of the largest rate so far in it, 0 or greater.
-            Default: ``2.0`` .
+        weight_lr_power (Union[float, int]): The power :math:`q` of the largest rate so far in this weight, 0 or
+            greater. Default: ``2.0`` .
         {shared}
         {offload}
 
@@ -101,7 +100,7 @@ class ScheduleFreeAdamW(AdamFamily):
             weighs_steps=True,
         ),
     )
-    # Each process would average the iterates of its own parameters alone.
+    # Each process would average only the iterates of its own parameters.
     _support_parallel_optimizer = False
     averages_iterates = True
     refuses: ClassVar[dict[str, str]] = {
@@ -142,7 +141,7 @@ class ScheduleFreeAdamW(AdamFamily):
         return (super().scalars(t)[1],)
 
     def weighed(self, t: Tensor, learning_rate: Tensor, before: Tensor) -> tuple[Tensors, Tensor]:
-        """State the rate gamma of a step, and the part c of z in the new weight."""
+        """Return the rate gamma of a step, and the fraction c of z in the new weight."""
         rate = F.cast(learning_rate, before.dtype)
         t = F.cast(t, before.dtype)
         if self.warmup_steps > 0:
@@ -158,22 +157,22 @@ class ScheduleFreeAdamW(AdamFamily):
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """State the directions n, decay included, and y - z."""
+        """Compute the directions: n, including the decay, and y - z."""
         z, v = states
         v = summed(self.beta2 * v, self._one_minus_beta2 * gradient * gradient)
         n = self.with_decay(gradient / (ops.sqrt(v) / scalars[0] + self.eps), weight, weight_decay)
         return (n, normal(weight - z)), (z, v)
 
     def followed(self, learning_rate: Tensors, directions: Tensors, states: Tensors) -> Tensors:
-        """State that z moves along n by gamma."""
+        """Return the new states: z moves along n by gamma."""
         return normal(states[0] - normal(learning_rate[0] * directions[0])), states[1]
 
     def coefficients(
         self, learning_rate: Tensors, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors
     ) -> tuple[Tensors, Tensor]:
-        """State how far the weight moves along n, and towards z."""
+        """Return how far the weight moves along n, and towards z."""
         return (learning_rate[1], learning_rate[2]), ops.ones_like(learning_rate[0])
 
     def averaged_weight(self, weight: NDArray[np.float32], first_state: NDArray[np.float32]) -> NDArray[np.float32]:
-        """State x, which is for use."""
+        """Return x, the weight to use."""
         return weight + np.float32(1.0 - 1.0 / self.beta1) * (first_state - weight)

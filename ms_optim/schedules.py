@@ -1,4 +1,4 @@
-"""Weight decays that change over time, and the learning rate that LANS is trained with."""
+"""Weight decay schedules, and the learning rate schedule that LANS is trained with."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 def _constant(value):
-    """Make a constant of the dtype to compute in.
+    """Make a constant of the dtype that schedules compute in.
 
-    A Python number would not do: MindSpore rounds it to float32, even in a sum with a float64 tensor.
+    A Python number does not work: MindSpore rounds it to float32, even in a sum with a float64 tensor.
     """
     return Tensor(value, mstype.float32 if ms.get_context("device_target") == "Ascend" else mstype.float64)
 
 
 def _whole(global_step):
-    """Return the step as an int32 tensor of no dimensions, as differences and quotients of integers are exact."""
+    """Return the step as a 0-dimensional int32 tensor: differences and quotients of integers are exact."""
     return F.cast(global_step, mstype.int32).reshape(())
 
 
 def _ratio(count, total):
-    """Return count / total: an int32 tensor over a constant or another int32 tensor."""
+    """Return count / total: an int32 tensor divided by a constant or another int32 tensor."""
     return F.cast(count, total.dtype) / total
 
 
@@ -44,10 +44,10 @@ def _check_decay(schedule, decay_steps, **decays):
 
 @documented
 class WeightDecaySchedule(nn.Cell):
-    """Base class of weight decays that change over time; a subclass defines `construct`.
+    """Base class of weight decay schedules; a subclass defines `construct`.
 
-    An optimizer takes one as its `weight_decay`, or as that of a group, and calls it each step. It has no state: it
-    depends on the optimizer's step count alone, which a checkpoint keeps.
+    Pass a schedule as the `weight_decay` of an optimizer or of a group; the optimizer calls it each step. It has no
+    state: it depends only on the optimizer's step count, which a checkpoint keeps.
 
     Inputs:
         {global_step}
@@ -78,12 +78,12 @@ class WeightDecaySchedule(nn.Cell):
 
 @documented
 class ConstantWeightDecay(WeightDecaySchedule):
-    r"""A weight decay that stays the same.
+    r"""A constant weight decay.
 
     .. math::
         \lambda_t = \lambda
 
-    An optimizer takes the number itself, too; this class is for code that needs a Cell.
+    An optimizer also takes the number itself; this class is for code that requires a Cell.
 
     Args:
         weight_decay (Union[float, int]): The weight decay, 0 or greater.
@@ -115,27 +115,27 @@ class ConstantWeightDecay(WeightDecaySchedule):
         self.weight_decay = Tensor(weight_decay, mstype.float32)
 
     def construct(self, global_step: GlobalStep) -> Tensor:
-        """Return the weight decay, whatever the step."""
+        """Return the weight decay, which does not depend on the step."""
         return self.weight_decay
 
 
 @documented
 class PolynomialWeightDecay(WeightDecaySchedule):
-    r"""A weight decay that goes from one value to another as a polynomial, like `mindspore.nn.PolynomialDecayLR`.
+    r"""A weight decay that changes from one value to another as a polynomial, like `mindspore.nn.PolynomialDecayLR`.
 
     .. math::
         \lambda_t = \lambda_{end} + (\lambda - \lambda_{end}) \left(1 - \frac{\min(t, T)}{T}\right)^{power}
 
-    With `update_decay_steps`, :math:`T \max(\lceil t / T \rceil, 1)` takes the place of :math:`T`: after each
-    `decay_steps` steps the decay rises again, each time to a lower value.
+    With `update_decay_steps`, :math:`T \max(\lceil t / T \rceil, 1)` replaces :math:`T`: after each `decay_steps` steps
+    the decay rises again, each time to a lower value.
 
     Args:
         {first_weight_decay}
         {end_weight_decay}
         {decay_steps}
         power (float): The exponent, greater than 0; 1 makes the decay linear.
-        update_decay_steps (bool): Whether to begin anew, over a longer time, each time the end is reached.
-            Default: ``False`` .
+        update_decay_steps (bool): Whether to restart over a longer period each time the end is reached. Default:
+            ``False`` .
 
     Inputs:
         {global_step}
@@ -196,7 +196,7 @@ class PolynomialWeightDecay(WeightDecaySchedule):
 
 @documented
 class LinearWeightDecay(PolynomialWeightDecay):
-    r"""A weight decay that goes linearly from one value to another, greater or smaller.
+    r"""A weight decay that changes linearly from one value to another, which may be greater or smaller.
 
     .. math::
         \lambda_t = \lambda + (\lambda_{end} - \lambda) \frac{\min(t, T)}{T}
@@ -285,24 +285,24 @@ class CosineWeightDecay(WeightDecaySchedule):
     def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay of a step."""
         remaining = _ratio(F.maximum(self.decay_steps - _whole(global_step), 0), self.steps)
-        # (1 + cos(pi (1 - r))) / 2 = sin(pi r / 2)^2, without the difference that loses digits near the end.
+        # (1 + cos(pi (1 - r))) / 2 = sin(pi r / 2)^2, which avoids a difference that loses digits near the end.
         return F.cast(self.end + self.change * F.square(ops.sin(self.quarter * remaining)), mstype.float32)
 
 
 @documented
 class ExponentialWeightDecay(WeightDecaySchedule):
-    r"""A weight decay that changes by a factor in equal times, like `mindspore.nn.ExponentialDecayLR`.
+    r"""A weight decay that changes exponentially, like `mindspore.nn.ExponentialDecayLR`.
 
     .. math::
         \lambda_t = \lambda \, decay\_rate^{\, t / T}
 
-    With `is_stair`, :math:`\lfloor t / T \rfloor` takes the place of :math:`t / T`.
+    With `is_stair`, :math:`\lfloor t / T \rfloor` replaces :math:`t / T`.
 
     Args:
         {first_weight_decay}
         decay_rate (float): The factor over `decay_steps` steps, greater than 0.
         decay_steps (int): The number of steps in which the decay is multiplied by `decay_rate`, 1 or greater.
-        is_stair (bool): Whether the decay changes every `decay_steps` steps only. Default: ``False`` .
+        is_stair (bool): Whether the decay changes only every `decay_steps` steps. Default: ``False`` .
 
     Inputs:
         {global_step}
@@ -357,7 +357,7 @@ class PiecewiseConstantWeightDecay(WeightDecaySchedule):
     .. math::
         \lambda_t = x_i \quad \text{for } M_{i-1} \le t < M_i
 
-    The last weight decay also holds from :math:`M_N` on, where MindSpore's list of learning rates has ended.
+    The last weight decay also applies from :math:`M_N` on, where MindSpore's list of learning rates ends.
 
     Args:
         milestone (Union[list[int], tuple[int]]): For each weight decay, the first step after it, 1 or greater, in
@@ -395,7 +395,7 @@ class PiecewiseConstantWeightDecay(WeightDecaySchedule):
             if not isinstance(value, (list, tuple)):
                 fail(TypeError, name, argument, "a list or tuple", value)
         if not milestone:
-            fail(ValueError, name, "milestone", "not empty", milestone)
+            fail(ValueError, name, "milestone", "a list or tuple of at least one int", milestone)
         if len(weight_decays) != len(milestone):
             expected = f"of the length of 'milestone', {len(milestone)}"
             fail(ValueError, name, "weight_decays", expected, weight_decays)
@@ -463,7 +463,7 @@ class WarmUpWeightDecay(WeightDecaySchedule):
 
 @documented
 class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
-    r"""A learning rate that rises linearly, stays, and falls: the one that LANS is trained with.
+    r"""A learning rate that rises linearly, stays constant, and falls: the schedule that LANS is trained with.
 
     Zheng et al., `Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes
     <https://arxiv.org/abs/2006.13484>`_ (2020). With the peak :math:`\eta`, the end :math:`\eta_{end}`, warm-up
@@ -478,9 +478,9 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
         \eta_{end} & \text{if } T \le t
         \end{cases}
 
-    The paper ends at 0 and gives warm-up and hold as parts of the whole: with its ratios, `warmup_steps` is
-    ``round(ratio_warmup * total_steps)`` and `hold_steps` is ``round(ratio_const * total_steps)`` . Step 0 has the
-    rate 0, as with `mindspore.nn.WarmUpLR`, unless `warmup_steps` is 0.
+    The paper's schedule ends at 0, and it states warm-up and hold as fractions of all steps: with its ratios,
+    `warmup_steps` is ``round(ratio_warmup * total_steps)`` and `hold_steps` is ``round(ratio_const * total_steps)`` .
+    Step 0 has the rate 0, as with `mindspore.nn.WarmUpLR`, unless `warmup_steps` is 0.
 
     Args:
         learning_rate (Union[float, int]): The learning rate at its peak :math:`\eta`, greater than 0.
@@ -490,7 +490,7 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
             `hold_steps` together.
         end_learning_rate (Union[float, int]): The learning rate from step `total_steps` on, 0 or greater.
             Default: ``0.0`` .
-        power (Union[float, int]): The exponent of the fall, greater than 0; 1, the paper's, makes it linear.
+        power (Union[float, int]): The exponent of the fall, greater than 0; 1, as in the paper, makes it linear.
             Default: ``1.0`` .
 
     Inputs:
@@ -550,7 +550,7 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
         if falling <= 0:
             expected = f"greater than 'warmup_steps' and 'hold_steps' together, {warmup_steps + hold_steps}"
             fail(ValueError, name, "total_steps", expected, total_steps)
-        # Without warm-up, step 0 has the rate that the step after a warm-up of one step would have.
+        # Without warm-up, step 0 has the rate of the step after a warm-up of one step.
         self.ahead, self.rising = int(warmup_steps == 0), max(int(warmup_steps), 1)
         self.total_steps, self.falling = int(total_steps), int(falling)
         self.rise, self.fall, self.power = _constant(self.rising), _constant(self.falling), _constant(power)
@@ -559,7 +559,7 @@ class WarmUpHoldDecayLR(nn.learning_rate_schedule.LearningRateSchedule):
     def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the learning rate of a step."""
         step = _whole(global_step)
-        # Each factor is 1 where it does not apply, so that no branch is needed.
+        # Each factor is 1 outside its phase, so that no branch is needed.
         risen = _ratio(F.minimum(step, self.rising - self.ahead) + self.ahead, self.rise)
         remaining = _ratio(F.minimum(F.maximum(self.total_steps - step, 0), self.falling), self.fall)
         return F.cast(risen * (self.end + self.change * ops.pow(remaining, self.power)), mstype.float32)

@@ -1,4 +1,4 @@
-"""SimulatedWorkers: several workers in one process, to try an exchange before renting a cluster."""
+"""SimulatedWorkers: several workers in one process, to test an exchange without a cluster."""
 
 from __future__ import annotations
 
@@ -15,55 +15,57 @@ from .local_steps import LocalSteps
 
 
 class SimulatedWorker(Workers):
-    """One of several workers in a process; between them there is no collective."""
+    """One of several workers in a process, which have no collective communication."""
 
     def __init__(self, count: int, rank: int):
         self.count = count
         self.rank = rank
 
     def all_reduce(self) -> Callable[[Tensor], Tensor]:
-        """Return what stands in the place of a collective, and is never called."""
+        """Return a placeholder for a collective, which is never called."""
         return _refuse
 
     def exchange(self, compressed: bool, words: int) -> Callable[[Tensor], Tensor]:
-        """Return what stands in the place of the exchange, and is never called."""
+        """Return a placeholder for the exchange, which is never called."""
         return _refuse
 
 
 def _refuse(wire):
-    raise RuntimeError("A simulated worker's optimizer takes no step of its own: call the SimulatedWorkers instead.")
+    raise RuntimeError(
+        "A simulated worker's optimizer cannot take a step by itself: call the SimulatedWorkers instead."
+    )
 
 
 class SimulatedWorkers:
-    """Several workers that exchange, in one process.
+    """Several workers in one process that exchange data.
 
-    Each worker is an optimizer with weights, states and residuals of its own, and runs the kernels that it would run
-    on a cluster; only the exchange is no collective: what the workers would send is handed over in memory. Of
-    DGCMomentum, weights are the same bits on all workers after every step, so one network, that of the first worker,
-    gives the gradients of all. Of LocalSteps, they differ between exchanges: :meth:`weights_of` puts those of a worker
-    into the network.
+    Each worker is an optimizer with its own weights, states and residuals, and runs the kernels that it would run on a
+    cluster. Only the exchange is not a collective: the data that workers would send is passed in memory. With
+    DGCMomentum, weights are bitwise equal on all workers after every step, so the network of the first worker computes
+    the gradients of all workers. With LocalSteps, they differ between exchanges: :meth:`weights_of` puts the weights of
+    a worker into the network.
 
     Args:
         count (int): The number of workers, 1 or greater.
         params (list[Parameter]): The parameters of the first worker; the others get copies.
-        make (Callable): Called as ``make(params, group)`` for each worker, returns its optimizer, a DGCMomentum or
-            LocalSteps that is given the group.
+        make (Callable): Called as ``make(params, group)`` for each worker; it returns the worker's optimizer, a
+            DGCMomentum or LocalSteps built with this group.
 
     Attributes:
         optimizers (list[Optimizer]): The workers' optimizers.
-        bytes_sent (int): What each worker handed to the exchange in the last step, in bytes.
+        bytes_sent (int): Number of bytes that each worker passed to the exchange in the last step.
 
     Inputs:
-        - **gradients** (Sequence[tuple[Tensor]]) - For each worker the gradients of its part of the batch.
+        - **gradients** (Sequence[tuple[Tensor]]) - For each worker, the gradients of its part of the batch.
 
     Outputs:
         tuple[bool], all elements are ``True`` .
 
     Raises:
-        TypeError: If `count` is not an int, `params` not a list of Parameters, or `make` not callable or returns
-            something else than a DGCMomentum or LocalSteps built with `group`.
-        ValueError: If `count` is less than 1, or there are not as many gradients as workers.
-        RuntimeError: If there is no fused kernel: what is simulated is what it would send.
+        TypeError: If `count` is not an int, `params` is not a list of Parameters, or `make` is not callable or does not
+            return a DGCMomentum or LocalSteps built with `group`.
+        ValueError: If `count` is less than 1, or the number of gradients is not the number of workers.
+        RuntimeError: If there is no fused kernel, because the simulation uses the kernel's exchange data.
 
     Examples:
         >>> import numpy as np

@@ -102,7 +102,7 @@ def check_checkpoint(optimizer):
 def check_refusals(mesh):
     two = DeviceMesh((2, 1), (*mesh.groups, mesh.groups[0]))
     p = Parameter(DTensor.from_local(tensor(np.ones((2, 2)), "float32"), two, (Shard(0), Shard(1))), name="w")
-    said = "'params' must be divided by Shard along one dimension of the device mesh at most, for sums over 'w'"
+    said = "'params' must be sharded by Shard along at most one dimension of the device mesh, for sums over 'w'"
     refused(ValueError, said, lambda: in_trainer("Lamb")([{"params": [p]}], learning_rate=0.1))
     in_trainer("AdamW")([{"params": [p]}], learning_rate=0.1)
     for name, key, value in (

@@ -59,7 +59,7 @@ def test_the_library_says_what_its_rules_have(device):
 def test_a_library_without_these_functions_is_of_another_version(monkeypatch):
     monkeypatch.setattr(_libraries, "library", lambda name: ctypes.CDLL("libm.so.6"))
     _libraries.path_of("CPU").exists() or pytest.skip("there is no library")
-    assert "does not load" in str(_kernels.why_not("adamw", "CPU"))
+    assert "cannot be loaded" in str(_kernels.why_not("adamw", "CPU"))
     assert "ms_optim_rules" in str(_kernels.why_not("adamw", "CPU"))
 
 

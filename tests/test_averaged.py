@@ -251,7 +251,7 @@ def test_weights_written_inside_are_lost_with_a_warning():
     pair.optimizer.eval()
     for p in pair.params[1:3]:
         p.set_data(p + 1)
-    with pytest.warns(UserWarning, match=f"2 parameters, the first of which is '{pair.params[1].name}', were changed"):
+    with pytest.warns(UserWarning, match=f"2 parameters, the first being '{pair.params[1].name}', were changed"):
         pair.optimizer.train()
     assert bits(pair.params) == before
 

@@ -73,7 +73,7 @@ def test_the_command_shows_what_a_build_says_that_fails(package, tmp_path, capsy
     [
         ("Ascend910B1", "--soc-version must be one of the processors ascend910b and ascend910_93, .* 'Ascend310P'"),
         ("ops", "has no sources"),
-        ("builder", "ships no builder"),
+        ("builder", "has no builder"),
         ("cann", "CANN is not in .*/cann: .*--cann"),
         ("cmake", "cmake is not installed"),
     ],

@@ -262,8 +262,8 @@ def renamed():
 @pytest.mark.parametrize(
     "match, arguments",
     [
-        ("it has 'Lamb' where this one has 'AdamW'", {"optimizer": AdamW}),
-        ("it has 'out.bias' where this one has 'other.bias'", {"net": renamed}),
+        ("it has 'Lamb' instead of 'AdamW'", {"optimizer": AdamW}),
+        ("it has 'out.bias' instead of 'other.bias'", {"net": renamed}),
         ("only one of the two has the column 'density'", {"optimizer": DGCMomentum, **RAMP}),
     ],
 )
@@ -274,7 +274,7 @@ def test_the_file_of_another_optimizer_is_refused(match, arguments, tmp_path):
     arguments = {name: value for name, value in arguments.items() if name != "net"}
     message = refused(ValueError, match, lambda: in_a_loop(tmp_path / "run.csv", net=net, **arguments))
     assert "run." in message
-    assert "Name another file in 'csv'" in message
+    assert "Pass another file as 'csv'" in message
     assert both(tmp_path / "run.csv") == written
 
 

@@ -129,7 +129,7 @@ def test_doctor_finds_a_wrong_kernel(monkeypatch):
 @pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there are no kernels")
 def test_doctor_checks_split_masters(monkeypatch):
     path, _, verdict, right = doctor.examine_split_masters()
-    assert (path, verdict, right) == ("fused", "agrees: masters are float32 ones to the bit", True)
+    assert (path, verdict, right) == ("fused", "agrees: masters are bitwise equal to float32 masters", True)
     restored = doctor._masters.restored
 
     def off_by_a_bit(weights, remainders):

@@ -276,7 +276,7 @@ def test_a_network_first_is_refused_without_printing_it():
 )
 def test_an_argument_without_a_default_must_be_given(name, given, missing, got):
     text = refused(TypeError, "For 'create_optimizer'", lambda: create_optimizer(name, Net(), **given))
-    assert text.endswith(f"the optimizer '{name}' must be given the arguments {missing}, but got {got}.")
+    assert text.endswith(f"the optimizer '{name}' requires the arguments {missing}, but got {got}.")
 
 
 def test_an_unknown_keyword_argument_lists_the_known_and_the_closest():
@@ -299,7 +299,7 @@ def test_what_the_groups_are_made_of():
     refused(TypeError, "'no_decay' must be a list or tuple of str", lambda: make("lion", Net(), no_decay="*.bias"))
     refused(ValueError, "'create_optimizer', the argument 'weight_decay'", lambda: make("lion", Net(), weight_decay=-1))
     groups = [{"params": Net().trainable_params()}]
-    match = r"'no_decay' must be \(\) where 'network' is a list of groups, but got \['\*'\]"
+    match = r"'no_decay' must be \(\) if 'network' is a list of groups, but got \['\*'\]"
     refused(ValueError, match, lambda: make("lion", groups, no_decay=["*"]))
     refused(KeyError, r"'create_optimizer', the keys of 'network\[0\]'", lambda: make("lion", [{"eps": 1}]))
     refused(TypeError, r"'create_optimizer'.*'network\[1\]' must be a dict", lambda: make("lion", [*groups, 3]))

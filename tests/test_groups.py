@@ -565,7 +565,7 @@ def test_the_names_that_adamw_has_are_checked(wrong):
         (TypeError, "'layers' must be a list or tuple of str", {"layers": [["head.*"]]}),
         (ValueError, "'tail' in 'layers' must match", {"layers": ["tail", "*"]}),
         (ValueError, "'head.*' in 'layers' must match a parameter that no earlier", {"layers": ["*", "head.*"]}),
-        (ValueError, r"must match every parameter, but not \['position'", {"layers": ["[!p]*"]}),
+        (ValueError, r"must match every parameter, but do not match \['position'", {"layers": ["[!p]*"]}),
         (ValueError, "must match every parameter", {"layers": []}),
     ],
 )
@@ -574,5 +574,5 @@ def test_layers_are_checked(error, match, more):
 
 
 def test_layers_must_be_named_where_there_are_no_numbers():
-    match = "'layers' must name the layers where .* no numbers, such as 'weight'"
+    match = "'layers' is required if the parameters' names have no numbers, such as 'weight'"
     refused(ValueError, match, lambda: layerwise_groups(nn.Dense(4, 3), 0.1, 0.5))

@@ -159,9 +159,9 @@ def test_of_several_patterns_the_first_that_matches_counts():
         ({"none*": 2}, r"the pattern 'none\*' of 'splits' must match"),
         ({"*bias": 2}, r"the pattern '\*bias' of 'splits' must match"),
         ({"*.weight": 2, "a.weight": 3}, r"the pattern 'a\.weight' of 'splits' .*no earlier pattern"),
-        ({"a*": 5}, r"'splits\['a\*'\]' must be of as many rows .*'a\.weight' of shape \(12, 5\) .* 12 rows"),
-        ({"b*": (5, 6)}, r"must be of as many rows .*\(5, 6\).*'b\.weight'"),
-        ({"b*": ((5, 1), 3)}, r"must be of as many rows"),
+        ({"a*": 5}, r"'splits\['a\*'\]' must cover exactly the rows .*'a\.weight' of shape \(12, 5\) .* 12 rows"),
+        ({"b*": (5, 6)}, r"must cover exactly the rows .*\(5, 6\).*'b\.weight'"),
+        ({"b*": ((5, 1), 3)}, r"must cover exactly the rows"),
     ],
 )
 def test_splits_that_fit_no_tensor_are_refused(splits, said):

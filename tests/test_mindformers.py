@@ -492,7 +492,7 @@ def test_the_log_says_why_no_kernel_runs(monkeypatch):
     said = []
     monkeypatch.setattr(ms_optim.mindformers.logger, "info", lambda text, *values: said.append(text % values))
     build("AdamW", use_fused=False)
-    assert "by MindSpore's operators, as backend='composite' was asked for; its states (float32) take" in said[-1]
+    assert "by MindSpore's operators, because backend='composite' was asked for; its states (float32) take" in said[-1]
 
 
 def test_the_learning_rate_of_lans():
@@ -547,7 +547,7 @@ def test_a_wrong_schedule(schedule, error, match):
 @pytest.mark.parametrize("weight_decay", [{}, {"weight_decay": 0.0}, {"weight_decay": None}])
 def test_a_schedule_beside_no_weight_decay(weight_decay):
     schedule = {"type": "LinearWeightDecay", "end_weight_decay": 0.0, "decay_steps": 10}
-    with pytest.raises(ValueError, match="'weight_decay' must be greater than 0 beside 'weight_decay_schedule'"):
+    with pytest.raises(ValueError, match="'weight_decay' must be greater than 0 with 'weight_decay_schedule'"):
         build(given=groups(0.0), weight_decay_schedule=schedule, **weight_decay)
 
 

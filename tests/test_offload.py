@@ -213,7 +213,7 @@ def test_target_on_a_processor():
     assert optimizer.target == "CPU"
     optimizer.target = "CPU"
     for device in ("Ascend", "GPU"):
-        refused(ValueError, "'target' must be 'CPU' where the device target is CPU", lambda d=device: set_target(d))
+        refused(ValueError, "'target' must be 'CPU' with the device target CPU", lambda d=device: set_target(d))
     refused(ValueError, "'target' must be one of", lambda: set_target("TPU"))
     refused(TypeError, "'target'", lambda: set_target(1))
 

@@ -253,8 +253,8 @@ def test_a_trainer_that_has_changed_is_told_in_words(monkeypatch):
     monkeypatch.setattr(utils, "_build_optimizer", lambda config, model: None)
     _pynative_trainer.install({"MsOptimAdamW": object}, said.append)
     assert said == [
-        "ms_optim: MindFormers' PyNative trainer does not know MsOptimAdamW, as mindformers.pynative.trainer.utils."
-        "_build_optimizer takes ('config', 'model'), and not ('config', 'model', 'learning_rate')."
+        "ms_optim: MindFormers' PyNative trainer does not know MsOptimAdamW, because mindformers.pynative.trainer."
+        "utils._build_optimizer takes ('config', 'model') instead of ('config', 'model', 'learning_rate')."
     ]
 
 

@@ -305,7 +305,7 @@ def clipped(**given):
         ),
         (
             ValueError,
-            r"'query' must have as many rows, but have the shapes \[\(12, 4\), \(4,\)\]",
+            r"'query' must have the same number of rows, but have the shapes \[\(12, 4\), \(4,\)\]",
             {"query": [parameter((12, 4)), parameter(4)]},
         ),
         (TypeError, "'max_logits' must be a Tensor or a list", {"max_logits": 3.0}),
@@ -324,18 +324,22 @@ def clipped(**given):
         (ValueError, "'key_heads' must be an int, 1 or greater", {"key_heads": 0}),
         (ValueError, "'key_heads' must be a divisor of the number of heads, 2, but got 3", {"key_heads": 3}),
         (ValueError, "'query' has 6 rows for each of 2 heads, and 'key' 12 for each of 1", {"key_heads": 1}),
-        (ValueError, "the rows of 'query' must be as many for each of 5 heads, but are 12", {"max_logits": [1.0] * 5}),
-        (ValueError, "'query_rope' must be an int, 0 or greater", {"query_rope": -1}),
-        (ValueError, "'query_rope' must be less than the rows of a head in 'query', 6", {"query_rope": 6}),
-        (ValueError, "'query' has 4 rows for each of 2 heads, and 'key' 6", {"query_rope": 2}),
-        (TypeError, "'key_values' must be an int, 0 or greater", {"key_values": True}),
-        (ValueError, "'key_values' must be less than the rows of a head in 'key', 6", {"key_values": 7}),
-        (TypeError, "'query_rows' must be a range or a list of int, or None", {"query_rows": 4}),
-        (TypeError, "'key_rows' must be a range or a list of int, or None", {"key_rows": [0.5]}),
-        (ValueError, "'key_rows' must be of different rows from 0 to 11", {"key_rows": range(1, 13)}),
         (
             ValueError,
-            "'query_rows' must be of different rows from 0 to 11, .* 1 of them different",
+            "the number of rows of 'query' must be a multiple of the number of heads, 5, but is 12",
+            {"max_logits": [1.0] * 5},
+        ),
+        (ValueError, "'query_rope' must be an int, 0 or greater", {"query_rope": -1}),
+        (ValueError, "'query_rope' must be less than the number of rows of a head in 'query', 6", {"query_rope": 6}),
+        (ValueError, "'query' has 4 rows for each of 2 heads, and 'key' 6", {"query_rope": 2}),
+        (TypeError, "'key_values' must be an int, 0 or greater", {"key_values": True}),
+        (ValueError, "'key_values' must be less than the number of rows of a head in 'key', 6", {"key_values": 7}),
+        (TypeError, "'query_rows' must be a range or a list of int, or None", {"query_rows": 4}),
+        (TypeError, "'key_rows' must be a range or a list of int, or None", {"key_rows": [0.5]}),
+        (ValueError, "'key_rows' must hold distinct rows from 0 to 11", {"key_rows": range(1, 13)}),
+        (
+            ValueError,
+            "'query_rows' must hold distinct rows from 0 to 11, .* 1 of them distinct",
             {"query_rows": [3, 3]},
         ),
     ],
@@ -364,7 +368,7 @@ def test_the_callbacks_arguments_are_checked():
     pairs = [(query, key)]
     for wrong in (3, [query], [(query,)], (query, key), None):
         refused(TypeError, "For 'QKClip'.*'layers' must be a list of pairs", lambda wrong=wrong: QKClip(wrong, list))
-    refused(ValueError, "'layers' must not be empty|'layers' must be not empty", lambda: QKClip([], list))
+    refused(ValueError, "'layers' must be a list of at least one pair", lambda: QKClip([], list))
     refused(TypeError, r"'layers\[1\]\.key' must be a Parameter", lambda: QKClip([*pairs, (query, 3)], list))
     refused(TypeError, "'max_logits' must be a function without arguments", lambda: QKClip(pairs, 3.0))  # type: ignore[arg-type]
     refused(ValueError, "For 'QKClip'.*'threshold'", lambda: QKClip(pairs, list, -1.0))

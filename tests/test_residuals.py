@@ -132,7 +132,7 @@ def test_an_optimizer_that_another_cell_holds():
     for name in ("dgc_r.w", "dgc_u.w"):
         np.testing.assert_array_equal(folded[f"opt.{name}"].asnumpy(), plain[name].asnumpy())
     twice = held_by[0] | {"other.dgc_worker": ms.Tensor([1, 0], ms.int32)}
-    refused(ValueError, "of one optimizer each", lambda: fold_residuals([twice, held_by[1]], 1))
+    refused(ValueError, "must be of one optimizer", lambda: fold_residuals([twice, held_by[1]], 1))
 
 
 def test_what_cannot_be_folded_is_refused():
@@ -147,7 +147,7 @@ def test_what_cannot_be_folded_is_refused():
     refused(ValueError, "'workers'", lambda: fold_residuals([first, second], 0))
     refused(TypeError, "'workers'", lambda: fold_residuals([first, second], 2.0))
     fewer = {name: value for name, value in second.items() if name != "skipped_steps"}
-    refused(ValueError, "not all hold 'skipped_steps'", lambda: fold_residuals([first, fewer], 1))
+    refused(ValueError, "not all have 'skipped_steps'", lambda: fold_residuals([first, fewer], 1))
     name = next(name for name in first if name.startswith("dgc_r."))
     for other in (Tensor(np.zeros(3, np.float32)), Tensor(np.zeros(first[name].shape, np.float16))):
         match = f"the entry '{name}' must be of one dtype and shape on all workers"
@@ -155,9 +155,9 @@ def test_what_cannot_be_folded_is_refused():
     whole = ([0, 0], [1, 1], [0, 2], [0, -1], [[0, 1]], [])
     for whose in (*(np.array(places, np.int32) for places in whole), np.array([0, 1], np.float32)):
         entries = {**second, "dgc_worker": Tensor(whose)}
-        match = "the entry 'dgc_worker' must be int32 of 1 dimension, 1 at the worker's place and 0 elsewhere"
+        match = "the entry 'dgc_worker' must be 1-dimensional int32, 1 at the worker's index and 0 elsewhere"
         refused(ValueError, match, lambda entries=entries: fold_residuals([first, entries], 1))
         refused(ValueError, match, lambda entries=entries: workers.optimizers[1].load_state_dict(entries))
     run(workers, 1)
     later = workers.optimizers[1].state_dict()
-    refused(ValueError, "of one step, but 'global_step'", lambda: fold_residuals([first, later], 1))
+    refused(ValueError, "at the same step, but 'global_step'", lambda: fold_residuals([first, later], 1))

@@ -443,7 +443,11 @@ def test_numbers_and_counts_are_checked(cls):
             "'weight_decays' must be a list or tuple, but got 0.1",
             lambda: PiecewiseConstantWeightDecay([3], 0.1),
         ),
-        (ValueError, "'milestone' must be not empty", lambda: PiecewiseConstantWeightDecay([], [])),
+        (
+            ValueError,
+            "'milestone' must be a list or tuple of at least one int",
+            lambda: PiecewiseConstantWeightDecay([], []),
+        ),
         (
             ValueError,
             "'weight_decays' must be of the length of 'milestone', 2, but got",

@@ -174,14 +174,14 @@ def parameter():
 def test_a_group_needs_a_name_and_communication(optimizer, parameter):
     with pytest.raises(TypeError, match=r"params\[0\]\['shard_group'\]' must be of type str, but got 3"):
         optimizer([{"params": [parameter], "shard_group": 3}], 0.1)
-    expected = r"params\[1\]\['shard_group'\]' must be left out before mindspore.communication.init\(\) is called"
+    expected = r"params\[1\]\['shard_group'\]' must be omitted before mindspore.communication.init\(\) is called"
     other = Parameter(tensor([1.0], "float32"), name="v")
     with pytest.raises(ValueError, match=expected):
         optimizer([{"params": [other]}, {"params": [parameter], "shard_group": "mccl_world_group"}], 0.1)
 
 
 def test_dgc_refuses_slices(parameter):
-    with pytest.raises(ValueError, match=r"'DGCMomentum', 'params\[0\]\['shard_group'\]' must be left out: it exch"):
+    with pytest.raises(ValueError, match=r"'DGCMomentum', 'params\[0\]\['shard_group'\]' must be omitted: it exch"):
         DGCMomentum([{"params": [parameter], "shard_group": "mccl_world_group"}], 0.1, 0.9, 0)
 
 
@@ -190,7 +190,7 @@ def test_only_sliced_tensors_have_an_axis(parameter):
         with pytest.raises(error, match=match):
             Muon([{"params": [parameter], **settings}], 0.1)
 
-    refused(ValueError, r"params\[0\]\['shard_axis'\]' must be left out without 'shard_group', but got 1", shard_axis=1)
+    refused(ValueError, r"params\[0\]\['shard_axis'\]' must be omitted without 'shard_group', but got 1", shard_axis=1)
     expected = r"params\[0\]\['shard_axis'\]' must be an int, 0 or greater"
     refused(TypeError, expected, shard_group="world", shard_axis="rows")
     refused(ValueError, expected, shard_group="world", shard_axis=-1)

@@ -283,7 +283,7 @@ def test_there_may_be_more_workers_than_grains(monkeypatch):
 def test_shares_of_others_are_refused(split):
     two, three = split("lamb", 2), split("lamb", 3)
     share = two[0].state_dict()
-    merging = r"make one of all 2 with ms_optim.merge_states"
+    merging = r"merge the shares of all 2 with ms_optim.merge_states"
     for optimizer, this in [
         (three[0], "worker 0 of 3"),
         (two[1], "worker 1 of 2"),
@@ -341,7 +341,7 @@ def spoiled(text):
 def test_a_spoiled_entry_is_refused_by_name(split, text):
     two = split("lamb", 2)
     states = [{**two[0].state_dict(), ENTRY: spoiled(text)}, two[1].state_dict()]
-    words = f"the entry '{ENTRY}' must say in JSON which worker's share it is of, but is spoiled"
+    words = f"the entry '{ENTRY}' must state in JSON which worker's share it is, but is corrupted"
     with refused(f"For 'merge_states', {words}"):
         merge_states(states)
     for optimizer in (two[0], build("lamb", shard_states=False)[1]):
@@ -360,7 +360,7 @@ def test_parts_that_do_not_fit_together_are_refused(split):
         merge_states([first, {**second, key: Tensor(np.zeros(3, np.float32))}])
     (begin, end), shape = told["parts"][key]
     told["parts"][key] = [begin + 1, end + 1], shape
-    with refused(f"the parts of the entry '{key}' must make a whole of shape"):
+    with refused(f"the parts of the entry '{key}' must form a tensor of shape"):
         merge_states([first, {**second, ENTRY: spoiled(told)}])
 
 

@@ -325,7 +325,7 @@ def test_what_cannot_be_split_is_refused():
         return AdamW([Parameter(tensor(np.ones(3), dtype), name="w")], 0.1, **arguments)
 
     for split in SPLITS:
-        why = "as no remainder of 16 bits restores the master of a small float16 number, and 'w' is float16"
+        why = "because 16 bits cannot restore the master of a small float16 number, and 'w' is float16"
         asked = lambda s=split: made("float16", master_weights=s)  # noqa: E731
         refused(ValueError, f"'master_weights' must be True or False, {why}", asked)
         refused(RuntimeError, "master_weights='split' needs the fused kernel: backend='composite'",

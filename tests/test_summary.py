@@ -69,5 +69,5 @@ def test_steps_are_counted_and_a_list_has_its_length():
 
 def test_without_a_kernel_it_says_why():
     optimizer = ms_optim.Lion(parameters(), 0.1, backend="composite")
-    assert "step: 0, by MindSpore's operators, as " in repr(optimizer)
+    assert "step: 0, by MindSpore's operators, because " in repr(optimizer)
     assert "backend='composite'" in repr(optimizer)

@@ -1,1 +1,1 @@
-"""The commands of python -m ms_optim, one a module."""
+"""The commands of python -m ms_optim, one per module."""

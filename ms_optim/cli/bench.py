@@ -1,4 +1,4 @@
-"""How fast a step of each optimizer is on this machine, beside what its memory bandwidth allows."""
+"""Measure a step of each optimizer on this machine, and compare it with the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Row:
         optimizer: Its name.
         path: The path that ran: "fused", "akg" or "composite".
         check: The result of the comparison with MindSpore's operators.
-        right: Whether they agree. If not, nothing is timed, and the next four are None.
+        right: Whether they agree. If not, nothing is timed, and the next four attributes are None.
         seconds: Median time of a step.
-        nanoseconds: Median time of a step for each parameter.
-        bytes: The fewest bytes that a step can move, for each parameter.
-        share: The bandwidth of these bytes in that time, as a part of the measured bandwidth.
+        nanoseconds: Median time of a step per parameter element.
+        bytes: The minimum memory traffic of a step in bytes per parameter element.
+        share: The bandwidth of these bytes in that time, as a fraction of the measured bandwidth.
     """
 
     optimizer: str
@@ -55,8 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     names = [optimizer.__name__ for optimizer in OPTIMIZERS]
     parser.add_argument("--optimizer", nargs="+", choices=names, default=names)
-    parser.add_argument("--megabytes", type=_positive(float), default=50.0, help="of float32 weights; default: 50")
-    parser.add_argument("--steps", type=_positive(int), default=15, help="timed steps of each; default: 15")
+    parser.add_argument(
+        "--megabytes", type=_positive(float), default=50.0, help="megabytes of float32 weights; default: 50"
+    )
+    parser.add_argument("--steps", type=_positive(int), default=15, help="timed steps of each optimizer; default: 15")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -74,23 +76,23 @@ def _positive(kind):
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the table; return 0, or 1 where a check failed or there is nothing to measure."""
+    """Print the table; return 0, or 1 if a check failed or there is nothing to measure."""
     device = _kernels.device_target()
     if device != "CPU":
-        print(f"bench measures the CPU, but the device target is {device}: see docs/performance.md.")
+        print(f"bench measures only the CPU, but the device target is {device}: see docs/performance.md.")
         return 1
     shapes = tensors(int(arguments.megabytes * 1e6) // 4)
     parameters = sum(int(np.prod(shape)) for shape in shapes)
     chosen = [optimizer for optimizer in OPTIMIZERS if optimizer.__name__ in arguments.optimizer]
     threads = thread_count()
-    # The check calls operators one by one, which is faster in one thread.
+    # The check calls single operators, which is faster in one thread.
     ms.set_context(pynative_synchronize=True)
     with doctor.others_on_stderr():
         checks = [doctor.examine(optimizer, optimizer.trials[0]) for optimizer in chosen]
     ms.set_context(pynative_synchronize=False)
     speeds, times = [], []
     for optimizer, (_, _, _, right) in zip(chosen, checks):
-        # Measured before each optimizer, because a machine that others use changes its speed.
+        # Measured before each optimizer, because the speed of a shared machine varies.
         speeds.append(bandwidth(threads, max(1, 2 * parameters // threads)))
         times.append(measure(optimizer, shapes, arguments.steps) if right else None)
     speed = statistics.median(speeds)
@@ -104,14 +106,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def thread_count() -> int:
-    """Return how many threads a step uses."""
+    """Return the number of threads of a step."""
     if _kernels.why_not("adamw", "CPU") is not None:
         return len(os.sched_getaffinity(0))
     return _libraries.library("libms_optim_cpu.so").ms_optim_threads()
 
 
 def tensors(elements: int) -> list[tuple[int, ...]]:
-    """Return shapes of this many elements in all, layer after layer; the last tensor is cut to fit."""
+    """Return shapes with this total number of elements, layer after layer; the last tensor is shortened to fit."""
     shapes, left = [], elements
     while left > 0:
         shape = LAYER[len(shapes) % len(LAYER)]
@@ -123,7 +125,7 @@ def tensors(elements: int) -> list[tuple[int, ...]]:
 
 
 def bandwidth(threads: int, size: int = 32_000_000, repeats: int = 5) -> float:
-    """Return the bytes per second of a += b, which like an update reads what it writes."""
+    """Return the bytes per second of a += b, which reads what it writes, as an update does."""
     pairs = [(np.ones(size, np.float32), np.ones(size, np.float32)) for _ in range(threads)]
 
     def add(a, b):
@@ -142,22 +144,22 @@ def bandwidth(threads: int, size: int = 32_000_000, repeats: int = 5) -> float:
 
 
 def least_bytes(optimizer: FusedOptimizer) -> int:
-    """Return the bytes that a float32 step moves for each parameter if nothing stays in a cache."""
+    """Return the memory traffic of a float32 step in bytes per parameter element, if nothing stays in a cache."""
     states = sum(kind != _memory.ROWS for _, kind in optimizer.rule.kinds)
     moments = 2 + 2 * states  # weight, gradient and states are read, states are written
     if isinstance(optimizer, CompressedStep):
-        return 4 * moments  # few weights are written
+        return 4 * moments  # only few weights are written
     if optimizer.rule.iterations:
         return 4 * (moments + 1 + 4)  # directions are written, orthogonalized in place, and read
     if not optimizer.rule.is_layerwise:
         return 4 * (moments + 1)
     apply = 2 + states  # weight and states are read again, the weight is written
-    gradient = 2 * optimizer.normalizes_gradient  # read for its norm first, and for the second direction last
+    gradient = 2 * optimizer.normalizes_gradient  # read first for its norm, and last for the second direction
     return 4 * (moments + apply + gradient)
 
 
 def measure(optimizer: type[FusedOptimizer], shapes: list[tuple[int, ...]], steps: int) -> tuple[float, int]:
-    """Return the median seconds of a step, and the fewest bytes that it can move for each parameter."""
+    """Return the median seconds of a step, and its minimum memory traffic in bytes per parameter element."""
     rng = np.random.default_rng(0)
     weights, gradients = (
         [rng.standard_normal(shape, np.float32) * np.float32(scale) for shape in shapes] for scale in (0.02, 0.01)
@@ -175,7 +177,7 @@ def timed(optimizer: FusedOptimizer, gradients: tuple[Tensor, ...], steps: int) 
     for _ in range(WARM_UP + steps):
         start = time.perf_counter()
         optimizer(gradients)
-        # A step writes its statistics last: to read them is to wait for the step.
+        # A step writes its statistics last, so reading them waits for the step.
         optimizer.statistics.asnumpy()
         times.append(time.perf_counter() - start)
     return statistics.median(times[WARM_UP:])
@@ -202,7 +204,7 @@ def show(rows: list[Row], what: str, threads: int, speed: float) -> None:
     console = Console(width=max(100, Console().width), highlight=False)
     title = f"{what}; on {threads} threads a += b moves {speed / 1e9:.1f} GB/s"
     table = Table(title=title, title_justify="left")
-    formats = {"ms a step": "{:.2f}", "ns a parameter": "{:.3f}", "bytes a parameter": "{}", "of a += b": "{:.0%}"}
+    formats = {"ms/step": "{:.2f}", "ns/parameter": "{:.3f}", "bytes/parameter": "{}", "of a += b": "{:.0%}"}
     for heading in ("optimizer", "path", "check"):
         table.add_column(heading)
     for heading in formats:

@@ -1,4 +1,4 @@
-"""What runs on this machine, and whether each kernel agrees with MindSpore's own operators."""
+"""Report what runs on this machine, and check each kernel against MindSpore's own operators."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the report; return 0 if every kernel that runs is right, else 1."""
-    # Operators that are called one by one are faster in one thread: in several, they mostly wait for each other.
+    """Print the report; return 0 if every kernel that runs is correct, else 1."""
+    # Single operators are faster in one thread: with several threads, they mostly wait for each other.
     ms.runtime.launch_blocking()
     with others_on_stderr():
         here, checks = machine(), [check for optimizer in ms_optim.OPTIMIZERS for check in checked(optimizer)]
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def others_on_stderr():
-    """Send what is printed meanwhile to standard error, even by AKG's compiler, which is a program of its own."""
+    """Redirect all output to standard error, even from AKG's compiler, which is a separate program."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -64,7 +64,7 @@ def others_on_stderr():
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """An optimizer with its arguments, a backend, the path that it took, why, and how the comparison ended."""
+    """An optimizer with its arguments, a backend, its path, the reason for the path, and the check's result."""
 
     optimizer: str
     backend: str
@@ -82,13 +82,13 @@ def checked(optimizer: type[FusedOptimizer]) -> list[Check]:
         for backend in ("auto", "akg"):
             found.append(Check(f"{optimizer.__name__}({arguments})", backend, *examine(optimizer, trial, backend)))
     if optimizer is AdamW:
-        # Of one optimizer: weights and masters are read and written by the same code for all.
+        # Only for one optimizer, because all use the same code to read and write weights and masters.
         found.append(Check("AdamW(master_weights=split)", "auto", *examine_split_masters()))
     return found
 
 
 def impossible() -> list[dict[str, str]]:
-    """Return what each optimizer cannot do on this device, and why."""
+    """Return the features that each optimizer does not support on this device, and why."""
     found = []
     for optimizer in ms_optim.OPTIMIZERS:
         for feature in _capabilities.FEATURES:
@@ -99,7 +99,7 @@ def impossible() -> list[dict[str, str]]:
 
 
 def machine() -> dict[str, Any]:
-    """Return versions, and for each kind of kernels the reason why they are missing, or None."""
+    """Return versions, and for each kind of kernel the reason why it is missing, or None."""
     here: dict[str, Any] = {"ms_optim": ms_optim.__version__, "mindspore": ms.__version__}
     here |= {"python": platform.python_version(), "processor": platform.machine()}
     here["device_target"] = _kernels.device_target()
@@ -137,7 +137,7 @@ def show(here: dict[str, Any], checks: list[Check]) -> None:
 def examine(
     optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str = "auto"
 ) -> tuple[str, str, str, bool]:
-    """Return an optimizer's path, the reason for it, the result of the check, and whether the path is right."""
+    """Return an optimizer's path, the reason for it, the result of the check, and whether the path is correct."""
     try:
         built = build(optimizer, trial, backend)
     except RuntimeError as error:
@@ -154,7 +154,7 @@ def examine(
 
 
 def examine_split_masters() -> tuple[str, str, str, bool]:
-    """Return the same of AdamW with split masters of bfloat16 weights, which are float32 ones to the bit."""
+    """Return the same for AdamW with split masters, which must be bitwise equal to float32 masters."""
     try:
         split, whole = (build(AdamW, {"master_weights": kind}, "auto", ms.bfloat16) for kind in ("split", True))
     except RuntimeError as error:
@@ -167,14 +167,16 @@ def examine_split_masters() -> tuple[str, str, str, bool]:
     weights = [ops.cast(p, ms.float32).asnumpy() for p in split.parameters]
     masters = [_masters.restored(w, m.asnumpy()) for w, m in zip(weights, split.masters)]
     off = sum(int(np.sum(a != b.asnumpy())) for a, b in zip(masters, whole.masters))
-    verdict = f"WRONG: {off} masters differ from float32 ones" if off else "agrees: masters are float32 ones to the bit"
+    verdict = (
+        f"WRONG: {off} masters differ from float32" if off else "agrees: masters are bitwise equal to float32 masters"
+    )
     return "fused", f"{split.rule.name} in {_libraries.LIBRARIES[_kernels.device_target()].file}", verdict, off == 0
 
 
 def build(
     optimizer: type[FusedOptimizer], trial: dict[str, Any], backend: str, dtype: Any = ms.float32
 ) -> FusedOptimizer:
-    """Make an optimizer whose weights are always the same."""
+    """Create an optimizer with fixed initial weights."""
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
     params = [Parameter(Tensor(np.asarray(w)).astype(dtype), name=f"w{i}") for i, w in enumerate(weights)]
@@ -183,12 +185,12 @@ def build(
 
 
 def drawn(rng: np.random.Generator) -> tuple[Tensor, ...]:
-    """Return gradients of one step."""
+    """Return random gradients of one step."""
     return tuple(Tensor(np.asarray(rng.standard_normal(shape), np.float32)) for shape in SHAPES)
 
 
 def disagreement(one: FusedOptimizer, other: FusedOptimizer) -> float:
-    """Return the largest difference of weights and states, relative to the largest number ever in the tensor."""
+    """Return the largest difference of weights and states, relative to the largest value ever in the tensor."""
     rng = np.random.default_rng(1)
     held = list(zip([*one.parameters, *one.states], [*other.parameters, *other.states]))
     largest = np.full(len(held), 1e-30)

@@ -1,4 +1,4 @@
-"""Print the folder for REGISTER_PATH, which auto_register in MindFormers' YAML files needs."""
+"""Print the folder for REGISTER_PATH, which auto_register in MindFormers' YAML files requires."""
 
 import argparse
 

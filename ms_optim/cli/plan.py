@@ -1,4 +1,4 @@
-"""How much memory each optimizer takes, on the device and on the host, for a number of parameters or a network."""
+"""Print the memory that each optimizer needs on device and host, for a number of parameters or a network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Plan:
 
 
 class NotPossibleError(ValueError):
-    """An optimizer would refuse the options."""
+    """An optimizer does not support the options."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,17 +57,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--parameters",
         type=parameters,
-        help="number of parameters, such as 7e9, as one large tensor, or matrices for Muon",
+        help="number of parameters, such as 7e9; counted as one large tensor, or as matrices for Muon",
     )
-    source.add_argument("--shapes", type=weights_of_json, help="a JSON file: a list of shapes, or shapes by name")
+    source.add_argument(
+        "--shapes", type=weights_of_json, help="a JSON file with a list of shapes, or with shapes by name"
+    )
     source.add_argument("--checkpoint", type=weights_of_checkpoint, help="a MindSpore checkpoint of the network")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the parameters; default: the checkpoint's, or float32")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="dtype of the parameters; default: the checkpoint's, or float32"
+    )
     parser.add_argument(
         "--optimizer",
         nargs="+",
         choices=[optimizer.__name__ for optimizer in OPTIMIZERS],
         metavar="NAME",
-        help="the optimizers to list, such as AdamW Lion; default: all",
+        help="optimizers to list, such as AdamW Lion; default: all",
     )
     parser.add_argument(
         "--state-dtype",
@@ -75,25 +79,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=STATE_DTYPES,
         default=STATE_DTYPES,
         metavar="DTYPE",
-        help=f"the dtypes of states to list, of {', '.join(STATE_DTYPES)}; default: all",
+        help=f"dtypes of states to list: {', '.join(STATE_DTYPES)}; default: all",
     )
     parser.add_argument(
         "--master-weights",
         choices=MASTER_WEIGHTS,
         default="float32",
-        help="what masters of 16-bit weights are held in; none: there are no masters; default: float32",
+        help="format of the masters of 16-bit weights; none: no masters; default: float32",
     )
-    parser.add_argument("--offload", action="store_true", help="keep all but weights and gradients on the host")
+    parser.add_argument(
+        "--offload", action="store_true", help="keep all tensors except weights and gradients on the host"
+    )
     parser.add_argument("--average", action="store_true", help="keep an average of the weights (average_decay)")
     parser.add_argument(
         "--device",
         choices=_capabilities.DEVICES,
         default=_kernels.device_target(),
-        help="default: this machine's",
+        help="device of the weights; default: this machine's",
     )
     parser.add_argument("--workers", type=count, default=1, help="number of workers that train together; default: 1")
-    parser.add_argument("--shard-states", action="store_true", help="the states are sharded over the workers")
-    parser.add_argument("--memory", type=size, help="memory of the device, such as 64GB; on CPU, memory of the host")
+    parser.add_argument("--shard-states", action="store_true", help="shard the states over the workers")
+    parser.add_argument(
+        "--memory", type=size, help="memory of the device, such as 64GB; with --device CPU, memory of the host"
+    )
     parser.add_argument("--host-memory", type=size, help="memory of the host for each worker, unless --device is CPU")
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes")
 
@@ -159,7 +167,7 @@ def plans_of(arguments: argparse.Namespace) -> tuple[list[Plan], list[dict[str, 
 
 
 def as_matrices(weights: Sequence[Weight], workers: int) -> list[Weight]:
-    """Return a number of parameters as matrices, one for each worker, as none is shared between workers."""
+    """Return a number of parameters as matrices, one for each worker, because workers do not share matrices."""
     number = elements(weights)
     sizes = [number // workers + (rank < number % workers) for rank in range(workers)]
     return [weights[0]._replace(shape=(1, size)) for size in sizes if size]
@@ -177,11 +185,11 @@ def plan(
         optimizer: The optimizer's class.
         weights: The parameters' shapes, dtypes and names.
         options: The optimizer's shared arguments.
-        device: Where the weights are, "CPU", "GPU" or "Ascend".
+        device: The device of the weights, "CPU", "GPU" or "Ascend".
         workers: The number of workers that train together.
 
     Raises:
-        NotPossibleError: If the optimizer would refuse the options.
+        NotPossibleError: If the optimizer does not support the options.
     """
     features = _capabilities.asked(options, options.shard_states, is_sliced=False)
     path, reason = _capabilities.answer(optimizer, device, features)

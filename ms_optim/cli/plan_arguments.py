@@ -1,4 +1,4 @@
-"""Readers of the arguments of plan: numbers of parameters, bytes, and files that hold shapes."""
+"""Parsers of the arguments of plan: numbers of parameters, bytes, and files with shapes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .._arguments import WEIGHT_DTYPES
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-# MindSpore's names of the buffers of normalization layers.
+# MindSpore's names of buffers in normalization layers.
 BUFFERS = ("moving_mean", "moving_variance")
 
 
 class Weight(NamedTuple):
-    """A parameter's shape, its dtype or None, and its name, empty where it is not known."""
+    """A parameter's shape, its dtype or None, and its name, empty if unknown."""
 
     shape: tuple[int, ...]
     dtype: Any = None
@@ -54,7 +54,7 @@ def size(text: str) -> int:
 
 def weights_of_json(path: str) -> list[Weight]:
     """Read shapes from a JSON file: a list of shapes, or an object of shapes by name."""
-    what = 'a list of shapes, or an object of them by name, as {"dense.weight": [64, 32]}'
+    what = 'a list of shapes, or an object of shapes by name, such as {"dense.weight": [64, 32]}'
     try:
         content = json.loads(pathlib.Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -71,9 +71,9 @@ def weights_of_json(path: str) -> list[Weight]:
 
 
 def weights_of_checkpoint(path: str) -> list[Weight]:
-    """Read the shapes and dtypes of the weights in a checkpoint; states, counters and buffers are left out.
+    """Read the shapes and dtypes of the weights in a checkpoint; states, counters and buffers are omitted.
 
-    A state has the name of its weight after a first word. Either that word is a prefix of this package's states, or the
+    The name of a state is a prefix and the name of its weight. Either it is a prefix of this package's states, or the
     state has the shape of its weight.
     """
     try:
@@ -91,5 +91,5 @@ def weights_of_checkpoint(path: str) -> list[Weight]:
 
     found = [Weight(tuple(p.shape), p.dtype, name) for name, p in content.items() if is_weight(name, p)]
     if not found:
-        raise argparse.ArgumentTypeError(f"expected a network's parameters in {path}, but it holds none")
+        raise argparse.ArgumentTypeError(f"expected a network's parameters in {path}, but found none")
     return found

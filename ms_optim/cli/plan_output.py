@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:
-    """Return how many bytes are left, less than 0 if the plan does not fit, or None if no memory was given."""
+    """Return the remaining bytes, negative if the plan does not fit, or None if no memory was given."""
     on_device = plan.host if arguments.device == "CPU" else plan.device
     left = [] if arguments.memory is None else [arguments.memory - on_device]
     if arguments.host_memory is not None and arguments.device != "CPU":
@@ -70,13 +70,13 @@ def show(
         for heading in numbers:
             table.add_column(heading, justify="right")
         if spare(plans[0], arguments) is not None:
-            table.add_column("fits, and what is left", no_wrap=True)
+            table.add_column("fits, remaining", no_wrap=True)
         for one in plans:
             cells = [f"{getattr(one, name) / UNITS[unit]:,.2f}" for name in numbers]
             left = spare(one, arguments)
             cells += [f"{'yes' if left >= 0 else 'no'}, {left / UNITS[unit]:+,.2f}"] if left is not None else []
             table.add_row(one.optimizer, one.state_dtype, *cells)
-        # No number is cut off: in a narrow terminal, lines wrap instead.
+        # Numbers are never truncated; in a narrow terminal, lines wrap instead.
         console.width = max(console.width, Console(width=1000).measure(table).maximum)
         console.print(table)
         console.print("Activations, workspaces and the framework's own memory are not counted.")

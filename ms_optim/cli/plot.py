@@ -1,4 +1,4 @@
-"""Draw what an OptimizerMonitor recorded."""
+"""Plot what an OptimizerMonitor recorded."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ WIDTH = 10.0
 PANELS = 2.1  # height of a row of panels in inches
 ROW = 0.19  # height of a parameter in the heat map in inches, if there are not too many
 LABEL = 0.125  # height of a parameter's name in inches
-LONGEST = 44  # the most letters of a name
-LEGEND = 6  # the most groups in a legend
+LONGEST = 44  # maximum number of letters of a name
+LEGEND = 6  # maximum number of groups in a legend
 
 
 def plot(csv: FilePath, output: FilePath | None = None) -> pathlib.Path:
-    """Draw what an OptimizerMonitor recorded.
+    """Plot what an OptimizerMonitor recorded.
 
-    On top is a heat map of the trust ratios by layer and step. Where these are all 1, as for AdamW, it shows the ratio
-    of update to weight. Below are the norms of gradient, weights and update, the ratio of the last two, the learning
-    rates and the weight decays; for DGCMomentum, also the density and the norm of the residuals.
+    The top shows a heat map of the trust ratios by layer and step. If these are all 1, as for AdamW, it shows the ratio
+    of update norm to weight norm. Below are the norms of gradient, weights and update, the ratio of update norm to
+    weight norm, the learning rates and the weight decays; for DGCMomentum, also the density and the norm of the
+    residuals.
 
     Args:
-        csv (Union[str, PathLike]): The CSV file that the monitor wrote, with the file of the layers beside it.
-        output (Union[str, PathLike, None]): The picture, in a format that matplotlib knows by its name. ``None`` means
-            a PNG beside `csv`. Default: ``None`` .
+        csv (Union[str, PathLike]): The CSV file that the monitor wrote, with the file of the layers next to it.
+        output (Union[str, PathLike, None]): The image file; matplotlib determines the format from its name. ``None``
+            means a PNG file next to `csv`. Default: ``None`` .
 
     Returns:
-        Path of the picture.
+        Path of the image.
 
     Raises:
         TypeError: If `csv` or `output` is not a path.
@@ -74,11 +75,11 @@ def plot(csv: FilePath, output: FilePath | None = None) -> pathlib.Path:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("csv", help="the CSV file that the monitor wrote")
-    parser.add_argument("--output", help="the picture; a PNG beside the file, unless given")
+    parser.add_argument("--output", help="the image file; default: a PNG file next to the CSV file")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Draw the picture; return 0, or 2 if it cannot be drawn."""
+    """Plot the image; return 0, or 2 if it cannot be plotted."""
     try:
         print(f"Picture in {plot(arguments.csv, arguments.output)}")
     except (ImportError, OSError, ValueError) as error:
@@ -98,7 +99,7 @@ def _draw(record: Record):
     steps, skipped = record.totals["step"], int(record.totals["skipped_steps"][-1])
     title = f"{record.optimizer}: {len(record.parameters)} parameters, steps {steps[0]:.0f} to {steps[-1]:.0f}"
     figure.suptitle(title + (f", {skipped} of them skipped" if skipped else ""), fontsize=12)
-    # In subfigures, so that long names beside the heat map do not make the panels narrower.
+    # In subfigures, so that long names next to the heat map do not make the panels narrower.
     grid = figure.add_gridspec(2, 1, height_ratios=(heat, PANELS * rows))
     top, bottom = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     _draw_heat_map(top, record, heat - 0.8)
@@ -111,7 +112,7 @@ def _draw(record: Record):
         _draw_lines(axes, record, title, names)
         axes.set_ylim(bottom=0)
     if rows == 3:
-        _draw_lines(panels[2, 0], record, "density: part of the elements that is sent", {"": "density"}, log=True)
+        _draw_lines(panels[2, 0], record, "density: fraction of elements sent", {"": "density"}, log=True)
         _draw_lines(panels[2, 1], record, "norm of the residuals", {"": "residual_norm"})
     for axes in panels[-1]:
         axes.set_xlabel("step")
@@ -127,13 +128,13 @@ def _draw_heat_map(figure, record, height):
         ratios, what = record.layers["update_ratio"], "update norm / weight norm"
     drawn = np.ma.masked_invalid(ratios.T)
     drawn = np.ma.masked_less_equal(drawn, 0)
-    # A few outliers would leave one colour for all others.
+    # Otherwise a few outliers would leave one colour for all other values.
     low, high = np.percentile(drawn.compressed(), (0.5, 99.5)) if drawn.count() else (1.0, 1.0)
     low, high = (low / 1.05, high * 1.05) if high < 1.1 * low else (low, high)
     axes = figure.subplots()
     axes.set_facecolor("0.85")
     count = len(record.parameters)
-    # The colour of a reading covers the steps since the reading before it.
+    # The colour of a reading covers the steps since the previous reading.
     first = steps[0] - (steps[1] - steps[0]) if len(steps) > 1 else steps[0] - 1
     edges = np.concatenate(([max(first, 0)], steps))
     mesh = axes.pcolormesh(edges, np.arange(count + 1) - 0.5, drawn, norm=LogNorm(low, high), rasterized=True)
@@ -145,9 +146,9 @@ def _draw_heat_map(figure, record, height):
     axes.invert_yaxis()
     notes = {
         f"{what} by layer": True,
-        "grey: none": bool(np.ma.getmaskarray(drawn).any()),
+        "grey: no value": bool(np.ma.getmaskarray(drawn).any()),
         f"names begin with “{common}”": bool(common),
-        f"of {every} neighbours one is named": every > 1,
+        f"one of {every} layers is labelled": every > 1,
     }
     axes.set_title("; ".join(note for note, holds in notes.items() if holds), fontsize=10)
     axes.set_xlabel("step")
@@ -176,7 +177,7 @@ def _draw_norms(axes, record):
 
 
 def _draw_lines(axes, record, title, names, log=False):
-    """Draw columns of the totals with their labels; columns of the same numbers are one line."""
+    """Plot columns of the totals with their labels; columns with equal numbers share a line."""
     from matplotlib import colormaps
 
     steps = record.totals["step"]

@@ -1,1 +1,1 @@
-"""Deep gradient compression: what travels, how, and the step made of it."""
+"""Deep gradient compression: what workers send, how they exchange it, and the step."""

@@ -1,4 +1,4 @@
-"""The compressed step in MindSpore's operators: a second statement of it, independent of the kernel's."""
+"""The compressed step in MindSpore's operators: a second implementation, independent of the kernel."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ HALF = np.finfo(np.float16)
 
 
 def largest(x: Tensor, count: Tensor, at_most: int) -> Tensor:
-    """Return a mask of the elements of each row that are largest in magnitude, NaN before all; of equals the first.
+    """Return a mask of the largest elements of each row by magnitude, NaN first; among equal elements, the first ones.
 
     Args:
-        x: A float32 tensor of two dimensions.
-        count: How many to choose of each row, an int32 tensor of no dimensions.
-        at_most: The largest that count may be.
+        x: A 2-dimensional float32 tensor.
+        count: The number of elements to select in each row, a 0-dimensional int32 tensor.
+        at_most: The largest value that count may have.
     """
     nan = ops.isnan(x)
     magnitude = ops.where(nan, ops.full_like(x, math.inf), ops.abs(x))
@@ -60,10 +60,10 @@ class CompressedCompositePath(nn.Cell):
     """The compressed step in MindSpore's operators.
 
     Args:
-        parts: What every path is made from; the optimizer states how gradients are ``decayed`` and how the velocity
-            is ``moved``.
-        schedule: Who sends how much, and when.
-        dgc_worker: Parameter, whose residuals the states are.
+        parts: The parts that every path is built from; the optimizer implements ``decayed`` for gradients and ``moved``
+            for the velocity.
+        schedule: How many elements workers send in each step.
+        dgc_worker: Parameter that states which worker the residuals belong to.
     """
 
     addresses = None
@@ -71,7 +71,7 @@ class CompressedCompositePath(nn.Cell):
     def __init__(self, parts: Parts, schedule: Schedule, dgc_worker: Any):
         super().__init__(auto_prefix=False)
         layout, held, settings = parts.layout, parts.held, parts.settings
-        # It holds this Cell.
+        # Not registered, because the statement holds this Cell.
         object.__setattr__(self, "statement", parts.statement)
         at_most = tuple(int(k) for k in schedule.counts.max(axis=0))
         self.stacks = stacks = HeldStacks(layout, held, False, at_most)
@@ -112,14 +112,14 @@ class CompressedCompositePath(nn.Cell):
         columns = (gradients, self.stack_at_most, counts, *stacks.columns)
         accumulated = self.each(self.accumulated, decay, *columns)
         means = self.mean(self.each(_value_of, accumulated))
-        # Nothing is written before what all sent is known to be of this step.
+        # Nothing is written before all received data is known to belong to this step.
         applied = F.depend(applied, means)
         shared = ((applied, self.counting.number()),) * len(gradients)
         reports = self.each(self.received, shared, finite, rate, accumulated, means, *columns)
         return self.counting(applied, stacks.in_order(reports))
 
     def accumulated(self, decay, gradients, at_most, count, weights, masters, has_master, *states):
-        """Return of a stack the weights, what is sent, the mask of it, and u and r with what is sent in them."""
+        """Return a stack's weights, the sent values, their mask, and u and r before the sent values are removed."""
         weights = self.stacks.weights(weights, masters, has_master)
         u, r = self.stacks.held(states[0]), self.stacks.held(states[1])
         g = self.statement.decayed(weights, gradients, column(decay, weights))
@@ -176,7 +176,7 @@ class CompressedCompositePath(nn.Cell):
         return F.depend(ops.stack((*found, *moved, F.cast(finite, mstype.float32)), 1), written)
 
     def travelled(self, value):
-        """Return a value as it arrives."""
+        """Return a value as the receiver gets it."""
         if not self.half_values:
             return value
         finite = ops.isfinite(value)
@@ -184,12 +184,12 @@ class CompressedCompositePath(nn.Cell):
         return F.cast(F.cast(clamped, mstype.float16), mstype.float32)
 
     def behind(self, value, travelled):
-        """Return what rounding takes from a value that is sent: it is sent another time."""
+        """Return the rounding error of a sent value, which stays in the residual."""
         left = normal(value - travelled)
         return ops.where(ops.isnan(left), ops.zeros_like(left), left)
 
     def mean(self, values):
-        """Return the means over the workers of what all sent."""
+        """Return the means over all workers of the sent values."""
         if self.worker_count == 1:
             return values
         mark = self.mark()
@@ -199,18 +199,18 @@ class CompressedCompositePath(nn.Cell):
         return self.each(like, means, values)
 
     def mark(self):
-        """Return the mark of this step, or NaN where the residuals are another worker's, so that no process goes on."""
-        # Not by division, which is of floating-point numbers on a CPU.
+        """Return the mark of this step, or NaN if the residuals are another worker's, so that all processes stop."""
+        # Division is not used, because it is a floating-point operation on CPU.
         parts = ops.bitwise_and(ops.bitwise_right_shift(self.global_step, self.limb_shifts), LARGEST_LIMB)
         limbs = ops.concat((F.cast(parts, mstype.float32), self.settings_limbs))
         own = (self.dgc_worker == self.own_worker).all()
         return ops.where(own, ops.concat((limbs, limbs * limbs)), self.no_mark)
 
     def checked_total(self, total, mark):
-        """Return the sum of what all sent, if all marks are this process's own."""
+        """Return the sum of all sent values, if all marks equal this process's mark."""
         if ops.logical_not((total[-MARK_WORDS:] == mark * self.processes).all()):
             raise RuntimeError(
-                "DGCMomentum received what belongs to another step or to other settings, or some worker holds another "
+                "DGCMomentum received data of another step or of other settings, or a worker holds another "
                 "worker's residuals: nothing was changed."
             )
         return total

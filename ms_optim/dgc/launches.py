@@ -1,4 +1,4 @@
-"""The launches of a compressed step, and the exchange between two of them."""
+"""The launches of a compressed step, and the exchange between them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class StageCell(nn.Cell):
-    """One launch: its operator, what that is to do, and what it takes besides gradients.
+    """One launch: its operator, what the operator does, and its inputs except gradients.
 
     Args:
         kernel: The operator.
-        flags: What it is to do.
-        before: What it takes before the tensors: whose states they are, and the counters.
+        flags: What the operator does.
+        before: Its inputs before the tensors: which worker the states belong to, and the counters.
         weights: The weights.
         held: Their states and masters.
     """
@@ -47,7 +47,7 @@ class StageCell(nn.Cell):
         super().__init__(auto_prefix=False)
         self.kernel, self.flags = kernel, flags
         self.no_wires = Tensor(np.zeros((1, 1), np.float32))
-        # The optimizer holds these already, and Cell would list them twice.
+        # Not registered: the optimizer already holds these, and Cell would list them twice.
         for name, tensors in (("before", before), ("weights", weights), ("held", held)):
             object.__setattr__(self, name, as_tuple(tensors))
 
@@ -77,16 +77,16 @@ class ExchangeCell(nn.Cell):
         self.exchange = workers.exchange(self.compressed, words)
 
     def construct(self, numbers: Tensors, sums: Tensor, skipping: Tensor, gradients: Tensors) -> Tensor:
-        """Run the period's launches and what is between them."""
+        """Run the launches of the period and the exchange between them."""
         sums, wire = self.send(numbers, sums, skipping, gradients)
         return self.apply(numbers, sums, skipping, self.exchange(wire), gradients)
 
     def send(self, numbers: Tensors, sums: Tensor, skipping: Tensor, gradients: Tensors) -> Tensor | Tensors:
-        """Return the sums and this worker's wire."""
+        """Return the sums and this worker's send buffer."""
         return self.sender(self.layout, numbers, sums, skipping, self.sender.no_wires, gradients)
 
     def apply(
         self, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, gradients: Tensors
     ) -> Tensor | Tensors:
-        """Accumulate, and move the weights by what the workers sent."""
+        """Accumulate, and update the weights by the values that the workers sent."""
         return self.receiver(self.layout, numbers, sums, skipping, wires, gradients)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def ranges_of(sizes):
-    """Return where tensors of some sizes begin and end, each behind the one before, in parts for :func:`cut_up`."""
+    """Return the begin and end of each tensor in their concatenation, in parts, for :func:`cut_up`."""
     ends = tuple(np.cumsum(sizes).tolist())
     return in_parts(tuple(zip((0, *ends), ends)))
 
 
 def cut_up(flat, ranges_in_parts):
-    """Return the tensors that lie end to end, flat."""
+    """Return the flat tensors from their concatenation."""
     tensors = ()
     for ranges in ranges_in_parts:
         tensors += _cut_part(flat, ranges)
@@ -48,7 +48,7 @@ def _flattened(gradient):
 
 
 class LocalMean(nn.Cell):
-    """Averages gradients over the processes of this host, where a host has several.
+    """Averages gradients over the processes of this host, if it has several.
 
     Args:
         workers: The workers.

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class CompressedByAddress(nn.Cell):
-    """The parts of a step that is called from Python, compiled by themselves; see paths/fused.py.
+    """The parts of a step that is called from Python, compiled separately; see paths/fused.py.
 
-    Those of several simulated workers are called one by one: see simulated_workers.py.
+    The parts of several simulated workers are called one by one: see simulated_workers.py.
     """
 
     def __init__(self, path: CompressedPath):
@@ -40,22 +40,22 @@ class CompressedByAddress(nn.Cell):
 
     @ms.jit(backend="ms_backend")
     def run(self, step, addresses, known):
-        """Run the step on what a table of addresses names, in a known period of training."""
+        """Run the step on the tensors in a table of addresses, in a known period of training."""
         return self.path.period_by_address(step, addresses, known)
 
     @ms.jit(backend="ms_backend")
     def look(self, step, addresses):
-        """Return sums of the gradients, and whether they are not finite, if that matters."""
+        """Return sums of the gradients, and whether they are nonfinite if steps may be skipped."""
         return self.path.look_by_address(step, addresses)
 
     @ms.jit(backend="ms_backend")
     def send(self, step, addresses, sums, skipping, known):
-        """Return the sums and this worker's wire."""
+        """Return the sums and this worker's send buffer."""
         return self.path.send_by_address(step, addresses, sums, skipping, known)
 
     @ms.jit(backend="ms_backend")
     def apply(self, step, addresses, sums, skipping, wires, known):
-        """Accumulate, and move the weights by what the workers sent."""
+        """Accumulate, and update the weights by the values that the workers sent."""
         return self.path.apply_by_address(step, addresses, sums, skipping, wires, known)
 
 
@@ -63,12 +63,12 @@ class CompressedPath(nn.Cell):
     """The compressed step in launches of the fused kernel.
 
     Args:
-        parts: What every path is made from.
-        schedule: Who sends how much, and when.
-        dgc_worker: Parameter, whose residuals the states are.
+        parts: The parts that every path is built from.
+        schedule: How many elements workers send in each step.
+        dgc_worker: Parameter that states which worker the residuals belong to.
 
     Attributes:
-        addresses: The table of addresses that steps called from Python fill; None where there is none.
+        addresses: The table of addresses that steps called from Python fill; None if there is none.
     """
 
     def __init__(self, parts: Parts, schedule: Schedule, dgc_worker: Any):
@@ -89,7 +89,7 @@ class CompressedPath(nn.Cell):
         self.constants, self.no_sums = Tensor(_abi.constants(*numbers, average=settings.average)), no_sums()
         self.no_worker = Tensor(np.zeros(1, np.float32))
         shared = shared_flags(parts)
-        # For each form what comes before the tensors, weights, what is held for them, and the form's flag.
+        # For each form: the inputs before the tensors, the weights, what is held for them, and the form's flag.
         tensors = (*held.states, *held.masters, *held.averages)
         forms = [((dgc_worker, *held.counters), tuple(held.parameters), tensors, 0)]
         self.addresses = None
@@ -105,7 +105,7 @@ class CompressedPath(nn.Cell):
                 if stages == GRADIENT_STAGE:
                     weights, states = (), ()
                 given = n if flag == 0 else 1
-                counters = len(before) - 1  # before these, whose states they are
+                counters = len(before) - 1  # the first input states which worker the states belong to
                 written = _abi.written(counters, len(weights), given, len(states), exchanges=True)
                 kernel = _kernels.operator(rule.name, settings.device, written, outputs, layout.shapes, shared)
                 return StageCell(kernel, _kernels.flags(stages, shared + flag, rule.flags), before, weights, states)
@@ -125,7 +125,7 @@ class CompressedPath(nn.Cell):
         object.__setattr__(self, "global_step", held.global_step)
 
     def construct(self, rates, gradients):
-        """Take a step; return sums that nobody needs, once it is taken."""
+        """Take a step; return sums that are not needed, once the step is done."""
         gradients = self.local_mean(gradients)
         numbers = (self.constants, rates)
         period = place_of(self.global_step, self.begins, self.period_count > 1)
@@ -139,7 +139,7 @@ class CompressedPath(nn.Cell):
         return done
 
     def run_by_address(self, step, addresses):
-        """Take a step, called from Python, on what a table of addresses names; Python knows the period."""
+        """Take a step, called from Python, on the tensors in a table of addresses; Python knows the period."""
         known = self.schedule.place(step) if self.worker_count > 1 else 0
         return self.by_address.run(step, addresses, known)
 
@@ -156,36 +156,36 @@ class CompressedPath(nn.Cell):
         sums, skipping = self.looked_at(1, numbers, (addresses,))
         return self.exchanges[1][known](numbers, sums, skipping, (addresses,))
 
-    # What a step of one of several simulated workers is made of; see simulated_workers.py.
+    # The parts of a step of one of several simulated workers; see simulated_workers.py.
 
     def look_by_address(self, step, addresses):
-        """Return sums of the gradients, and whether they are not finite, if that matters."""
+        """Return sums of the gradients, and whether they are nonfinite if steps may be skipped."""
         if not self.skips:
             return self.no_sums, self.no_worker
         return self.looked_here(1, self.numbers_at(step), (addresses,))
 
     def send_by_address(self, step, addresses, sums, skipping, known):
-        """Return the sums and this worker's wire."""
+        """Return the sums and this worker's send buffer."""
         return self.exchanges[1][known].send(self.numbers_at(step), sums, skipping, (addresses,))
 
     def apply_by_address(self, step, addresses, sums, skipping, wires, known):
-        """Accumulate, and move the weights by what the workers sent."""
+        """Accumulate, and update the weights by the values that the workers sent."""
         return self.exchanges[1][known].apply(self.numbers_at(step), sums, skipping, wires, (addresses,))
 
     def run_locally(self, form, period, numbers, gradients):
-        """Take the step of a worker that is alone."""
+        """Take the step of a single worker."""
         layout, stage = ops.gather(self.layouts, period, 0), self.local[form]
         return stage(layout, numbers, self.no_sums, self.no_worker, stage.no_wires, gradients)
 
     def looked_at(self, form, numbers, gradients):
-        """Return sums of the gradients, and of how many workers they are not finite, if that matters."""
+        """Return sums of the gradients, and the number of workers with nonfinite gradients if steps may be skipped."""
         if not self.skips:
             return self.no_sums, self.no_worker
         sums, skipping = self.looked_here(form, numbers, gradients)
         return sums, self.all_reduce(skipping)
 
     def looked_here(self, form, numbers, gradients):
-        """Return sums of the gradients, and whether they are not finite, float32 of shape (1,)."""
+        """Return sums of the gradients, and 1 if they are not finite or else 0, float32 of shape (1,)."""
         stage = self.look[form]
         sums = stage(self.layouts[0], numbers, self.no_sums, self.no_worker, stage.no_wires, gradients)
         norm = F.cast(ops.sqrt(sums[:, 0].sum()) * self.unscale, mstype.float32)

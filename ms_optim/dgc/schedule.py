@@ -1,4 +1,4 @@
-"""What the steps of a compressed optimizer have in common: who sends how much of what, and when."""
+"""The schedule of a compressed optimizer: how many elements of each tensor workers send in each step."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Schedule:
     """How many elements of each tensor a worker sends in each period of training.
 
     Args:
-        layout: What is known of the parameters.
+        layout: The properties of the parameters.
         rule: The optimizer's rule.
         options: Its shared arguments.
         workers: The workers.
-        compression: When and how much is compressed.
+        compression: The settings of the compression.
 
     Attributes:
         workers: The workers.
-        wire_dtype: The dtype in which values of compressed tensors travel.
-        counts: How many elements of each tensor are sent, 0 for all: int32 of shape (periods, tensors).
-        ends: The step that each period but the first begins with.
+        wire_dtype: The dtype in which values of compressed tensors are sent.
+        counts: The number of elements of each tensor that are sent, 0 for all: int32 of shape (periods, tensors).
+        ends: The first step of each period except the first.
         settings: A number that only workers of the same settings share.
-        own_worker: Which worker this is: int32 of shape (workers,), 1 in its place.
+        own_worker: Which worker this is: int32 of shape (workers,), 1 at its index.
 
     Raises:
         ValueError: If a parameter has too many elements.
@@ -63,12 +63,12 @@ class Schedule:
 
 
 def place_of(step, begins, has_periods):
-    """Return the period of training that a step is in, in a graph: an int32 tensor of no dimensions."""
+    """Return the period of training that a step is in, in a graph: a 0-dimensional int32 tensor."""
     if not has_periods:
         return F.cast(step, mstype.int32).reshape(()) * 0
     return F.cast(step >= begins, mstype.int32).sum()
 
 
 def begins(schedule: Schedule) -> Tensor:
-    """Return the steps that periods begin with, as :func:`place_of` takes them."""
+    """Return the first steps of periods, in the form that :func:`place_of` takes."""
     return Tensor(np.array(schedule.ends or (0,), np.int32))

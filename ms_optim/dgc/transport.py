@@ -1,4 +1,4 @@
-"""How workers exchange what they send."""
+"""The collectives with which workers exchange data."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .wire import MOST_PROCESSES
 
 
 class Workers:
-    """The workers that compress and exchange: the processes that train together, or the hosts that these are on.
+    """The workers that compress and exchange: the processes that train together, or their hosts.
 
     Attributes:
-        count: How many workers there are.
-        rank: Which of them this process is, or belongs to.
-        group: The communication group's name; None where there is but one process.
-        local_group: The name of the group of the processes on this host; None where each process is a worker.
-        local: How many processes a host has.
+        count: Number of workers.
+        rank: The index of the worker that this process is, or belongs to.
+        group: The communication group's name; None if there is only one process.
+        local_group: The name of the group of the processes on this host; None if each process is a worker.
+        local: Number of processes of a host.
     """
 
     count: int
@@ -41,12 +41,12 @@ class Workers:
         self.group = group if group is not None else (comm.GlobalComm.WORLD_COMM_GROUP if initialized else None)
         processes = 1 if self.group is None else comm.get_group_size(self.group)
         if processes > MOST_PROCESSES:
-            fail(ValueError, optimizer, "group", f"of at most {MOST_PROCESSES} processes", processes)
+            fail(ValueError, optimizer, "group", f"a group of at most {MOST_PROCESSES} processes", processes)
         mode = ms.get_auto_parallel_context("parallel_mode")
         if processes > 1 and mode != "stand_alone":
             raise ValueError(
                 f"For '{optimizer}', the parallel mode must be 'stand_alone', but is '{mode}': the optimizer exchanges "
-                "the gradients itself, and would get means of them. Set "
+                "the gradients itself and must get them unaveraged. Set "
                 "mindspore.set_auto_parallel_context(parallel_mode='stand_alone')."
             )
         place = 0 if self.group is None else comm.get_rank(self.group)
@@ -54,12 +54,12 @@ class Workers:
         self.local = 1 if local_group is None else comm.get_group_size(local_group)
         self.local_rank = 0 if local_group is None else comm.get_rank(local_group)
         if processes % self.local or place % self.local != self.local_rank:
-            what = "a group of this host's processes: equally many on each host, and next to each other in 'group'"
+            what = "a group of this host's processes, the same number on each host, with consecutive ranks in 'group'"
             fail(ValueError, optimizer, "local_group", what, local_group)
         self.count, self.rank = processes // self.local, place // self.local
 
     def check_trainers(self, optimizer: str, num_trainers: int | None) -> None:
-        """Check the number of processes, where it is given."""
+        """Check the number of processes, if it is given."""
         processes = self.count * self.local
         if num_trainers is not None and num_trainers != processes:
             where = f"the group '{self.group}' has {processes}" if self.group else f"there {_are(processes)}"
@@ -67,11 +67,11 @@ class Workers:
             fail(ValueError, optimizer, "num_trainers", what, num_trainers)
 
     def all_reduce(self) -> Callable[[Tensor], Tensor]:
-        """Return the operator that adds up a tensor over all processes."""
+        """Return the operator that sums a tensor over all processes."""
         return ops.AllReduce(ops.ReduceOp.SUM, self.group)
 
     def exchange(self, compressed: bool, words: int) -> Callable[[Tensor], Tensor]:
-        """Return a Cell that takes a worker's wire of so many words to all workers' wires, or to their sum."""
+        """Return a Cell that maps a worker's send buffer of 4-byte words to all workers' buffers, or to their sum."""
         return GatherWires(self, words) if compressed else AddWires(self, words)
 
 
@@ -80,9 +80,9 @@ def _are(processes: int) -> str:
 
 
 class GatherWires(nn.Cell):
-    """From this worker's wire to those of all, in the workers' order.
+    """Gathers the send buffers of all workers, in the workers' order.
 
-    The processes of one host hold the same wire: each sends its part of it, and it leaves the host once.
+    The processes of one host hold the same buffer. Each sends a part of it, so that a host sends its buffer only once.
     """
 
     all_gather: ops.AllGather
@@ -103,7 +103,7 @@ class GatherWires(nn.Cell):
         self.shape = (workers.count, workers.local * part)
 
     def construct(self, wire: Tensor) -> Tensor:
-        """Gather the wires."""
+        """Gather the buffers."""
         if not self.divided:
             return self.all_gather(wire).reshape(self.shape)
         part = ops.concat((wire, self.padding))[self.begin : self.end]
@@ -111,7 +111,7 @@ class GatherWires(nn.Cell):
 
 
 class AddWires(nn.Cell):
-    """From this worker's wire, which holds gradients, to the sum over the workers."""
+    """Sums the send buffers, which hold gradients, over the workers."""
 
     all_reduce: Callable[[Tensor], Tensor]
     local: int
@@ -123,20 +123,20 @@ class AddWires(nn.Cell):
         self.local, self.shape = workers.local, (1, words)
 
     def construct(self, wire: Tensor) -> Tensor:
-        """Add up the wires."""
+        """Sum the buffers."""
         total = self.all_reduce(wire).reshape(self.shape)
         return total / self.local if self.local > 1 else total
 
 
 def together(wires: Sequence[np.ndarray], compressed: bool) -> np.ndarray:
-    """Return what an exchange makes of the wires of workers in one process."""
+    """Return the result of an exchange of the send buffers of workers in one process."""
     return np.stack(wires) if compressed else ring_sum(wires).reshape(1, -1)
 
 
 def ring_sum(wires: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the sum of float32 arrays with the bits that MindSpore's AllReduce gives them on CPU.
+    """Return the sum of float32 arrays, bitwise equal to MindSpore's AllReduce on CPU.
 
-    Each worker's share of the elements goes round once, and is added up in the order in which it meets the workers.
+    As in a ring all-reduce, each share of the elements passes all workers once and is summed in this order.
     """
     count, total = len(wires), np.empty_like(wires[0])
     ends = np.cumsum([len(share) for share in np.array_split(total, count)]).tolist()

@@ -1,4 +1,4 @@
-"""What a worker sends: how many elements of each tensor in which step, and the bytes that they take."""
+"""The send buffer ("wire") of a worker: how many elements of each tensor it has in a step, and its size."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .._abi import LIMB_BITS, MARK_WORDS
 WIRE_DTYPES = ("float32", "float16")
 
 
-# The mark at a wire's end, in limbs of 6 bits, each with its square: see ops/include/dgc.h. The composite path, whose
-# wires no kernel reads, has limbs of the step and of the settings apart: 6 and 4.
+# The mark at the end of a wire, in limbs of 6 bits, each with its square: see ops/include/dgc.h. In the composite path,
+# where no kernel reads the wire, the step and the settings have separate limbs: 6 and 4.
 STEP_LIMBS = 6
 LARGEST_LIMB = (1 << LIMB_BITS) - 1
-MOST_PROCESSES = 4096  # whose limbs' squares float32 adds up exactly
+MOST_PROCESSES = 4096  # float32 sums the squares of their limbs exactly
 
 
 class Compression(NamedTuple):
-    """When compression begins, how it grows, which tensors it spares, and as what values travel."""
+    """When compression begins, how it increases, which tensors it excludes, and the dtype of sent values."""
 
     rampup_begin_step: int
     rampup_step: int
@@ -33,7 +33,7 @@ class Compression(NamedTuple):
 
 
 def place_bytes(size: int) -> int:
-    """Return how many bytes hold any place in a tensor."""
+    """Return how many bytes are needed for an index into a tensor."""
     return max(1, ((size - 1).bit_length() + 7) // 8)
 
 
@@ -42,8 +42,8 @@ def wire_words(sizes: Sequence[int], counts: Sequence[int], wire_dtype: str = "f
 
     Args:
         sizes: The tensors' sizes.
-        counts: How many elements of each are sent; 0: all.
-        wire_dtype: The dtype of what is sent of compressed tensors.
+        counts: The number of elements of each that are sent; 0 means all.
+        wire_dtype: The dtype of the sent values of compressed tensors.
     """
     value = np.dtype(wire_dtype).itemsize
     sent = (count * (value + place_bytes(size)) if count else 4 * size for size, count in zip(sizes, counts))
@@ -51,27 +51,27 @@ def wire_words(sizes: Sequence[int], counts: Sequence[int], wire_dtype: str = "f
 
 
 def settings_number(*settings: Any) -> int:
-    """Return 28 bits that are the same on workers of the same settings, and hardly ever on others."""
+    """Return a 28-bit number that is equal for equal settings, and almost always different for others."""
     return zlib.crc32(repr(settings).encode()) >> 4
 
 
 def ramp(begin: int, length: int, sparsity: Sequence[float]) -> list[tuple[int, float | None]]:
-    """Return the periods of training: the step that each begins with, and its sparsity, None while all is sent.
+    """Return the periods of training: the first step of each, and its sparsity, None if all elements are sent.
 
     Args:
         begin: The first step with compression.
-        length: Steps from there to the last sparsity.
-        sparsity: The sparsities on the way, of equally many steps each.
+        length: Number of steps from there to the last sparsity.
+        sparsity: The sparsities of the ramp, each for the same number of steps.
     """
     periods: dict[int, float | None] = {0: None} if begin > 0 else {}
     for stage, part in enumerate(sparsity):
         periods[begin + math.ceil(stage * length / len(sparsity))] = part
-    # Stages shorter than a step begin together: the last of them counts.
+    # Stages shorter than a step begin at the same step; the last of them is used.
     return [next(same) for _, same in groupby(periods.items(), key=lambda period: period[1])]
 
 
 def sent(sparsity: float | None, size: int, min_compress_numel: int) -> int:
-    """Return how many elements of a tensor a worker sends; 0: all, uncompressed."""
+    """Return how many elements of a tensor a worker sends; 0 means all, without compression."""
     if sparsity is None or size < min_compress_numel:
         return 0
     return max(1, round((1.0 - sparsity) * size))

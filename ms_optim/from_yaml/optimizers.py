@@ -1,4 +1,4 @@
-"""The classes for `auto_register: optimizers.MsOptimAdamW` and the like; MindFormers runs a copy of this file."""
+"""The classes for `auto_register`, such as `optimizers.MsOptimAdamW`; MindFormers runs a copy of this file."""
 
 from ms_optim import WarmUpHoldDecayLR  # noqa: F401
 from ms_optim.mindformers import CLASSES, MsOptimLocalSteps  # noqa: F401

@@ -1,1 +1,1 @@
-"""Local steps between exchanges: what is kept, who sends what when, and the outer step."""
+"""Local steps between exchanges: what is kept, what workers send and when, and the outer step."""

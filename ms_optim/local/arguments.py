@@ -1,4 +1,4 @@
-"""The arguments of local steps, and which optimizers may be inside."""
+"""Checks of the arguments of local steps and of the inner optimizer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check_local_steps(name: str, optimizer: Any, outer: Outer, group: Any) -> No
     """Check the arguments of local steps.
 
     Args:
-        name: The class that errors name.
-        optimizer: The optimizer inside.
+        name: Name of the class, for the errors.
+        optimizer: The inner optimizer.
         outer: The outer step.
         group: The communication group.
     """
@@ -37,11 +37,13 @@ def check_local_steps(name: str, optimizer: Any, outer: Outer, group: Any) -> No
     if reason := optimizer.refuses.get("local_steps"):
         raise ValueError(f"For '{name}', the argument 'optimizer' cannot be {optimizer.cls_name}, which {reason}.")
     if optimizer.shares is not None:
-        raise ValueError(f"For '{name}', the optimizer must not shard its states, whose workers hold the same weights.")
+        raise ValueError(
+            f"For '{name}', the optimizer must not shard its states: that requires equal weights on all workers."
+        )
     if optimizer.is_sliced and group is None:
         raise ValueError(
             f"For '{name}', the optimizer's tensors are sliced: 'group' must name the processes that hold the same "
             "slices."
         )
     if reason := _libraries.why_missing("CPU"):
-        raise RuntimeError(f"For '{name}', the library for CPU is needed, but {reason}.")
+        raise RuntimeError(f"For '{name}', the library for CPU is required, but {reason}.")

@@ -1,4 +1,4 @@
-"""The state dict of local steps: what they keep, with what their optimizer keeps."""
+"""The state dict of local steps: their own entries and those of their optimizer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class LocalEntries:
-    """The entries of the state dict, as :class:`ms_optim._state.StateEntries` has them of an optimizer alone.
+    """The entries of the state dict, as :class:`ms_optim._state.StateEntries` for a single optimizer.
 
     Args:
-        name: The class that errors name.
-        inner: The entries of the optimizer inside.
+        name: Name of the class, for the errors.
+        inner: The entries of the inner optimizer.
         kept: What local steps keep.
     """
 
@@ -44,7 +44,7 @@ class LocalEntries:
         return {**self.inner.own(), **self.kept}
 
     def copied(self) -> dict[str, Tensor]:
-        """Return copies of what :meth:`named` returns, as training holds it."""
+        """Return copies of what :meth:`named` returns, with the weights that training uses."""
         return {**self.inner.copied(), **{name: Tensor(p.asnumpy().copy(), p.dtype) for name, p in self.kept.items()}}
 
     def fitting(
@@ -55,17 +55,17 @@ class LocalEntries:
         Args:
             state_dict: The state dict.
             strict: Whether missing and unknown names are an error.
-            weights: Weights that are loaded with it and are not in it.
+            weights: Weights that are loaded together with the state dict but are not in it.
         """
         if not isinstance(state_dict, dict) or not all(isinstance(value, Tensor) for value in state_dict.values()):
-            return self.inner.fitting(state_dict, strict, weights)  # which says what is wrong
+            return self.inner.fitting(state_dict, strict, weights)  # which raises the error
         entries = unwrapped(state_dict)
         given = {name: value for name, value in entries.items() if name in self.kept}
         rest = {name: value for name, value in entries.items() if name not in self.kept}
         missing = sorted(self.kept.keys() - given.keys())
         if strict and missing:
             raise KeyError(
-                f"For '{self.name}', 'state_dict' must have the entry {missing[0]!r}, one of {len(missing)} missing."
+                f"For '{self.name}', 'state_dict' must have the entry {missing[0]!r}; it lacks {len(missing)} in all."
             )
         if self.worker in given:
             check_entry(self.name, self.worker, given[self.worker], self.own_worker)

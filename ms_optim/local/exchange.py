@@ -1,4 +1,4 @@
-"""One exchange of a fragment: send the differences, compare what must be alike, take the outer step."""
+"""One exchange of a fragment: send the differences, check that workers agree, take the outer step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Launch(nn.Cell):
-    """A launch of local steps: its operator, and what it takes besides what it is called with.
+    """A launch of local steps: its operator, and its inputs except those of the call.
 
     Args:
-        name: The operator's name, behind ``local_``.
-        numbers: What it takes in front of what it is called with.
-        tensors: What it takes behind that.
+        name: The operator's name, without ``local_``.
+        numbers: Its inputs before those of the call.
+        tensors: Its inputs after those of the call.
         written: Whether it writes these.
-        given: How many inputs it is called with.
+        given: Number of inputs of the call.
         outputs: Shape and dtype of each output.
     """
 
@@ -50,9 +50,9 @@ class Launch(nn.Cell):
         return self.kernel(*self.numbers, *given, *self.tensors)
 
     def here(self, *given):
-        """Run the launch, called from Python, on the memory that its tensors have now; return its outputs.
+        """Run the launch, called from Python, on the current memory of its tensors; return its outputs.
 
-        Their memory is kept for the next call: new memory takes longer to get than what is written there.
+        The memory of the outputs is reused by the next call, because allocating it takes longer than writing it.
         """
         if self.made is None:
             self.made = [np.zeros(shape, dtype) for shape, dtype in self.outputs]
@@ -61,7 +61,7 @@ class Launch(nn.Cell):
 
 
 class Copies(nn.Cell):
-    """Copies of weights and masters on the host, whose kernels read and write them there.
+    """Copies of weights and masters on the host, for the host's kernels.
 
     Args:
         parameters: The weights and masters on an accelerator.
@@ -75,7 +75,7 @@ class Copies(nn.Cell):
             object.__setattr__(self, name, these)
 
     def construct(self):
-        """Write the copies; return something to wait for."""
+        """Write the copies; return a value that later operators can depend on."""
         return self.send(self.parameters)
 
     def back(self, done):
@@ -87,14 +87,14 @@ class Exchange(nn.Cell):
     """The exchange of some tensors among the workers.
 
     Args:
-        tensors: The places of these tensors.
+        tensors: The indices of these tensors.
         held: What the optimizer holds.
         kept: What local steps keep.
-        outer: The outer step, and what is sent for it.
+        outer: The settings of the outer step and of what is sent.
         workers: The workers.
-        mark: What workers compare, as :meth:`Outer.mark` makes it.
-        report: Parameter, which gets what is found.
-        on_host: Whether weights and masters are where the host's kernels can write them.
+        mark: The numbers that workers compare, as :meth:`Outer.mark` returns them.
+        report: Parameter that receives the statistics of the exchange.
+        on_host: Whether weights and masters are in memory that the host's kernels can write.
     """
 
     def __init__(
@@ -144,14 +144,14 @@ class Exchange(nn.Cell):
             object.__setattr__(self, name, these)
 
     def construct(self):
-        """Exchange, and take the outer step; return something to wait for."""
+        """Exchange, and take the outer step; return a value that later operators can depend on."""
         wire, mark = self.sent()
         if self.worker_count > 1:
             wire = self.exchange(F.depend(wire, self.agree(self.gather(mark))))
         return self.applied(wire)
 
     def begun(self):
-        """Have a round begin at the weights; return something to wait for."""
+        """Begin a round at the current weights; return a value that later operators can depend on."""
         return self.starter() if self.copies is None else F.depend(self.copies(), self.starter())
 
     def sent(self):
@@ -162,15 +162,15 @@ class Exchange(nn.Cell):
         return self.sender(mark)
 
     def applied(self, wires):
-        """Take the outer step along what all sent."""
+        """Take the outer step with the values that all workers sent."""
         found = self.receiver(wires)
         done = F.assign(self.report, found)
         return done if self.copies is None else F.depend(done, self.copies.back(found))
 
-    # The parts of an exchange that is called from Python, where weights and masters are on the host.
+    # The parts of an exchange that is called from Python, with weights and masters on the host.
 
     def begin_here(self):
-        """Have a round begin at the weights."""
+        """Begin a round at the current weights."""
         self.starter.here()
 
     def send_here(self):
@@ -178,6 +178,6 @@ class Exchange(nn.Cell):
         return self.sender.here(np.concatenate((self.mark.asnumpy(), self.step.asnumpy())))
 
     def apply_here(self, wires):
-        """Take the outer step along what all sent."""
+        """Take the outer step with the values that all workers sent."""
         (found,) = self.receiver.here(np.ascontiguousarray(wires))
         write(self.report, found)

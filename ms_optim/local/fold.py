@@ -1,4 +1,4 @@
-"""Local steps of another number of workers, from those of all."""
+"""Conversion of the states of local steps to another number of workers."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from mindspore import dtype as mstype
 
 from .. import _masters
 
-ENTRY = "local_worker"  # says whose states a state dict holds
+ENTRY = "local_worker"  # states which worker the states in a state dict belong to
 START, RESIDUAL = "local_start.", "local_residual."
 
 
 def is_own(name: str) -> bool:
-    """Tell whether an entry differs from worker to worker: all but what an exchange leaves alike."""
+    """Return whether an entry differs from worker to worker; only entries that an exchange makes equal do not."""
     return not name.startswith((START, "local_velocity.")) and name != "local_step"
 
 
 def of_worker(old: list[dict[str, Tensor]], rank: int, workers: int) -> dict[str, Tensor]:
     """Return the entries of a new worker.
 
-    What is still to be sent moves the weights as far as it would have: the mean over the workers stays. A new worker
-    gets the sums of what workers `rank`, `rank + workers` and so on have moved since the last exchange, and of their
-    residuals, both times the new number of workers over the old one. The states of the optimizer are one worker's.
+    The mean over the workers of all that is not yet sent stays the same, so its effect on the weights does, too. A new
+    worker gets the sum of the changes of weights of workers `rank`, `rank + workers` and so on since the last exchange,
+    and the sum of their residuals, both times the new number of workers divided by the old one. The states of the
+    optimizer are those of one worker.
 
     Args:
         old: The entries of all old workers, in their order, without prefixes.
         rank: The new worker.
-        workers: How many there are.
+        workers: The new number of workers.
     """
     mine, part = old[rank::workers], workers / len(old)
     entries = dict(old[rank % len(old)])
@@ -53,7 +54,7 @@ def _float64(tensor):
 
 
 def _weight(entries, name):
-    """Return a weight in float64: from its master, if that belongs to it."""
+    """Return a weight in float64: from its master, if the master rounds to the weight."""
     weight = ops.cast(entries[name], mstype.float32).asnumpy()
     entry = _masters.entry_of(entries, name)
     if entry is None:
@@ -66,7 +67,7 @@ def _weight(entries, name):
 
 
 def _written(entries, name, weight):
-    """Return the entries of a weight, in the dtypes that they have."""
+    """Return the entries of a weight, in their dtypes."""
     written = {name: ops.cast(Tensor(weight), entries[name].dtype)}
     entry = _masters.entry_of(entries, name)
     if entry is not None:

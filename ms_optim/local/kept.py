@@ -1,4 +1,4 @@
-"""What local steps keep besides what the optimizer keeps: where a round began, the outer velocity, the residuals."""
+"""What local steps keep in addition to the optimizer: the weights at the last exchange, outer velocity, residuals."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Kept:
         parameters: The parameters.
         names: Their names from construction.
         outer: The outer step.
-        own_worker: Which worker this is: int32 of shape (workers,), 1 in its place.
+        own_worker: Which worker this is: int32 of shape (workers,), 1 at its index.
 
     Attributes:
         starts: The weights at the last exchange, in float32.
         velocities: The outer velocities; empty without momentum.
-        residuals: What accumulated and was not sent; empty where that is not kept.
-        step: The count of steps, skipped ones among them: workers count alike.
-        worker: Whose residuals these are.
-        reports: What was found at the last exchange of each fragment.
+        residuals: What has accumulated and has not been sent; empty if it is not kept.
+        step: The count of steps, including skipped ones, so that it is equal on all workers.
+        worker: Which worker the residuals belong to.
+        reports: Statistics of the last exchange of each fragment.
     """
 
     starts: ParameterTuple
@@ -68,7 +68,7 @@ class Kept:
         return (*self.starts, *self.velocities, *self.residuals)
 
     def check_counts(self, name: str) -> None:
-        """Raise an error if the count or the worker has changed since construction: every step reads them.
+        """Raise an error if the count or the worker has changed since construction; every step reads them.
 
         Args:
             name: The class that errors name.
@@ -76,7 +76,7 @@ class Kept:
         check_noted(name, self._seen_counts)
 
     def check(self, name: str) -> None:
-        """Raise an error that names which tensor has changed since construction; a view gets memory of its own.
+        """Raise an error that names a tensor that has changed since construction; copy each view to memory of its own.
 
         Args:
             name: The class that errors name.

@@ -1,4 +1,4 @@
-"""What workers send of the differences of weights, and what they compare before: see ops/include/local_steps.h."""
+"""What workers send of weight differences, and what they compare first: see ops/include/local_steps.h."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Outer(NamedTuple):
-    """The outer step, what is sent for it, and when."""
+    """Settings of the outer step: its arguments, what is sent, and when."""
 
     every: int
     fragments: int
@@ -27,7 +27,7 @@ class Outer(NamedTuple):
     compress: SparseTopK | Quantized | None
 
     def numbers(self, workers: Workers) -> np.ndarray:
-        """Return what a launch is told besides tensors."""
+        """Return the numbers that a launch receives in addition to tensors."""
         bits, chunk, density, decay = self.format()
         decay = -1.0 if decay is None else decay
         outer = (self.learning_rate, self.momentum, self.nesterov)
@@ -36,7 +36,7 @@ class Outer(NamedTuple):
         return numbers
 
     def format(self) -> tuple[int, int, float, float | None]:
-        """Return bits, chunk, density and decay; 0 bits where all differences are added up."""
+        """Return bits, chunk, density and decay; 0 bits if all differences are sent and summed in float32."""
         given = self.compress
         return (0, 4096, 1.0, None) if given is None else (given.bits, given.chunk, given.density, given.decay)
 
@@ -46,7 +46,7 @@ class Outer(NamedTuple):
         return self.format()[3] is not None
 
     def mark(self, optimizer: Sequence[Any], tensors: Sequence[Any]) -> np.ndarray:
-        """Return what workers compare, without the step and the checksum of their weights, which come last."""
+        """Return the numbers that workers compare, without the last two: the step and the checksum of their weights."""
         bits, chunk, density, decay = self.format()
         real = np.array((self.learning_rate, self.momentum, density, -1.0 if decay is None else decay), np.float32)
         rate, momentum, density_bits, decay_bits = real.view(np.int32).tolist()
@@ -57,23 +57,23 @@ class Outer(NamedTuple):
         return mark
 
     def words(self, sizes: Sequence[int]) -> int:
-        """Return how many 4-byte words a worker sends of tensors."""
+        """Return how many 4-byte words a worker sends for tensors."""
         bits, chunk, density, _ = self.format()
-        # Where all differences are added up, the sum of their squares goes with them.
+        # If all differences are summed, the sum of their squares is sent with them.
         return sum(sizes) + 1 if bits == 0 else sum(wire_words(size, chunk, density, bits) for size in sizes)
 
 
 def fragments_of(sizes: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Divide tensors into fragments of about as many elements, in their order; none is empty.
+    """Divide tensors, in order, into fragments of about equal numbers of elements; no fragment is empty.
 
     Args:
         sizes: The tensors' elements.
-        count: How many fragments.
+        count: Number of fragments.
     """
     ends = np.cumsum(sizes)
     middles = ends - np.array(sizes) / 2
     of_each = np.minimum(middles * count // ends[-1], count - 1).astype(int)
-    # A large tensor may cover the place of a whole fragment: each takes one tensor at least.
+    # A large tensor may be larger than a fragment; each fragment gets at least one tensor.
     n = len(sizes)
     for i in range(n):
         lowest = max(0, count - (n - i), of_each[i - 1] if i else 0)
@@ -82,5 +82,5 @@ def fragments_of(sizes: Sequence[int], count: int) -> list[tuple[int, ...]]:
 
 
 def due(every: int, fragments: int) -> tuple[int, ...]:
-    """Return for each fragment the place in a round, from 0, of the step after which it is exchanged."""
+    """Return for each fragment the step within a round, from 0, after which it is exchanged."""
     return tuple((k + 1) * every // fragments % every for k in range(fragments))

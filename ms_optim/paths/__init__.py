@@ -1,1 +1,1 @@
-"""How a step runs: one path a file, each a Cell that takes this step's rates and the gradients."""
+"""The paths of a step: one per file, each a Cell that takes the step's rates and the gradients."""

@@ -1,6 +1,6 @@
-"""The elementwise parts of the composite step in kernels that AKG compiles, and a trial of each: some it miscompiles.
+"""The elementwise parts of the composite step in AKG kernels, each of which is tested: AKG miscompiles some.
 
-What is of whole tensors (norms, clipping, the skipping of a step) stays in MindSpore's operators.
+Operations on whole tensors (norms, clipping, skipping a step) remain in MindSpore's operators.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from .. import _kernels
 from .._arithmetic import moved_along
 
-# Two float32 statements of the same dozen roundings, on numbers that do not cancel.
+# Two float32 implementations with about a dozen roundings each, on numbers that do not cancel.
 TOLERANCE = 64 * 2.0**-24
-# Trial data of so many elements is repeated: a prime, so that no tile sees the same numbers as the next.
+# Test data with this period is repeated: a prime, so that consecutive tiles get different numbers.
 PERIOD = 4099
-# What the trial of a kernel on a device, for a number of elements, has found: None or what is wrong.
+# The result of the test of a kernel on a device, for a number of elements: None, or what is wrong.
 _found: dict[tuple, str | None] = {}
 
 
@@ -35,12 +35,12 @@ def rows_of(kernel, numbers, tensors) -> Any:
 
 
 class AkgKernels(nn.Cell):
-    """AKG's kernels of the elementwise parts of a rule.
+    """AKG's kernels for the elementwise parts of a rule.
 
     Args:
         rule: The rule's name.
-        state_count: How many states it has.
-        constants: Its numbers, in the order of its kernel.
+        state_count: Number of its states.
+        constants: Its constants, in the order of its kernel.
     """
 
     def __init__(self, rule: str, state_count: int, constants: tuple[float, ...]):
@@ -61,29 +61,29 @@ class AkgKernels(nn.Cell):
         return rows[self.state_count :], rows[: self.state_count]
 
     def along(self, coefficients, weight, directions):
-        """Return the update along some directions, and the weight that it leads to."""
+        """Return the update along the directions, and the new weight."""
         return rows_of(self.move, (ops.stack(coefficients),), (weight, *directions))
 
 
 def why_not(rule, settings) -> str | None:
-    """Say why there are no kernels of a rule to try with an optimizer's settings, or return None."""
+    """Return why a rule has no AKG kernels for an optimizer's settings, or None."""
     reason = _kernels.why_not_akg(rule.name)
     if reason is None and settings.cautious:
-        return "decay='cautious' is unknown to AKG's kernels"
+        return "decay='cautious' is not supported by AKG's kernels"
     if reason is None and settings.device != _kernels.device_target():
-        return f"the arithmetic runs on the host, AKG's kernels on {_kernels.device_target()}"
+        return f"the arithmetic runs on the host, but AKG's kernels run on {_kernels.device_target()}"
     return reason
 
 
 def tried(kernels: AkgKernels, statement, rule, device: str, dtype, sizes) -> str | None:
-    """Try the kernels on tensors of some sizes; say what is wrong, or return None.
+    """Test the kernels on tensors of some sizes; return what is wrong, or None.
 
     Args:
         kernels: The kernels.
-        statement: The optimizer, which states its rule in MindSpore's operators.
+        statement: The optimizer, which implements its rule in MindSpore's operators.
         rule: Its rule.
         device: The device.
-        dtype: The dtype of the step's number.
+        dtype: The dtype of the step count.
         sizes: Numbers of elements.
     """
     for size in sorted(set(sizes)):
@@ -96,21 +96,21 @@ def tried(kernels: AkgKernels, statement, rule, device: str, dtype, sizes) -> st
 
 
 def _tried(kernels, statement, rule, device, dtype, size):
-    """Try the kernels on so many elements; say what is wrong, or return None."""
+    """Test the kernels on a number of elements; return what is wrong, or None."""
     data = trial_data(min(size, PERIOD), [kind for _, kind in rule.kinds], kernels.direction_count)
     scalars = statement.scalars(Tensor(3.0, dtype))
     try:
         made = _both_parts(kernels.stated, kernels.along, kernels, scalars, [np.resize(x, size) for x in data])
     except Exception as error:
-        # AKG runs as a program of its own: of what it stumbles over this is all that comes back.
-        return f"AKG does not compile or run the rule '{rule.name}' on {device}: {str(error).splitlines()[0]}"
+        # AKG runs as a separate program; this is all that it reports of a failure.
+        return f"AKG cannot compile or run the rule '{rule.name}' on {device}: {str(error).splitlines()[0]}"
     right = _both_parts(statement.directions, _along, kernels, scalars, data)
     worst = max(difference(x, np.resize(y, size)) for x, y in zip(made, right))
     if worst <= TOLERANCE:
         return None
     return (
-        f"AKG's kernel for the rule '{rule.name}' is wrong on {device}: of {size} elements one is off by {worst:.1e} "
-        f"of its value in MindSpore's operators, where {TOLERANCE:.1e} is allowed"
+        f"AKG's kernel for the rule '{rule.name}' is wrong on {device}: of {size} elements, one has a relative "
+        f"error of {worst:.1e} against MindSpore's operators; the tolerance is {TOLERANCE:.1e}"
     )
 
 
@@ -120,7 +120,7 @@ def _along(coefficients, weight, directions):
 
 
 def _both_parts(stated, along, kernels, scalars, data):
-    """Return what two functions make of trial data: directions and states, and the move along directions."""
+    """Return the results of two functions for test data: directions and states, and the update along directions."""
     weight, gradient, *others = (Tensor(x) for x in data)
     states, directions = tuple(others[: kernels.state_count]), tuple(others[kernels.state_count :])
     found, new_states = stated(scalars, weight, gradient, Tensor(0.1, ms.float32), states)
@@ -129,7 +129,7 @@ def _both_parts(stated, along, kernels, scalars, data):
 
 
 def trial_data(size, kinds, directions):
-    """Make a weight, a gradient, states of some kinds and directions, of many magnitudes whose sums do not cancel."""
+    """Make a weight, a gradient, states and directions with many magnitudes, whose sums do not cancel."""
     rng = np.random.default_rng(0)
     sign = rng.choice([-1.0, 0.0, 1.0], size, p=[0.4, 0.2, 0.4])
     scale = 10.0 ** rng.uniform(-8, 1, size)
@@ -144,7 +144,7 @@ def trial_data(size, kinds, directions):
 
 
 def difference(actual, expected):
-    """Return the largest difference relative to what is expected, infinite where there is no number."""
+    """Return the largest difference relative to the expected values; infinite if it is not a number."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(actual == expected, 0.0, np.abs(actual - expected) / np.abs(expected))
     worst = float(np.max(ratio))

@@ -1,4 +1,4 @@
-"""The operators of ops/ascendc for each tensor, on an Ascend processor."""
+"""The operators of ops/ascendc, which run for each tensor on an Ascend processor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TILE, LANES = 2048, 8  # see ops/ascendc/op_kernel/tiling.h
 
 
 def tile_sums(kinds: int, place: int):
-    """Return what infers the shape of the sums that an operator leaves, of tensors of the shape of one input."""
+    """Return the function that infers the shape of an operator's sums from the shape of one of its inputs."""
 
     def shape(*shapes):
         return kinds, -(-math.prod(shapes[place]) // TILE) * LANES
@@ -30,12 +30,12 @@ def tile_sums(kinds: int, place: int):
 
 
 def total_of_tiles():
-    """Make the operator that adds such sums up but for the last axis, in a fixed order."""
+    """Make the operator that sums such partial sums over all axes but the last, in a fixed order."""
     return _kernels.ascend_operator("MsOptimSums", (False,), lambda partial: (partial[0], LANES))
 
 
 class OperatorCell(nn.Cell):
-    """An operator that leaves sums of squares by tiles, and the operator that adds them up."""
+    """An operator that outputs sums of squares by tile, and the operator that sums these."""
 
     def __init__(self, kernel, total):
         super().__init__(auto_prefix=False)
@@ -47,7 +47,7 @@ class OperatorCell(nn.Cell):
 
 
 def sign(rule) -> float:
-    """Return what the operators of a rule multiply gradients by, as they know of no direction."""
+    """Return the sign that gradients are multiplied by, because the operators cannot maximize."""
     return -1.0 if rule.name.startswith("adamw") and rule.flags & AdamWFlag.MAXIMIZE else 1.0
 
 
@@ -55,21 +55,21 @@ class AscendOperators(nn.Cell):
     """The operators of a rule.
 
     Args:
-        parts: What every path is made from.
+        parts: The parts that every path is built from.
     """
 
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
         layout, held, rule = parts.layout, parts.held, parts.rule
-        # It holds this Cell.
+        # Not registered, because the statement holds this Cell.
         object.__setattr__(self, "statement", parts.statement)
         self.is_layerwise = rule.is_layerwise
         self.constants = Tensor(np.array(_constants(rule, parts.statement), np.float32))
         self.zero = Tensor(0.0, mstype.float32)
         absent = {dtype: Tensor(np.zeros(1, np.float32)).astype(dtype) for dtype in WEIGHT_DTYPES}
         launches, total = _kernels.ON_ASCEND[rule.name], total_of_tiles()
-        # A weight is updated from itself in float32, from its master, or from itself in lower precision: of weight
-        # and master, a tensor of one element stands for the one that there is not.
+        # A weight is updated from itself in float32, from its master, or from itself in lower precision. A tensor of
+        # one element is passed in place of a weight or master that is not used.
         kinds = list(zip(layout.dtypes, held.has_master()))
         known = list(dict.fromkeys(kinds))
         self.kind_of_each = tuple(known.index(kind) for kind in kinds)
@@ -87,18 +87,18 @@ class AscendOperators(nn.Cell):
         self.last_takes_gradient = launches[-1].takes_gradient
 
     def shared(self, scalars, applied):
-        """Return what the operators take for all tensors: from kApplied in ops/ascendc/op_kernel/rule.h on."""
+        """Return the inputs that all tensors share: those from kApplied on in ops/ascendc/op_kernel/rule.h."""
         numbers = (F.cast(applied, mstype.float32),)
         for x in scalars:
             numbers += (self.zero + x,)
         return numbers
 
     def columns(self, rate):
-        """Return the place of each tensor's operators, and its learning rate."""
+        """Return the index of each tensor's operators, and its learning rate."""
         return self.kind_of_each, rate
 
     def move(self, shared, kind, rate, gradient, scale, decay, parameter, master, has_master, *states):
-        """Update a tensor; return the norms of the weight from before and of the update, and the trust ratio."""
+        """Update a tensor; return the norms of the weight before the step and of the update, and the trust ratio."""
         if self.is_float32[kind]:
             tensors = (self.absent[kind], parameter, *states)
         elif has_master:
@@ -120,13 +120,13 @@ class AscendOperators(nn.Cell):
 
 
 def _constants(rule, statement):
-    """Return what operators take that does not change: see enum Constant of the rule in ops/ascendc/op_kernel."""
+    """Return the constant inputs of the operators: see enum Constant of the rule in ops/ascendc/op_kernel."""
     bound = rule.constants[3:4] if rule.name == "lans" else ()
     return *statement.akg_constants(), *bound
 
 
 def _written(launch, is_float32, has_master, states):
-    """Return for each input of an operator whether it is written: weight, master, states, then what is only read."""
+    """Return for each input of an operator whether it is written: weight, master, states, then read-only inputs."""
     moves = launch.writes_weight
     weights = (moves and not is_float32, moves and (is_float32 or has_master))
     return (*weights, *(launch.writes_states,) * states, *(False,) * (2 + launch.takes_gradient))

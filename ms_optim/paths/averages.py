@@ -10,7 +10,7 @@ from .._arithmetic import normal
 
 
 def averages_of(average: tuple[float | None, bool]) -> Averages | None:
-    """Return what averages weights with an optimizer's settings; None where nothing does."""
+    """Return the Cell that averages weights with an optimizer's settings; None without an average."""
     kept, rises = average
     return None if kept is None else Averages(kept, rises)
 
@@ -19,8 +19,8 @@ class Averages(nn.Cell):
     """Averages of weights.
 
     Args:
-        kept: The part of an average that a step keeps, its decay rate.
-        rises: Whether that rises at first.
+        kept: The decay rate of the average.
+        rises: Whether the rate has a warmup.
     """
 
     def __init__(self, kept: float, rises: bool):
@@ -31,10 +31,10 @@ class Averages(nn.Cell):
         """Return the new average of a stack.
 
         Args:
-            t: The number of the step, from 1.
-            before: The weights from before the step, which the average starts as.
+            t: The step count, from 1.
+            before: The weights before the step, with which the average starts.
             average: The average so far.
-            stored: The weights as they are stored.
+            stored: The weights with the rounding of their storage.
         """
         taken = self.taken * ops.ones_like(t)
         if self.rises:

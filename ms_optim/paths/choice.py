@@ -1,4 +1,4 @@
-"""Which path runs: fused kernels, AKG's kernels or MindSpore's operators, and why not the first of these."""
+"""The choice of a path: fused kernels, AKG's kernels or MindSpore's operators, with the reason for no fused kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
     Attributes:
         is_fused: Whether a fused kernel runs.
-        akg: AKG's kernels, where these run.
+        akg: AKG's kernels, if these run.
         reason: Why no fused kernel runs.
     """
 
@@ -37,10 +37,10 @@ class Choice(NamedTuple):
 
 
 def choose(parts: Parts) -> Choice:
-    """Choose between kernels and MindSpore's operators, and warn once of what runs in place of the first.
+    """Choose between kernels and MindSpore's operators, and warn once if no fused kernel runs.
 
     Raises:
-        RuntimeError: If the backend that is asked for has no kernel, or what is asked for needs another path.
+        RuntimeError: If the requested backend has no kernel, or a requested feature needs another path.
     """
     name, wanted, features = parts.layout.optimizer, parts.options.backend, asked(parts)
     reason = f"backend='{wanted}' was asked for"
@@ -67,20 +67,20 @@ def choose(parts: Parts) -> Choice:
 
 
 def asked(parts: Parts) -> tuple[str, ...]:
-    """Return the features that an optimizer asks its path for."""
+    """Return the features that an optimizer requests from its path."""
     return _capabilities.asked(parts.options, parts.shares is not None, parts.slices is not None)
 
 
 def check(path: str, parts: Parts, reason: str = "") -> None:
-    """Check that a path does what is asked for.
+    """Check that a path supports the requested features.
 
     Args:
         path: A path of the table of capabilities.
-        parts: What it is to be made from.
+        parts: The parts that it would be built from.
         reason: Why no other path runs, or what the device is.
 
     Raises:
-        RuntimeError: If it does not.
+        RuntimeError: If it does not support one.
     """
     lacking = _capabilities.why_not(path, asked(parts))
     if lacking is not None:
@@ -88,7 +88,7 @@ def check(path: str, parts: Parts, reason: str = "") -> None:
 
 
 def fused_path(parts: Parts) -> nn.Cell:
-    """Return the path in fused kernels."""
+    """Return the path that runs fused kernels."""
     settings, rule = parts.settings, parts.rule
     if settings.device != settings.weights_on:
         check("host", parts, f"the device target is '{settings.weights_on}'")
@@ -104,13 +104,13 @@ def fused_path(parts: Parts) -> nn.Cell:
 
 
 def composite_path(parts: Parts, kernels: akg.AkgKernels | None) -> nn.Cell:
-    """Return the path in MindSpore's operators, with AKG's kernels in it where there are some."""
+    """Return the path that runs MindSpore's operators, with AKG's kernels if there are any."""
     check("composite", parts)
     return CompositePath(parts, kernels)
 
 
 def crossing_path(parts: Parts) -> nn.Cell:
-    """Return the path of :class:`ms_optim.AdamOffload`, in the host's kernels."""
+    """Return the path of :class:`ms_optim.AdamOffload`, which runs the host's kernels."""
     device = parts.settings.weights_on
     if device == "CPU":
         return fused_path(parts)
@@ -119,7 +119,7 @@ def crossing_path(parts: Parts) -> nn.Cell:
 
 
 def _why_not_fused(parts, features):
-    """Say why no fused kernel runs, or return None."""
+    """Return why no fused kernel runs, or None."""
     device = parts.settings.device
     if parts.options.backend == "native":
         reason, path = native.why_not(parts), "native"

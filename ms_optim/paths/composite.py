@@ -1,8 +1,8 @@
-"""The step in MindSpore's own operators: for devices without a kernel, and for the tests to hold the kernels against.
+"""The step in MindSpore's own operators: for devices without a kernel, and for tests to check the kernels against.
 
-It is a second statement of what the kernels do, made independently of them. What is done for each stack of tensors is
-a function that ``Map`` applies to all: a loop would be unrolled by recursion when a graph is compiled, which MindSpore
-limits to some hundred turns.
+It is a second implementation of what the kernels do, independent of them. ``Map`` applies a function to each stack of
+tensors: a loop would be unrolled by recursion when a graph is compiled, which MindSpore limits to a few hundred
+iterations.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class CompositePath(nn.Cell):
     """The step in MindSpore's operators.
 
     Args:
-        parts: What every path is made from.
-        akg: AKG's kernels of the elementwise parts; None: MindSpore's operators.
+        parts: The parts that every path is built from.
+        akg: AKG's kernels for the elementwise parts; None for MindSpore's operators.
     """
 
     addresses = None
@@ -40,13 +40,13 @@ class CompositePath(nn.Cell):
     def __init__(self, parts: Parts, akg: AkgKernels | None):
         super().__init__(auto_prefix=False)
         layout, held, settings = parts.layout, parts.held, parts.settings
-        # It holds this Cell.
+        # Not registered, because the statement holds this Cell.
         object.__setattr__(self, "statement", parts.statement)
         self.normalizes, self.is_elementwise = parts.statement.normalizes_gradient, parts.rule.is_elementwise
         self.dtype, self.akg = settings.step_dtype, akg
         rule = parts.rule
         self.state_columns, self.starts_at_weights = max(held.state_counts), rule.starts_at_weights
-        # How many states tensors of each form have; the last: those that hold no matrices.
+        # Number of states of tensors of each form; the last entry is for tensors that hold no matrices.
         self.state_counts = (*(len(rule.states) for _ in layout.forms), len(rule.of_tensor(False).states))
         self.averages = averages_of(settings.average)
         self.weighs_steps, self.step_weights = rule.weighs_steps, ()
@@ -81,7 +81,7 @@ class CompositePath(nn.Cell):
         decay = stacks.spread(table[1], gradients)
         held = stacks.columns
         if self.whole is None:
-            # Of a partial function, Map takes the elements of nested tuples for 0 where several tuples are of one type.
+            # With a partial function, Map replaces elements of nested tuples by 0 if several tuples have the same type.
             shared = ((scalars, clip, t, applied),) * len(gradients)
             rows = stacks.spread(self.statistics, gradients)
             columns = (shared, stacks.owned, stacks.forms, rows, rate, decay, gradients, norms, finite)
@@ -110,9 +110,9 @@ class CompositePath(nn.Cell):
         return ops.concat((before, moved, F.cast(finite, mstype.float32).reshape((-1, 1))), 1)
 
     def in_turn(self, shared, forms, decay, gradients, norms, *held):
-        """Return what :meth:`directed` does of each stack, one after the other.
+        """Return the result of :meth:`directed` for each stack, one after the other.
 
-        So processes exchange slices of matrices in one order, and no more than one stack is whole at a time.
+        Processes then exchange slices of matrices in the same order, and at most one stack is whole at a time.
         """
         found, before = (), gradients
         for k in range(len(forms)):
@@ -125,11 +125,11 @@ class CompositePath(nn.Cell):
         return found
 
     def directed(self, shared, form, decay, gradients, sizes, parameters, masters, has_master, *states):
-        """Return of a stack the weights, the directions, new and old states, and a factor of the trust ratio."""
+        """Return a stack's weights, directions, new and old states, and a factor of the trust ratio."""
         scalars, clip, t = shared
         weights = self.stacks.weights(parameters, masters, has_master)
         if self.normalizes:
-            # Which undoes clipping.
+            # This cancels clipping.
             gradients = gradients / column(ops.where(sizes == 0, ops.ones_like(sizes), sizes), gradients)
         else:
             gradients = gradients * clip
@@ -146,15 +146,15 @@ class CompositePath(nn.Cell):
         return weights, directions, new_states, old_states, ops.ones_like(sizes)
 
     def started(self, t, weights, states):
-        """Return the states of a stack before the step, of which the first may start as the weights."""
+        """Return the states of a stack before the step; the first state may start as the weights."""
         return (ops.where(t == 1, weights, states[0]), *states[1:]) if self.starts_at_weights else states
 
     def stated(self, scalars, weights, gradients, decay, states):
-        """Return the directions and new states that the rule states for a stack."""
+        """Return the directions and new states of the rule for a stack."""
         rule = self.statement
         if self.is_elementwise and self.akg is None:
             return rule.directions(scalars, weights, rule.entering(gradients), column(decay, gradients), states)
-        # A stack of one, of which the rule sees the tensor.
+        # A stack of one tensor; the rule gets the tensor itself.
         old_states = ()
         for k in range(len(states)):
             old_states += (states[k][0],)
@@ -163,7 +163,7 @@ class CompositePath(nn.Cell):
         return self.each(alone, directions), self.each(alone, new_states)
 
     def norms_of(self, directed):
-        """Return the norms of the weights and of the directions that :meth:`directed` found: a row for each tensor."""
+        """Return the norms of the weights and directions from :meth:`directed`: a row for each tensor."""
         found = (norms(directed[0], self.dtype),)
         for d in directed[1]:
             found += (norms(d, self.dtype),)
@@ -190,7 +190,7 @@ class CompositePath(nn.Cell):
         return F.depend(ops.where(applied, moved, ops.zeros_like(moved)), written)
 
     def over(self, rate, weights):
-        """Return the learning rates of a stack, or what weighing made of them, in a shape that broadcasts over it."""
+        """Return the learning rates of a stack, or the weighted rates, in a shape that broadcasts over the stack."""
         return self.each(column, rate, (weights,) * len(rate)) if self.weighs_steps else column(rate, weights)
 
     def coefficients_of(self, rate, decay, weight_norms, direction_norms):
@@ -203,7 +203,7 @@ class CompositePath(nn.Cell):
         return self.each(_as_row, coefficients), _as_row(ratio)
 
     def along(self, coefficients, weights, directions):
-        """Return the updates of a stack along some directions, and the weights that these lead to."""
+        """Return the updates of a stack along the directions, and the new weights."""
         if self.akg is not None:
             update, new_weight = self.akg.along(self.each(_only, coefficients), weights, directions)
             return update, normal(new_weight)
@@ -222,7 +222,7 @@ def _second(pair):
 
 
 def _only(numbers):
-    """Return the number that stands for the one tensor of a stack."""
+    """Return the number of the only tensor of a stack."""
     return numbers.reshape(())
 
 

@@ -1,4 +1,4 @@
-"""The step's number and rates, and how it is counted, for paths made of MindSpore's operators."""
+"""The step count and the rates of a step, for paths in MindSpore's operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RatesOfEach(nn.Cell):
         self.none = Tensor(np.zeros(1, np.float32))
 
     def construct(self, rates: Tensor) -> Tensor:
-        """Return learning rates and weight decays, 0 where there is none: float32 of shape (2, parameters)."""
+        """Return learning rates and weight decays, 0 if there is none: float32 of shape (2, parameters)."""
         return ops.gather(ops.concat((rates, self.none)), self.places, 0)
 
 
@@ -35,7 +35,7 @@ class Counting(nn.Cell):
 
     Args:
         held: What the optimizer holds.
-        dtype: The dtype in which the step's number is given.
+        dtype: The dtype in which the step count is returned.
         skips: Whether a step with a gradient that is not finite is skipped.
     """
 
@@ -43,12 +43,12 @@ class Counting(nn.Cell):
         super().__init__(auto_prefix=False)
         self.dtype, self.log_betas = dtype, held.log_betas
         self.never_skips = Tensor(not skips)
-        # The optimizer holds these already, and Cell would list them twice.
+        # Not registered: the optimizer already holds these, and Cell would list them twice.
         for name in ("global_step", "skipped_steps", "statistics", "beta_powers"):
             object.__setattr__(self, name, getattr(held, name))
 
     def check(self):
-        """Raise an error where averaged weights are in the parameters, which a count below 0 says."""
+        """Raise an error if averaged weights are in the parameters, which a negative step count indicates."""
         if self.global_step[0] < 0:
             raise RuntimeError(
                 "the parameters hold the averaged weights: leave 'with optimizer.averaged()', or call "
@@ -56,11 +56,11 @@ class Counting(nn.Cell):
             )
 
     def number(self):
-        """Return the number of this step, from 1."""
+        """Return the count of this step, from 1."""
         return F.cast(self.global_step, self.dtype).reshape(()) + 1.0
 
     def applies(self, finite):
-        """Return whether a step is applied, from whether all gradients are finite; never from a count below 0."""
+        """Return whether a step is applied, given whether all gradients are finite; never at a negative step count."""
         return ops.logical_and(ops.logical_or(finite, self.never_skips), self.global_step[0] >= 0)
 
     def construct(self, applied, statistics):

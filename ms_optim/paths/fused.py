@@ -1,4 +1,4 @@
-"""The step as launches of a fused kernel: one for all tensors, unless less is asked for in a graph."""
+"""The step as launches of a fused kernel: one launch for all tensors, unless a graph limits the tensors per launch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ByAddress(nn.Cell):
-    """The step that is called from Python, compiled by itself.
+    """The step that is called from Python, compiled separately.
 
-    MindSpore notes on a Cell which of its methods it compiled last, and takes that for the Cell's ``construct`` when it
-    compiles a graph with the Cell in it: so this is no method of the optimizer.
+    MindSpore records on a Cell which of its methods it compiled last, and uses that as the Cell's ``construct`` when it
+    compiles a graph that contains the Cell. Therefore this is not a method of the optimizer.
     """
 
     def __init__(self, launch_all):
@@ -29,29 +29,29 @@ class ByAddress(nn.Cell):
 
     @ms.jit(backend="ms_backend")
     def run(self, step, addresses):
-        """Run the step on what a table of addresses names."""
+        """Run the step on the tensors in a table of addresses."""
         return self.launch_all(step, addresses)
 
 
 class FusedPath(nn.Cell):
     """The step as launches of a fused kernel.
 
-    Where a process has parts of tensors, sums over these are exchanged between two phases:
+    If a process has parts of tensors, sums over these parts are exchanged between two phases:
 
         gradients | moments and weights | commit     a rule that looks at single elements
         gradients | moments | weights and commit     a layer-wise rule
 
-    Gradients have a phase of their own only if all of them are looked at first, for clipping, say.
+    Gradients have a separate phase only if all of them must be read first, for example for clipping.
 
     Args:
-        parts: What every path is made from.
-        exchange: What adds up sums of parts of tensors over processes; None: this process has all of each tensor.
-        ranges: Which elements of each tensor this process updates, int64 of shape (tensors, 2), where it has whole
-            gradients all the same; None: all that it has.
-        at_most: How many tensors a launch takes at most; None: as many as the rule's kernel can.
+        parts: The parts that every path is built from.
+        exchange: Sums the sums of parts of tensors over processes; None if this process has whole tensors.
+        ranges: The elements of each tensor that this process updates, int64 of shape (tensors, 2), if it still has
+            whole gradients; None if it updates all elements that it has.
+        at_most: The maximum number of tensors in a launch; None for the maximum of the rule's kernel.
 
     Attributes:
-        addresses: The table of addresses that steps called from Python fill; None where there is none.
+        addresses: The table of addresses that steps called from Python fill; None if there is none.
     """
 
     addresses: AddressTable | None
@@ -93,22 +93,22 @@ class FusedPath(nn.Cell):
             self.addresses = AddressTable(parts.held)
 
     def exchanged_after(self, phases):
-        """Tell of each phase whether its sums are exchanged: not those of the last, nor those of whole gradients."""
+        """Return for each phase whether its sums are exchanged: not for the last phase, nor for whole gradients."""
         if self.exchange is None:
             return (False,) * len(phases)
         known = [self.has_whole_gradients and phase[0].stages == GRADIENT_STAGE for phase in phases]
         return tuple(place + 1 < len(phases) and not is_known for place, is_known in enumerate(known))
 
     def construct(self, rates, gradients):
-        """Take a step; return sums that nobody needs, once it is taken."""
+        """Take a step; return sums that are not needed, once the step is done."""
         return self.launch_all(self.launches, self.phases, rates, gradients)
 
     def run_by_address(self, step, addresses):
-        """Take a step, called from Python, on what a table of addresses names."""
+        """Take a step, called from Python, on the tensors in a table of addresses."""
         return self.by_address.run(step, addresses)
 
     def launch_by_address(self, step, addresses):
-        """Take a step, one launch a phase whatever the number of tensors, on what a table of addresses names."""
+        """Take a step on the tensors in a table of addresses, with one launch per phase for any number of tensors."""
         return self.launch_all(self.launches_by_address, self.phases_by_address, self.rates(step), (addresses,))
 
     def launch_all(self, launches, phases, rates, gradients):
@@ -123,15 +123,16 @@ class FusedPath(nn.Cell):
         return sums
 
     def whole(self, is_first, sums, known):
-        """Return the sums of whole tensors from those of the parts that the processes have.
+        """Return the sums of whole tensors from the sums of the parts that the processes have.
 
-        The first phase settles the gradients' sums: a launch that skips the step only passes them on, and even where
-        one sums them up anew, all launches shall clip alike.
+        The first phase determines the sums of the gradients. A launch that skips the step only passes them on. Even if
+        a launch sums them again, all launches must clip by the same sums.
 
         Args:
-            is_first: Whether a phase of launches before this one knew no sums.
-            sums: What the launches returned, float64 of shape (tensors, kinds of sums); gradients' sums are in front.
-            known: The sums that they took.
+            is_first: Whether this is the first phase, which got no sums.
+            sums: The sums that the launches returned, float64 of shape (tensors, kinds of sums); the gradients' sums
+                come first.
+            known: The sums that the launches got as input.
         """
         whole = self.exchange(sums)
         return whole if is_first else ops.concat((known[:, :1], whole[:, 1:]), 1)

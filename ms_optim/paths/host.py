@@ -1,8 +1,8 @@
-"""The step of any rule on the host while the weights are on an accelerator: gradients go there, new weights come back.
+"""The step of any rule on the host, with weights on an accelerator: copies gradients to the host and weights back.
 
-The host has a copy of each weight beside the states and masters, and the CPU's kernels update it as they update weights
-of the device target "CPU". So all that these do works here. A launch takes whole tensors: norms of layer-wise rules
-need nothing of other launches.
+The host has a copy of each weight in addition to the states and masters. The CPU kernels update it in the same way as
+weights of the device target "CPU", so all their features work here. A launch takes whole tensors, so the norms of
+layer-wise rules do not depend on other launches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from .launches import LaunchCell
     from .parts import Parts
 
-# One bucket of tensors crosses while the host updates another. Each makes a graph compile longer.
+# One bucket of tensors is transferred while the host updates another. Each bucket increases the compile time of a
+# graph.
 BUCKETS = 8
 
 
@@ -35,10 +36,10 @@ class HostPath(nn.Cell):
     """The step of an optimizer whose rule runs on the host while its weights are on an accelerator.
 
     Args:
-        parts: What every path is made from.
+        parts: The parts that every path is built from.
 
     Attributes:
-        addresses: None: gradients are not where the host's kernels could read them.
+        addresses: None, because the host's kernels cannot read the gradients directly.
     """
 
     addresses = None
@@ -57,7 +58,8 @@ class HostPath(nn.Cell):
         self.each = C.Map()
         self.send_weights, self.send_counters = Send(copies), Send(host.counters)
         self.fetch_counters = Fetch(host.counters)
-        # Cell would list these: the marks, which are in no checkpoint, and what the optimizer holds already.
+        # Not registered, or Cell would list them: the marks, which are not in checkpoints, and what the optimizer
+        # already holds.
         for name, these in (
             ("marks", marks),
             ("weights", held.parameters),
@@ -66,7 +68,7 @@ class HostPath(nn.Cell):
             object.__setattr__(self, name, these)
 
     def construct(self, rates, gradients):
-        """Take a step; return its count, once it is taken."""
+        """Take a step; return the marks of the weights, once the step is done."""
         marks = self.marks_of(self.weights)
         if (marks != self.marks).any():
             self.send_weights(self.weights)
@@ -91,14 +93,14 @@ class Send(nn.Cell):
         object.__setattr__(self, "tensors", ParameterTuple(tensors))
 
     def construct(self, sent):
-        """Write the tensors; return something to wait for."""
+        """Write the tensors; return a value that later operators can depend on."""
         return self.copy(*sent, *self.tensors)
 
 
 class Fetch(nn.Cell):
-    """Copies tensors of the host to new ones, which MindSpore may take to the device.
+    """Copies tensors of the host to new tensors, which MindSpore may transfer to the device.
 
-    A Parameter that both sides use would have memory on both, and MindSpore would have to keep these alike.
+    A Parameter that both sides use would have memory on both, which MindSpore would have to keep equal.
 
     Args:
         tensors: Parameters of the host.
@@ -107,22 +109,22 @@ class Fetch(nn.Cell):
     def __init__(self, tensors: Sequence[Parameter]):
         super().__init__(auto_prefix=False)
         outputs = [(p.shape or (1,), p.dtype) for p in tensors]
-        # Copying only reads the tensors, but no earlier than they are written: as if it wrote them.
+        # Copying only reads the tensors; it is declared as a write so that it does not run before they are written.
         self.copy = _kernels.operator("copy", "CPU", (True,) * len(tensors), outputs)
         object.__setattr__(self, "tensors", ParameterTuple(tensors))
 
     def construct(self, done):
-        """Return copies of the tensors, once a step is done; of one without dimensions, as one of a single element."""
+        """Return copies of the tensors once a step is done; a 0-dimensional tensor is returned with one element."""
         copied = self.copy(*F.depend(self.tensors, done))
         return copied if isinstance(copied, tuple) else (copied,)
 
 
 class Returning(nn.Cell):
-    """A launch on the host, after which the weights that it moved go to the device.
+    """A launch on the host, after which the updated weights are copied to the device.
 
     Args:
         launch: The launch.
-        weights: The weights on the device whose copies it moves.
+        weights: The weights on the device whose copies it updates.
     """
 
     def __init__(self, launch: LaunchCell, weights: Sequence[Parameter]):
@@ -138,9 +140,10 @@ class Returning(nn.Cell):
 
 
 class Marks(nn.Cell):
-    """Finds a number for each tensor that tells whether it has changed: a sum in which each place has its own weight.
+    """Computes a number for each tensor that shows whether it has changed: a sum with a different weight per element.
 
-    A change too small for the sum, which is in float32, goes unnoticed: of the last bits of one among millions.
+    The sum is float32, so a change that is too small goes unnoticed, such as in the last bits of one among millions of
+    elements.
 
     Args:
         shapes: The tensors' shapes.
@@ -150,7 +153,7 @@ class Marks(nn.Cell):
         super().__init__(auto_prefix=False)
         self.sizes = tuple((shape[0] if shape else 1, int(np.prod(shape[1:]))) for shape in shapes)
         draw = np.random.default_rng(0).uniform
-        # Rows and columns have their own, or a square would count as its transpose does.
+        # Rows and columns have different weights; otherwise a square matrix and its transpose would have the same sum.
         of_rows, of_columns = (
             {extent: Tensor(draw(0.5, 1.5, extent).astype(np.float32)) for extent in sorted(set(extents))}
             for extents in zip(*self.sizes)
@@ -167,6 +170,6 @@ class Marks(nn.Cell):
 
 
 def on_host(parameter: Parameter) -> Parameter:
-    """Return a Parameter for what another holds on the device."""
+    """Return a Parameter on the host for the copy of a Parameter on the device."""
     zeros = initializer("zeros", parameter.shape, parameter.dtype)
     return Parameter(zeros, name=f"host.{parameter.name}", requires_grad=False)

@@ -1,4 +1,4 @@
-"""Launches of a fused kernel: how a step is cut into them, and what each takes."""
+"""Launches of a fused kernel: how a step is divided into launches, and the inputs of each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 
 class Launch(NamedTuple):
-    """What one launch does, and the places of the tensors it takes."""
+    """What one launch does, and the indices of the tensors that it takes."""
 
     stages: int
     tensors: tuple[int, ...]
 
 
 def phases_of(count: int, own: tuple[int, ...], at_most: int, looks_at_all: bool) -> list[list[Launch]]:
-    """Cut a step into phases of launches; each phase sees the sums of the phase before.
+    """Divide a step into phases of launches; each phase gets the sums of the previous phase.
 
     Args:
-        count: How many tensors there are.
-        own: Places of those that this process updates.
-        at_most: How many tensors one launch may take.
-        looks_at_all: Whether nothing may move before all gradients were read, as for their global norm.
+        count: Number of tensors.
+        own: Indices of the tensors that this process updates.
+        at_most: The maximum number of tensors in one launch.
+        looks_at_all: Whether all gradients must be read before any weight is updated, for example for their global
+            norm.
     """
     if not looks_at_all or count == len(own) <= at_most:
         return _committed([_launches(ALL_STAGES - COMMIT_STAGE, own, at_most)])
@@ -42,13 +43,13 @@ def phases_of(count: int, own: tuple[int, ...], at_most: int, looks_at_all: bool
 
 
 def phases_of_parts(count: int, at_most: int, is_layerwise: bool, looks_first: bool) -> list[list[Launch]]:
-    """Cut a step on parts of tensors into phases: between phases, sums are added up over processes.
+    """Divide a step on parts of tensors into phases; between phases, sums are summed over processes.
 
     Args:
-        count: How many tensors there are.
-        at_most: How many tensors one launch may take.
-        is_layerwise: Whether weights move by the sums of the moments' phase.
-        looks_first: Whether the moments need sums of gradients.
+        count: Number of tensors.
+        at_most: The maximum number of tensors in one launch.
+        is_layerwise: Whether the update of weights depends on the sums of the moments' phase.
+        looks_first: Whether the moments depend on sums of gradients.
     """
     everything = tuple(range(count))
     phases = [_launches(GRADIENT_STAGE, everything, at_most)] if looks_first else []
@@ -64,43 +65,43 @@ def _launches(stages: int, tensors: tuple[int, ...], at_most: int) -> list[Launc
 
 
 def _committed(phases: list[list[Launch]]) -> list[list[Launch]]:
-    """Have the last launch commit the step."""
+    """Let the last launch commit the step."""
     last = phases[-1][-1]
     phases[-1][-1] = last._replace(stages=last.stages + COMMIT_STAGE)
     return phases
 
 
-# Each launch that a graph has besides makes it compile longer.
+# Each additional launch increases the compile time of a graph.
 MOST_LAUNCHES = 16
 
 
 def as_tuple(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return a tuple that graphs take as it is: of a plain tuple they compile each Parameter by itself."""
+    """Return a tuple that graphs take as a whole; in a plain tuple they compile each Parameter separately."""
     if len(tensors) > 0 and all(isinstance(tensor, Parameter) for tensor in tensors):
         return ParameterTuple(tensors)
     return tuple(tensors)
 
 
 class LaunchCell(nn.Cell):
-    """One launch: its operator and what that takes besides gradients.
+    """One launch: its operator and its inputs except gradients.
 
     Args:
         kernel: The operator.
-        flags: What it is to do.
+        flags: What the operator does.
         layout: The layout of its tensors.
-        before: What it takes before the tensors: the counters, and ranges if it is one of a share.
-        weights: The weights that it moves.
+        before: Its inputs before the tensors: the counters, and ranges if it is a launch for a share.
+        weights: The weights that it updates.
         held: Their states, masters and scales.
-        places: Places of its gradients among all, as :func:`ms_optim.paths.places.chosen` states these; None: it takes
-            all that it is given.
-        matrices: Of a rule of matrices the table of these, and the coefficients of its iterations.
+        places: Indices of its gradients among all, as :func:`ms_optim.paths.places.chosen` returns them; None if it
+            takes all given gradients.
+        matrices: For a rule of matrices, the table of matrices and the coefficients of its iterations.
     """
 
     def __init__(self, kernel, flags, layout, before=(), weights=(), held=(), places=None, matrices=()):
         super().__init__(auto_prefix=False)
         self.kernel, self.flags, self.layout, self.matrices = kernel, flags, layout, matrices
         self.takes_all, self.places = places is None, places or ()
-        # The optimizer holds these already, and Cell would list them twice.
+        # Not registered: the optimizer already holds these, and Cell would list them twice.
         for name, tensors in (("before", before), ("weights", weights), ("held", held)):
             object.__setattr__(self, name, as_tuple(tensors))
 
@@ -128,7 +129,7 @@ def shared_flags(parts: Parts) -> int:
 
 
 def no_sums() -> Tensor:
-    """Return what a launch takes in the place of sums that nobody made."""
+    """Return the placeholder that a launch takes if there are no sums yet."""
     return Tensor(np.zeros((1, len(_kernels.SUMS)), np.float64))
 
 
@@ -136,13 +137,13 @@ class Maker:
     """Makes the launches of an optimizer's step.
 
     Args:
-        parts: What every path is made from.
-        ranges: Which elements of each tensor this process updates, int64 of shape (tensors, 2), where it has whole
-            gradients all the same; None: all that it has.
-        more_flags: Shared flags besides those that follow from the arguments.
+        parts: The parts that every path is built from.
+        ranges: The elements of each tensor that this process updates, int64 of shape (tensors, 2), if it still has
+            whole gradients; None if it updates all elements that it has.
+        more_flags: Shared flags in addition to those that follow from the arguments.
 
     Attributes:
-        constants: What all launches take as their constants.
+        constants: The constants that all launches take.
     """
 
     def __init__(self, parts: Parts, ranges: np.ndarray | None = None, more_flags: int = 0):
@@ -154,7 +155,7 @@ class Maker:
         self.has_matrices = len(parts.rule.iterations) > 0
 
     def made(self, planned: Launch, picks: bool = True) -> LaunchCell:
-        """Make a launch that takes tensors; it picks its gradients from all, or is given those that it takes."""
+        """Make a launch that takes tensors; it selects its gradients from all, or gets only its own gradients."""
         layout, held, rule = self.parts.layout, self.parts.held, self.parts.rule
         stages, tensors = planned
         n = len(tensors)
@@ -174,7 +175,7 @@ class Maker:
         return LaunchCell(kernel, flags, own_layout, before, weights, states, places, self.matrices_of(tensors))
 
     def made_by_address(self, stages: Sequence[int]) -> nn.CellList:
-        """Make launches, each of all tensors, that take a table of addresses in the place of tensors."""
+        """Make launches of all tensors, which take a table of addresses instead of tensors."""
         layout, rule = self.parts.layout, self.parts.rule
         sums = [((layout.count, len(_kernels.SUMS)), ms.float64)]
         kernel = _kernels.operator(rule.name, "CPU", _abi.written(gradients=1, matrices=self.has_matrices), sums)
@@ -183,7 +184,7 @@ class Maker:
         return nn.CellList([LaunchCell(kernel, one, Tensor(self.columns), matrices=matrices) for one in flags])
 
     def matrices_of(self, tensors: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return what a launch of a rule of matrices takes of these, of no other rule anything."""
+        """Return the inputs of a launch that describe matrices; an empty tuple for other rules."""
         rule = self.parts.rule
         if not rule.iterations:
             return ()

@@ -1,4 +1,4 @@
-"""The platform's own AdamW on Ascend, an operator for each tensor."""
+"""The platform's own AdamW on Ascend, one operator for each tensor."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def why_not(parts: Parts) -> str | None:
-    """Say why the platform's own AdamW is not this rule, or cannot run on these parameters, or return None."""
+    """Return why the platform's own AdamW is not this rule or cannot run on these parameters, or None."""
     rule, rates = parts.rule, parts.rates
     kinds = zip(parts.layout.dtypes, parts.held.has_master())
     beyond = {
-        "there is one for AdamW on Ascend alone": parts.settings.device != "Ascend" or rule.name != "adamw",
+        "it exists only for AdamW on Ascend": parts.settings.device != "Ascend" or rule.name != "adamw",
         "it always corrects the bias": not rule.flags & AdamWFlag.BIAS_CORRECTION,
-        "it takes learning rates and weight decays that are numbers": len(rates.schedules) > 0,
-        "it keeps no weights of lower precision than the states": (
+        "it takes only learning rates and weight decays that are numbers": len(rates.schedules) > 0,
+        "it does not support weights of lower precision than the states": (
             any(dtype != mstype.float32 and not has_master for dtype, has_master in kinds)
         ),
     }
@@ -34,10 +34,10 @@ def why_not(parts: Parts) -> str | None:
 
 
 class NativeAdamW(nn.Cell):
-    """MindSpore's own AdamW, which does not tell by how much it moves a weight.
+    """MindSpore's own AdamW, which does not report the size of its update.
 
     Args:
-        parts: What every path is made from; all rates are numbers.
+        parts: The parts that every path is built from; all rates are numbers.
     """
 
     def __init__(self, parts: Parts):
@@ -51,7 +51,7 @@ class NativeAdamW(nn.Cell):
         object.__setattr__(self, "global_step", parts.held.global_step)
 
     def shared(self, scalars, applied):
-        """Return what the operator takes for all tensors: nothing."""
+        """Return the inputs that all tensors share."""
         return (applied,)
 
     def columns(self, rate):
@@ -59,7 +59,7 @@ class NativeAdamW(nn.Cell):
         return self.learning_rates, self.weight_decays
 
     def move(self, shared, rate, decay, gradient, scale, _, parameter, master, has_master, *states):
-        """Update a tensor; return the norms of the weight from before and of the update, and the trust ratio."""
+        """Update a tensor; return the norms of the weight before the step and of the update, and the trust ratio."""
         weight = weights_of(F.dtype(parameter), F.cast(parameter, mstype.float32), master, has_master)
         held = master if has_master else parameter
         before = norm(weight, self.dtype)

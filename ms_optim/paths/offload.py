@@ -1,8 +1,8 @@
-"""The step with states in host memory and weights on an accelerator: what crosses between them, and when.
+"""The step with states in host memory and weights on an accelerator: what is transferred between them, and when.
 
-A float32 weight never crosses: its gradient goes to the host, decayed already, and the update comes back. A weight of
-lower precision has its float32 master on the host: its gradient goes there in the dtype that it has, and the new
-weight comes back in its own.
+A float32 weight is never transferred: its gradient, which already includes the decay, is copied to the host, and the
+update is copied back. A weight of lower precision has its float32 master on the host: its gradient is copied to the
+host in the gradient's dtype, and the new weight is copied back in the weight's dtype.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class CrossingPath(nn.Cell):
     """The step of an optimizer whose kernel runs on the host while its weights are on an accelerator.
 
     Args:
-        parts: What every path is made from; the optimizer also states how weights are ``decayed``.
+        parts: The parts that every path is built from; the optimizer also implements ``decayed``.
         device: The accelerator.
 
     Attributes:
-        masters_taken: Parameter, whether the masters were taken: 0 or 1.
+        masters_taken: Parameter, whether the masters were initialized: 0 or 1.
     """
 
     addresses = None
@@ -45,7 +45,7 @@ class CrossingPath(nn.Cell):
     def __init__(self, parts: Parts, device: str):
         super().__init__(auto_prefix=False)
         layout, held, rule, options, settings = parts.layout, parts.held, parts.rule, parts.options, parts.settings
-        # It holds this Cell.
+        # Not registered, because the statement holds this Cell.
         object.__setattr__(self, "statement", parts.statement)
         self.take_master = ops.Assign()
         self.take_master.set_device("CPU")
@@ -63,14 +63,14 @@ class CrossingPath(nn.Cell):
         cells = []
         for group, low in zip(groups, self.with_masters):
             n = len(group)
-            # What a float32 weight is decayed and centralized by, it is on the device.
+            # float32 weights are decayed and centralized on the device.
             decays = [layout.decay_places[i] if low else -1 for i in group]
             centralized = [low and layout.centralized[i] for i in group]
             columns = _abi.layout([layout.rate_places[i] for i in group], decays, centralized)
             shared = _kernels.RETURNED + rule.shared_flags + _kernels.SKIP_NONFINITE * options.skip_nonfinite
             shared += _kernels.MASTERS * low + _kernels.CENTRALIZES * any(centralized)
             outputs = [((n, len(_kernels.SUMS)), ms.float64), ((n, len(_kernels.STATISTICS)), ms.float32)]
-            # To a graph, an output of no dimensions is a number and no tensor.
+            # A graph treats a 0-dimensional output as a number, not as a tensor.
             outputs += [(layout.shapes[i] or (1,), layout.dtypes[i] if low else ms.float32) for i in group]
             states = held.tensors_for(group)
             written = _abi.written(counters=2, gradients=n, held=len(states), returned=True)
@@ -87,7 +87,7 @@ class CrossingPath(nn.Cell):
         stacks = Stacks([[i] for i in range(layout.count)])
         self.survey = Survey(stacks, layout.centralized, self.unscale, settings.clip_norm, self.dtype)
         self.counting, self.rates_of_each = Counting(held, self.dtype, settings.skips), RatesOfEach(layout)
-        # The optimizer holds these already, and Cell would list them twice.
+        # Not registered: the optimizer already holds these, and Cell would list them twice.
         columns = (held.parameters, held.masters_or_weights(), with_master)
         self.masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)
         for name, tensors in (("group_weights", group_weights), ("columns", columns)):
@@ -115,7 +115,7 @@ class CrossingPath(nn.Cell):
                 decays, own = picked(decay, places), picked(prepared, places)
                 sent = self.each(F.partial(self.decayed, clip), self.is_decayed[k], decays, weights, own)
                 scale = F.cast(1.0, mstype.float64)
-            # What is not applied here is skipped there.
+            # A step that is not applied here is skipped on the host.
             scale = ops.where(applied, scale, F.cast(float("nan"), mstype.float64)).reshape((1,))
             returned = self.launches[k](ops.concat((scale, self.constants)), rates, self.no_sums, sent)
             update_norms += (returned[1][:, 2],)
@@ -132,15 +132,15 @@ class CrossingPath(nn.Cell):
         return self.counting(applied, ops.stack(columns, 1))
 
     def take_masters(self):
-        """Take the masters when weights that are loaded after construction are there, and once only.
+        """Initialize the masters once, after weights that are loaded after construction.
 
-        A master that was loaded with its weight is kept: it rounds to it.
+        A master that was loaded with its weight is kept, because it rounds to the weight.
         """
         self.each(self.take_master_of, *self.columns)
         F.assign(self.masters_taken, ops.ones_like(self.masters_taken))
 
     def take_master_of(self, parameter, master, has_master):
-        """Take a weight for its master, unless that rounds to the weight."""
+        """Set a master to its weight, unless the master rounds to the weight."""
         if has_master:
             weight = F.cast(parameter, mstype.float32)
             fits = rounded(master, parameter.dtype) == weight
@@ -148,7 +148,7 @@ class CrossingPath(nn.Cell):
         return 0
 
     def decayed(self, clip, is_decayed, decay, parameter, gradient):
-        """Return a gradient as it goes to the host."""
+        """Return a gradient in the form that is sent to the host."""
         gradient = gradient * clip
         if not is_decayed:
             return gradient
@@ -159,7 +159,7 @@ class CrossingPath(nn.Cell):
         return norm(F.cast(parameter, mstype.float32), self.dtype)
 
     def add_delta_to(self, parameter, update):
-        """Add to a weight what comes from the host, and return its norm from before."""
+        """Add the update from the host to a weight, and return the weight's norm before the step."""
         return self.add_delta(parameter, update)[0]
 
 

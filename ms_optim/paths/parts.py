@@ -1,4 +1,4 @@
-"""What every path is made from."""
+"""The parts that every path is built from."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-    """What every path is made from.
+    """The parts that every path is built from.
 
     Attributes:
-        statement: The optimizer, which states its rule in MindSpore's operators.
-        rule: What it says of its rule besides.
+        statement: The optimizer, which implements its rule in MindSpore's operators.
+        rule: The properties of its rule.
         options: Its shared arguments.
-        layout: What is known of the parameters.
+        layout: The properties of the parameters.
         held: What the optimizer holds.
         rates: The Cell that evaluates the rates of a step.
-        settings: What all paths are told of a step.
-        shares: Which part of the states each worker keeps; None: each keeps all.
-        slices: What adds up sums of sliced tensors over processes; None: no tensor is sliced.
+        settings: The settings of a step that all paths use.
+        shares: Which part of the states each worker keeps; None if each keeps all.
+        slices: Sums the sums of sliced tensors over processes; None if no tensor is sliced.
     """
 
     statement: Statement

@@ -1,4 +1,4 @@
-"""The step as a launch for each tensor, when its gradient arrives, and one that counts the step."""
+"""The step as one launch for each tensor, when its gradient arrives, and one launch that counts the step."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 @ms.jit(backend="ms_backend")
 def _through_a_graph(x):
-    """Return a tensor from a compiled graph, after which MindSpore's threads sleep until there is work.
+    """Return a tensor from a compiled graph; afterwards, MindSpore's threads sleep until there is work.
 
-    Those that have run operators called one by one keep asking for more, and take the processor from the next backward
-    pass: on two cores it took up to twice as long.
+    Threads that have run single operators keep polling for more, and slow down the next backward pass: on two cores it
+    took up to twice as long.
     """
     return x * 1
 
 
 class ReleasedPath:
-    """The launches of a step whose gradients come one after the other.
+    """The launches of a step whose gradients arrive one after the other.
 
         gradient (measured) | moments and weight | commit     if all gradients are looked at before a weight moves
         gradient, moments and weight | commit                 if not
 
     Args:
-        parts: What every path is made from.
-        looks_first: Whether a backward pass before the one that moves the weights measures the gradients.
+        parts: The parts that every path is built from.
+        looks_first: Whether a first backward pass measures the gradients before the pass that updates the weights.
     """
 
     def __init__(self, parts: Parts, looks_first: bool):
@@ -51,14 +51,14 @@ class ReleasedPath:
         return self.measuring[i](self.constants, rates, self.no_sums, (gradient,))
 
     def move(self, i: int, rates: Tensor, measured: Tensor | None, gradient: Tensor) -> Tensor:
-        """Update a parameter and return its sums; `measured` has those of all gradients, if they were measured."""
+        """Update a parameter and return its sums; `measured` has the sums of all gradients, if they were measured."""
         return self.moving[i](self.constants, rates, self.no_sums if measured is None else measured, (gradient,))
 
     def count(self, rates: Tensor, sums: Tensor) -> Tensor:
-        """Count the step, or count it as skipped, and report from the sums of all tensors."""
+        """Count the step, or count it as skipped, and write the statistics from the sums of all tensors."""
         _through_a_graph(self.no_sums)
         return self.commit(self.constants, rates, sums, ())
 
     def of_all(self, sums: dict[int, Tensor]) -> Tensor:
-        """Return the sums of all tensors, in their order, from those of each."""
+        """Return the sums of all tensors, in order, from the sums of each tensor."""
         return ops.concat([sums[i] for i in range(len(self.moving))])

@@ -1,4 +1,4 @@
-"""The step with states sharded over workers: each updates its share, then all gather the weights.
+"""The step with states sharded over workers: each worker updates its share, then all gather the weights.
 
 Rajbhandari et al., `ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
 <https://arxiv.org/abs/1910.02054>`_ (2020), stage 1.
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from .._shares import Peers, Shares
     from .parts import Parts
 
-# What a worker sends at once. It bounds the memory that a step needs besides: as much for each worker.
+# Bytes that a worker sends at once. They bound the additional memory of a step, which is this number per worker.
 WINDOW_BYTES = 16 << 20
 
 
 def pieces(
     ranges: NDArray[np.int64], bytes_each: Sequence[int], begin: int, end: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return the pieces of weights in a window of a worker's wire, which is its ranges laid end to end.
+    """Return the pieces of weights in a window of a worker's send buffer, which is its ranges concatenated.
 
     Args:
         ranges: The worker's ranges, of shape (tensors, 2).
         bytes_each: Bytes of an element of each tensor.
-        begin: Where the window begins in the wire, in bytes.
-        end: Where it ends.
+        begin: The begin of the window in the buffer, in bytes.
+        end: The end of the window.
 
     Returns:
-        For each piece its tensor, the first byte in that, the number of bytes and the place in the window.
+        For each piece: its tensor, its first byte in the tensor, its number of bytes and its position in the window.
     """
     found, place = [], 0
     for i, ((first, last), size) in enumerate(zip(ranges.tolist(), bytes_each)):
@@ -51,7 +51,7 @@ def pieces(
 
 
 class Window(nn.Cell):
-    """Sends a window of this worker's weights, and writes those of the others where they belong."""
+    """Sends a window of this worker's weights, and writes the received weights of the other workers."""
 
     def __init__(self, shares: Shares, bytes_each, begin, end):
         super().__init__(auto_prefix=False)
@@ -66,7 +66,7 @@ class Window(nn.Cell):
         self.sent, self.received = (
             Tensor(np.array(x, np.int64).reshape(-1, 4)) for x in (sent or [(0,) * 4], received)
         )
-        # Packing only reads the weights, but no earlier than they are written: as if it wrote them.
+        # Packing only reads the weights; it is declared as a write so that it does not run before they are written.
         self.pack = _kernels.operator("pack", "CPU", (False,) + (True,) * n, [((words,), ms.int32)])
         self.unpack = _kernels.operator("unpack", "CPU", (False,) * 2 + (True,) * n, [((1,), ms.int32)])
         self.all_gather = these.all_gather()
@@ -77,14 +77,14 @@ class Window(nn.Cell):
 
 
 def windows(shares: Shares, bytes_each: Sequence[int]) -> nn.CellList:
-    """Return the windows, as few as may be, in which the weights travel."""
+    """Return the smallest number of windows in which the weights can be sent."""
     longest = int(((shares.ranges[:, :, 1] - shares.ranges[:, :, 0]) * np.array(bytes_each)).sum(axis=1).max())
     begins = range(0, longest, WINDOW_BYTES)
     return nn.CellList([Window(shares, bytes_each, k, min(longest, k + WINDOW_BYTES)) for k in begins])
 
 
 class SumOverWorkers(nn.Cell):
-    """Adds up a table of sums over the workers, in their order."""
+    """Sums a table of sums over the workers, in their order."""
 
     def __init__(self, workers: Peers):
         super().__init__(auto_prefix=False)
@@ -100,7 +100,7 @@ class SumOverWorkers(nn.Cell):
 
 
 class GatheredWeights(nn.Cell):
-    """Gives every worker the weights of each one's share.
+    """Gathers the weights of all shares on every worker.
 
     Args:
         weights: The weights.
@@ -110,11 +110,11 @@ class GatheredWeights(nn.Cell):
     def __init__(self, weights: ParameterTuple, shares: Shares):
         super().__init__(auto_prefix=False)
         self.windows = windows(shares, [p.itemsize for p in weights])
-        # The optimizer holds these already, and Cell would list them twice.
+        # Not registered: the optimizer already holds these, and Cell would list them twice.
         object.__setattr__(self, "weights", weights)
 
     def construct(self):
-        """Gather them, window by window; return what the last returns."""
+        """Gather the weights, window by window; return the result of the last window."""
         done = None
         for window in self.windows:
             done = window(self.weights)
@@ -124,10 +124,11 @@ class GatheredWeights(nn.Cell):
 class ShardedStatesPath(nn.Cell):
     """The step with states sharded over workers: a path on this worker's share, then the new weights are gathered.
 
-    Every worker has whole gradients: what only these decide, norms for clipping, say, is to the bit as without.
+    Every worker has whole gradients. Values that depend only on gradients, such as norms for clipping, are bitwise
+    equal to those without sharding.
 
     Args:
-        parts: What every path is made from; the states are those of this worker's share.
+        parts: The parts that every path is built from; the states are those of this worker's share.
         shares: Which part of the states each worker keeps.
     """
 
@@ -139,6 +140,6 @@ class ShardedStatesPath(nn.Cell):
         self.gathered = GatheredWeights(parts.held.parameters, shares)
 
     def construct(self, rates, gradients):
-        """Take a step; return what the last window returns, once it is taken."""
+        """Take a step; return the result of the last window, once the step is done."""
         self.path(rates, gradients)
         return self.gathered()

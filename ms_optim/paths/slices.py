@@ -1,8 +1,8 @@
-"""Tensors of which each process holds a slice: their norms are those of the whole tensor.
+"""Tensors of which each process holds a slice: norms are computed over the whole tensor.
 
-A param group says by `shard_group` between which processes its tensors are sliced. Each process sums squares over what
-it holds; where a step needs a norm, the sums of all sliced tensors are exchanged at once and added up, on every process
-in the same order, so that all go on with the same bits. All else about a step stays with the process.
+A parameter group states by `shard_group` which processes its tensors are sliced over. Each process sums squares over
+its slices. If a step needs a norm, the sums of all sliced tensors are exchanged at once and summed in the same order on
+every process, so that all processes get the same bits. All other parts of a step are local to the process.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from .._arguments import fail
 
 KEY = "shard_group"
-# In the others MindSpore slices tensors itself, or averages gradients over processes that hold different slices.
+# In other modes MindSpore slices tensors itself, or averages gradients over processes that hold different slices.
 PARALLEL_MODES = ("stand_alone", "hybrid_parallel")
 
 
 def take_shard_groups(optimizer: str, params: list[Any], refused: str | None) -> tuple[list[Any], dict[str, str]]:
-    """Take the key `shard_group`, which nn.Optimizer does not know, out of param groups.
+    """Remove the key `shard_group`, which nn.Optimizer does not know, from parameter groups.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
-        params: Parameters or param groups, checked.
-        refused: Why the optimizer's tensors may not be sliced; None: they may.
+        params: Parameters or parameter groups, checked.
+        refused: Why the optimizer's tensors may not be sliced; None if they may.
 
     Returns:
-        The same without the key, and by name of the sliced parameters the communication group of each.
+        The groups without the key, and the communication group of each sliced parameter by name.
 
     Raises:
         ValueError: If the optimizer's tensors may not be sliced, communication is not initialized, a group is not
@@ -42,7 +42,7 @@ def take_shard_groups(optimizer: str, params: list[Any], refused: str | None) ->
         if isinstance(group, dict) and KEY in group:
             argument = f"params[{i}][{KEY!r}]"
             if refused is not None:
-                raise ValueError(f"For '{optimizer}', '{argument}' must be left out: it {refused}.")
+                raise ValueError(f"For '{optimizer}', '{argument}' must be omitted: it {refused}.")
             _check_shard_group(optimizer, argument, group[KEY])
             if comm.get_group_size(group[KEY]) > 1:
                 found |= {p.name: group[KEY] for p in group["params"]}
@@ -53,7 +53,7 @@ def take_shard_groups(optimizer: str, params: list[Any], refused: str | None) ->
 
 def _check_shard_group(optimizer: str, argument: str, group: str) -> None:
     if not comm.GlobalComm.INITED:
-        fail(ValueError, optimizer, argument, "left out before mindspore.communication.init() is called", group)
+        fail(ValueError, optimizer, argument, "omitted before mindspore.communication.init() is called", group)
     try:
         known = comm.get_rank() in comm.get_process_group_ranks(group)
     except (RuntimeError, ValueError):
@@ -64,15 +64,15 @@ def _check_shard_group(optimizer: str, argument: str, group: str) -> None:
     mode = ms.get_auto_parallel_context("parallel_mode")
     if mode not in PARALLEL_MODES:
         raise ValueError(
-            f"For '{optimizer}', the parallel mode must be one of {list(PARALLEL_MODES)} where '{argument}' is given, "
+            f"For '{optimizer}', the parallel mode must be one of {list(PARALLEL_MODES)} if '{argument}' is given, "
             f"but is '{mode}'."
         )
 
 
 def packed(sums):
-    """Return sums of squares as they travel: their roots, as two float32 numbers each, high and low.
+    """Return sums of squares in the form that is sent: their roots, each as two float32 numbers, high and low.
 
-    On CPU, collectives do not take float64, or take it for float32, whose range roots do not leave.
+    On CPU, collectives do not accept float64, or treat it as float32. The roots stay in the range of float32.
     """
     roots = ops.sign(sums) * ops.sqrt(ops.abs(sums))
     high = F.cast(roots, mstype.float32)
@@ -81,16 +81,16 @@ def packed(sums):
 
 
 def unpacked(high, low, dtype):
-    """Return the sums that travelled."""
+    """Return the sums from the form that was sent."""
     roots = F.cast(high, dtype) + F.cast(low, dtype)
     return roots * ops.abs(roots)
 
 
 class _GroupSum(nn.Cell):
-    """Adds up some rows of a table over the processes of one communication group, in the same order on each.
+    """Sums some rows of a table over the processes of one communication group, in the same order on each process.
 
-    Each process puts its rows into a place of its own among zeros, and AllReduce brings all of them to all: adding
-    zeros rounds nothing. (On CPU, AllGather knows no group but that of all processes.)
+    Each process puts its rows into its own position in a tensor of zeros, and AllReduce distributes all rows; adding
+    zeros rounds nothing. (On CPU, AllGather supports only the group of all processes.)
     """
 
     def __init__(self, group: str, rows: list[int]):
@@ -109,10 +109,10 @@ class _GroupSum(nn.Cell):
 
 
 class SumOverProcesses(nn.Cell):
-    """Adds up the rows of sliced tensors in a table of sums, one exchange for each communication group.
+    """Sums the rows of sliced tensors in a table of sums, with one exchange for each communication group.
 
     Args:
-        groups: For each row the communication group of its tensor; None if it is whole.
+        groups: For each row, the communication group of its tensor; None if the tensor is not sliced.
     """
 
     def __init__(self, groups: list[str | None]):
@@ -132,11 +132,11 @@ class SumOverProcesses(nn.Cell):
 
 
 class WholeNorms(nn.Cell):
-    """Makes norms of whole tensors from those of slices.
+    """Computes norms of whole tensors from norms of slices.
 
     Args:
-        sums: What adds up over processes.
-        dtype: The dtype in which squares are added up.
+        sums: Sums over processes.
+        dtype: The dtype in which squares are summed.
     """
 
     def __init__(self, sums: SumOverProcesses, dtype):
@@ -144,7 +144,7 @@ class WholeNorms(nn.Cell):
         self.sums, self.dtype = sums, dtype
 
     def construct(self, norms):
-        """Return the norms of whole tensors from a table of those of slices, of shape (tensors, kinds of norms)."""
-        # In float32 the squares of small norms would vanish.
+        """Return the norms of whole tensors from a table of norms of slices, of shape (tensors, kinds of norms)."""
+        # In float32 the squares of small norms would underflow.
         squares = ops.square(F.cast(norms, self.dtype))
         return F.cast(ops.sqrt(self.sums(squares)), mstype.float32)

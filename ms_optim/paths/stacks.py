@@ -1,4 +1,4 @@
-"""Tensors of one shape in stacks: MindSpore then compiles a rule once for a stack instead of once for each tensor."""
+"""Stacks of tensors of one shape: MindSpore compiles a rule once for each stack instead of once for each tensor."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mindspore.ops.primitive import constexpr
 
 from .places import MOST_TURNS, chosen, picked
 
-# Stacks are copies: a step holds some copies of one of so many elements, or of the largest tensor.
+# Stacks are copies: a step holds a few copies of a stack of up to this many elements, or of the largest tensor.
 MOST_ELEMENTS = 1 << 22
 MOST_TENSORS = 256
 
 
 def stacked_places(kinds: Sequence[Hashable], sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the places of the tensors in each stack: tensors of one kind, and not too many."""
+    """Return the indices of the tensors in each stack; a stack holds a limited number of tensors of one kind."""
     places_of: dict[Hashable, list[int]] = {}
     for place, kind in enumerate(kinds):
         places_of.setdefault(kind, []).append(place)
@@ -33,9 +33,10 @@ def stacked_places(kinds: Sequence[Hashable], sizes: Sequence[int]) -> tuple[tup
 
 
 def progressions(places: Sequence[int]) -> list[range]:
-    """Cut ascending places into arithmetic progressions, long ones first to be found.
+    """Split ascending indices into arithmetic progressions, preferring long ones.
 
-    Layers that repeat have tensors of one shape at equal distances, and a graph takes all at equal distances at once.
+    Repeated layers have tensors of one shape at equal distances, and a graph selects tensors at equal distances in one
+    slice.
     """
     left, found = list(places), []
     while left:
@@ -60,7 +61,7 @@ def in_float32(tensor):
 
 
 def first_of(stack):
-    """Return the first tensor of a stack, which is all where it has one alone."""
+    """Return the first tensor of a stack, which is the whole stack if it has only one tensor."""
     return stack[0]
 
 
@@ -73,7 +74,7 @@ class Stacks(nn.Cell):
     """Stacks of tensors, each a tensor whose first dimension counts those of one shape.
 
     Args:
-        places: For each stack the places of its tensors among all.
+        places: For each stack, the indices of its tensors among all.
     """
 
     places: tuple[tuple[int, ...], ...]
@@ -95,7 +96,7 @@ class Stacks(nn.Cell):
         return tuple(ParameterTuple([tensors[i] for i in stack]) for stack in self.places)
 
     def construct(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return float32 tensors, one for each place, in stacks."""
+        """Return the tensors in float32, in stacks."""
         if not _are_float32(self.map_(F.dtype, tensors)):
             tensors = self.each(in_float32, tensors)
         if self.all_alone:
@@ -105,22 +106,23 @@ class Stacks(nn.Cell):
     def held(self, parameters: ParameterTuple) -> Tensor:
         """Return the values of a stack's parameters, which are of one dtype, in float32.
 
-        It is a copy even of one: what read a view might run after the parameter is written.
+        It is a copy even for a single parameter: an operator that reads a view might run after the parameter is
+        written.
         """
         is_float32 = F.dtype(parameters[0]) == mstype.float32
         return ops.stack(parameters if is_float32 else self.each(in_float32, parameters))
 
     def spread(self, rows: Tensor, stacks: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return for each of the stacks the rows of its tensors, of a table with a row for each tensor."""
+        """Return, for each stack, the rows of its tensors from a table with a row for each tensor."""
         return self.each(_cut, ops.unstack(ops.gather(rows, self.table, 0), 0), stacks)
 
     def in_order(self, parts: tuple[Tensor, ...]) -> Tensor:
-        """Return rows that are stated for the tensors of each stack in the order of all tensors."""
+        """Return rows for the tensors of each stack in the order of all tensors."""
         return ops.gather(ops.concat(parts), self.order, 0)
 
 
 def _cut(rows, stack):
-    """Return the first rows, as many as a stack has tensors: those of smaller stacks are filled up."""
+    """Return as many of the first rows as a stack has tensors; the rows of smaller stacks are padded."""
     return rows[: F.shape(stack)[0]]
 
 

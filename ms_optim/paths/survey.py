@@ -1,4 +1,4 @@
-"""What is to be known of all gradients before anything moves."""
+"""Properties of all gradients that a step needs before it updates anything."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .stacks import Stacks
 
 
 class Prepare(nn.Cell):
-    """Unscales the gradients of a stack, and centralizes them."""
+    """Unscales and centralizes the gradients of a stack."""
 
     def __init__(self, unscale: float):
         super().__init__(auto_prefix=False)
         self.unscale = unscale
 
     def construct(self, gradients, is_centralized):
-        """Return float32 gradients, of float32 ones."""
+        """Return prepared float32 gradients from float32 gradients."""
         gradients = normal(normal(gradients) * self.unscale)
         return centralized(gradients) if is_centralized else gradients
 
@@ -37,15 +37,15 @@ def _third(found):
 
 
 class Survey(nn.Cell):
-    """Prepares all gradients, and finds their norms, whether they are finite, and what clipping scales them by.
+    """Prepares all gradients, and computes their norms, whether they are finite, and the factor of clipping.
 
     Args:
-        stacks: The stacks in which gradients are taken.
-        is_centralized: For each stack whether its gradients are centralized.
-        unscale: What gradients are multiplied by.
-        clip_norm: The largest norm of all gradients together; None: no limit.
-        dtype: The dtype in which squares are added up.
-        whole: The norms of sliced tensors, a :class:`ms_optim.paths.slices.WholeNorms`; None: no tensor is sliced.
+        stacks: The stacks of the gradients.
+        is_centralized: For each stack, whether its gradients are centralized.
+        unscale: The factor of the gradients.
+        clip_norm: The largest global norm of the gradients; None means no limit.
+        dtype: The dtype in which squares are summed.
+        whole: The norms of sliced tensors, a :class:`ms_optim.paths.slices.WholeNorms`; None if no tensor is sliced.
     """
 
     def __init__(self, stacks: Stacks, is_centralized, unscale, clip_norm, dtype, whole=None):
@@ -55,11 +55,11 @@ class Survey(nn.Cell):
         self.each = C.Map()
 
     def construct(self, gradients):
-        """Survey the gradients of all parameters.
+        """Prepare and measure the gradients of all parameters.
 
         Returns:
-            For each stack the prepared gradients, their norms and whether they are finite; then whether all are; and
-            the factor that clipping scales all by.
+            For each stack, the prepared gradients, their norms and whether they are finite; then whether all gradients
+            are finite; and the factor of clipping.
         """
         found = self.each(self.found, self.stacks(gradients), self.is_centralized)
         gradients, norms, finite = self.each(_first, found), self.each(_second, found), self.each(_third, found)
@@ -76,7 +76,7 @@ class Survey(nn.Cell):
         return gradients, norms(gradients, self.dtype), usable(gradients)
 
     def clip_factor(self, norms):
-        """Return what clipping scales gradients of these norms by."""
+        """Return the factor of clipping for gradients of these norms."""
         if self.clip_norm is None:
             return 1.0
         return clipping(norm(norms, self.dtype), self.clip_norm)

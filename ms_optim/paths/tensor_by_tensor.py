@@ -1,4 +1,4 @@
-"""The step in an operator or a few for each tensor, and MindSpore's for what joins tensors."""
+"""The step with one or a few operators for each tensor, and MindSpore's operators across tensors."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class TensorByTensorPath(nn.Cell):
-    """The step in operators of one tensor each.
+    """The step with operators that each take one tensor.
 
     Args:
-        parts: What every path is made from.
-        sign: What a gradient is multiplied by besides, 1 or -1.
-        operators: A Cell that knows the operators: ``shared(scalars, applied)`` returns what they take for all tensors,
-            ``columns(rate)`` two columns with an entry for each tensor, and ``move(shared, first, second, gradient,
-            scale, decay, parameter, master, has_master, *states)`` updates a tensor and returns the norms of the weight
-            from before and of the update, and the trust ratio.
+        parts: The parts that every path is built from.
+        sign: An additional factor of gradients, 1 or -1.
+        operators: A Cell that runs the operators: ``shared(scalars, applied)`` returns the inputs that all tensors
+            share, ``columns(rate)`` returns two columns with an entry for each tensor, and
+            ``move(shared, first, second, gradient, scale, decay, parameter, master, has_master, *states)`` updates a
+            tensor and returns the norms of the weight before the step and of the update, and the trust ratio.
     """
 
     addresses = None
@@ -34,7 +34,7 @@ class TensorByTensorPath(nn.Cell):
     def __init__(self, parts: Parts, sign: float, operators: nn.Cell):
         super().__init__(auto_prefix=False)
         layout, held, settings = parts.layout, parts.held, parts.settings
-        # It holds this Cell.
+        # Not registered, because the statement holds this Cell.
         object.__setattr__(self, "statement", parts.statement)
         self.normalizes, self.sign, self.unscale = parts.statement.normalizes_gradient, sign, settings.unscale
         self.operators, self.centralized, self.owned = operators, layout.centralized, layout.owned
@@ -43,7 +43,7 @@ class TensorByTensorPath(nn.Cell):
         self.counting = Counting(held, settings.step_dtype, settings.skips)
         self.rates_of_each, self.each = RatesOfEach(layout), C.Map()
         self.zero = Tensor(0.0, mstype.float32)
-        # The optimizer holds these already, and Cell would list them twice.
+        # Not registered: the optimizer already holds these, and Cell would list them twice.
         columns = (held.parameters, held.masters_or_weights(), held.has_master(), *held.states_of_each())
         object.__setattr__(self, "columns", columns)
         object.__setattr__(self, "statistics", held.statistics)
@@ -95,10 +95,10 @@ class TensorByTensorPath(nn.Cell):
         return ops.stack((size, weight_norm, *moved, F.cast(finite, mstype.float32)))
 
     def scaled(self, parameter, gradient, prepared, is_centralized, size, clip):
-        """Return a gradient that an operator takes, and what it is to multiply it by."""
+        """Return the gradient that an operator takes, and the factor that it multiplies the gradient by."""
         scale = self.sign * clip * ops.ones_like(size)
         if self.normalizes:
-            # Which undoes clipping.
+            # This cancels clipping.
             scale = 1.0 / ops.where(size == 0, ops.ones_like(size), size)
         if is_centralized:
             return prepared, scale

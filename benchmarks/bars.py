@@ -35,11 +35,13 @@ def draw(found, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = sorted(found["rows"], key=lambda row: row["seconds"], reverse=True)
+    rows = sorted(found["rows"], key=lambda row: row["ratio"], reverse=True)
+    # By the ratios within turns: between rows the machine's speed may have changed.
+    first = found["rows"][0]["seconds"] / found["parameters"] * 1e9
     labels = [str(LABELS.get(row["name"], row["name"])) for row in rows]
     colors = [OURS if label.startswith("ms_optim") else PEER for label in labels]
     panels = {
-        "Time of a step, ns per parameter": [row["seconds"] / found["parameters"] * 1e9 for row in rows],
+        "Time of a step, ns per parameter": [row["ratio"] * first for row in rows],
         "Peak memory, bytes per parameter": [row["peak"] / found["parameters"] for row in rows],
     }
     figure, both = plt.subplots(1, 2, figsize=(10, 0.6 + 0.42 * len(rows)), sharey=True, layout="constrained")

@@ -81,7 +81,7 @@ def draw(results, path):
                     left.barh(at, held[kind], 0.36, end, color=color, hatch=hatch, edgecolor="white")
                     end += held[kind]
             left.text(end, at, f" {place} {end:.1f}", va="center", fontsize=8)
-        width = min(20, len(losses))
+        width = min(20, len(losses) // 2)
         smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
         # The curves coincide; each is thinner than the previous one, so that all are visible.
         style = {"linewidth": 10 - 2 * row}
@@ -90,7 +90,7 @@ def draw(results, path):
     left.invert_yaxis()
     left.set_xlim(right=1.12 * left.get_xlim()[1])
     left.legend(handles=[Patch(color=color, label=kind) for kind, color in KINDS.items()], loc="lower right")
-    right.set(title="Training loss, mean of 20 steps", xlabel="step", ylabel="cross entropy of a character")
+    right.set(title="Training loss, smoothed", xlabel="step", ylabel="cross entropy of a character")
     right.legend(fontsize=8)
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -100,10 +100,17 @@ def draw(results, path):
     plt.close(figure)
 
 
+def at_least_10(text):
+    """Return a number of steps: the learning rate warms up in the first tenth of them."""
+    if int(text) < 10:
+        raise argparse.ArgumentTypeError(f"must be 10 or more, but is {text}")
+    return int(text)
+
+
 def main():
     """Train, print the table, save the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="10 or more, so that the learning rate warms up")
+    parser.add_argument("--steps", type=at_least_10, default=200, help="10 or more; default: 200")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="offload.png", help="file of the plot")
     arguments = parser.parse_args()

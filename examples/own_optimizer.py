@@ -1,5 +1,6 @@
 """A custom optimizer on the package's base class: AdaBelief, "Adapting Stepsizes by the Belief in Gradients"."""
 
+import argparse
 import math
 
 import mindspore as ms
@@ -31,7 +32,9 @@ class AdaBelief(FusedOptimizer):
         return (self.with_decay(u, weight, weight_decay),), (m, s)
 
 
-if __name__ == "__main__":
+def main():
+    """Train a linear network and print its loss."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
     net, loss = nn.Dense(8, 1), nn.MSELoss()
     optimizer = AdaBelief(net.trainable_params(), learning_rate=0.05, weight_decay=0.01, grad_clip_norm=1.0)
@@ -41,3 +44,7 @@ if __name__ == "__main__":
         value = step(x, x.sum(axis=1, keepdims=True))
         if k % 20 == 0:
             print(f"step {k:3}: loss {float(value):.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -93,6 +93,21 @@ def test_doctor_checks_every_kernel_of_the_cpu():
     assert rules == set(_kernels.rules("CPU"))
 
 
+def test_what_akg_prints_and_leaves_is_put_away(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    log, key, folder = (tmp_path / name for name in ("dsa_transfrom.log", "kernel_build_tmp.key", "akg_kernel_meta"))
+    log.write_text("the user's own")
+    with doctor.others_put_away() as said:
+        os.system("echo noise")
+        folder.mkdir()
+        for path in (folder / "kernel.json", log, key):
+            path.touch()
+        said.seek(0)
+        assert said.read() == b"noise\n"
+    assert [path.name for path in tmp_path.iterdir()] == [log.name]
+    assert capfd.readouterr().out == ""
+
+
 def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path, monkeypatch):
     monkeypatch.setenv(_kernels.WHITE_LIST, str(tmp_path))
     monkeypatch.setenv("COLUMNS", "300")

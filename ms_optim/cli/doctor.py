@@ -7,8 +7,11 @@ import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 import platform
+import shutil
 import sys
+import tempfile
 from typing import Any
 
 import mindspore as ms
@@ -27,6 +30,8 @@ SHAPES: list[tuple[int, ...]] = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
 STEPS = 10
 # Two float32 paths differ by rounding: each rounds about 10 times a step.
 TOLERANCE = 100 * 2.0**-24
+# What AKG's compiler writes into the current folder.
+LEFT_BY_AKG = ("akg_kernel_meta", "dsa_transfrom.log", "kernel_build_tmp.key")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +43,12 @@ def main(arguments: argparse.Namespace) -> int:
     """Print the report; return 0 if every kernel that runs is correct, else 1."""
     # Single operators are faster in one thread: with several threads, they mostly wait for each other.
     ms.runtime.launch_blocking()
-    with others_on_stderr():
+    with others_put_away() as said:
         here, checks = machine(), [check for optimizer in ms_optim.OPTIMIZERS for check in checked(optimizer)]
+        said.seek(0)
+        others = said.read().decode(errors="replace")
+    if not all(check.right for check in checks):
+        print(others, file=sys.stderr)  # it may say why
     if arguments.json:
         told = {"checks": [dataclasses.asdict(check) for check in checks], "not_possible": impossible()}
         print(json.dumps({**here, **told}, indent=2))
@@ -49,17 +58,27 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def others_on_stderr():
-    """Redirect all output to standard error, even from AKG's compiler, which is a separate program."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
+def others_put_away():
+    """Keep the standard output of AKG's compiler, a separate program, in a file, and remove the files that it leaves.
+
+    Yields:
+        The file.
+    """
+    before = {name for name in LEFT_BY_AKG if os.path.lexists(name)}
+    with tempfile.TemporaryFile() as said:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        kept = os.dup(1)
+        os.dup2(said.fileno(), 1)
+        try:
+            yield said
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, 1)
+            os.close(kept)
+            for name in LEFT_BY_AKG:
+                if name in before:
+                    continue
+                shutil.rmtree(name) if os.path.isdir(name) else pathlib.Path(name).unlink(missing_ok=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ since before the first step, and the median time of a step. Losses must be bitwi
 
     python benchmarks/gradient_release.py
     python benchmarks/gradient_release.py --layers 4 --optimizer Lion --passes 2
+    python benchmarks/gradient_release.py --parts
     python benchmarks/gradient_release.py --dtype bfloat16 --master-weights split8 --state-dtype 8bit
 """
 
@@ -18,6 +19,7 @@ import time
 import numpy as np
 
 WIDTH, HEADS, VOCABULARY = 768, 12, 8192
+PARTS = ("passes alone", "passes, empty hooks")
 MASTER_WEIGHTS = {"float32": True, "split": "split", "split8": "split8", "none": False}
 
 
@@ -104,11 +106,16 @@ def work(arguments):
     if arguments.work == "released":
         step = ms_optim.ReleasedTrainStep(net, None, optimizer, arguments.passes)
     else:
+        if arguments.work == "passes, empty hooks":
+            element = ms.ops.zeros((1,), optimizer.parameters[0].dtype)
+            for p in optimizer.parameters:
+                p.register_hook(lambda gradient: element)
         forward_and_backward = ms.value_and_grad(net, None, optimizer.parameters)
 
         def step(text):
             loss, gradients = forward_and_backward(text)
-            optimizer(gradients)
+            if arguments.work == "ordinary":
+                optimizer(gradients)
             return loss
 
     # The states are there before the first step, and have no memory yet.
@@ -139,6 +146,9 @@ def main():
     parser.add_argument("--state-dtype", choices=["float32", "bfloat16", "8bit"], default="float32")
     parser.add_argument("--passes", type=int, choices=[1, 2], default=1, help="2: with grad_clip_norm")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument(
+        "--parts", action="store_true", help="also time the passes alone, and with hooks that update nothing"
+    )
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -148,7 +158,7 @@ def main():
     from rich.console import Console
     from rich.table import Table
 
-    found = {"ordinary": [], "released": []}
+    found = {"ordinary": [], "released": []} | ({way: [] for way in PARTS} if arguments.parts else {})
     for _ in range(arguments.turns):
         for way, results in found.items():
             done = subprocess.run(
@@ -158,12 +168,11 @@ def main():
             if not answers:
                 sys.exit(f"{way} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
             results.append(json.loads(answers[0]))
-    losses = {tuple(one["losses"]) for results in found.values() for one in results}
+    losses = {tuple(one["losses"]) for way in ("ordinary", "released") for one in found[way]}
     if len(losses) != 1:
         sys.exit(f"wrong: losses differ: {losses}")
     first = found["ordinary"][0]
     count, gradients = first["parameters"], first["gradients"]
-    ratios = [b["seconds"] / a["seconds"] for a, b in zip(found["ordinary"], found["released"])]
     peaks = {way: statistics.median(one["peak"] for one in results) for way, results in found.items()}
     table = Table(
         title=f"{arguments.optimizer}, {count / 1e6:.0f} million {arguments.dtype} parameters", title_justify="left"
@@ -172,7 +181,7 @@ def main():
         table.add_column(heading, justify="left" if heading == "step" else "right")
     for way, results in found.items():
         seconds = statistics.median(one["seconds"] for one in results)
-        ratio = statistics.median(ratios) if way == "released" else 1.0
+        ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(found["ordinary"], results))
         table.add_row(way, f"{peaks[way] / 1e9:.3f} GB", f"{seconds:.3f}", f"{ratio:.2f}")
     console = Console(width=100)
     console.print(table)

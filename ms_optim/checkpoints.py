@@ -50,9 +50,9 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: AnyOptimizer | N
     also read its tensors.
 
     Call it on all processes. If states differ between workers, each worker saves a part: `run.0-of-4.safetensors` for
-    `run.safetensors`. States differ with ``shard_states=True``, with a `shard_group` and with DGCMomentum. Otherwise
-    the first process saves for all. A killed run may leave old and new parts: give each step a unique file name, as
-    :class:`CheckpointSaver` does, and :func:`load` ignores an incomplete checkpoint.
+    `run.safetensors`. States differ with ``shard_states=True``, with a `shard_group`, with DGCMomentum and with
+    LocalSteps. Otherwise the first process saves for all. A killed run may leave old and new parts: give each step a
+    unique file name, as :class:`CheckpointSaver` does, and :func:`load` ignores an incomplete checkpoint.
 
     Args:
         path (Union[str, PathLike]): The file; its folder must exist. Its name should end with `.safetensors`.

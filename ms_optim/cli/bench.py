@@ -87,7 +87,7 @@ def main(arguments: argparse.Namespace) -> int:
     threads = thread_count()
     # The check calls single operators, which is faster in one thread.
     ms.set_context(pynative_synchronize=True)
-    with doctor.others_on_stderr():
+    with doctor.others_put_away():
         checks = [doctor.examine(optimizer, optimizer.trials[0]) for optimizer in chosen]
     ms.set_context(pynative_synchronize=False)
     speeds, times = [], []

@@ -16,7 +16,7 @@ import ms_optim
 from ms_optim import AdamW, LocalSteps, for_scheduler
 
 STEPS = 6
-MIGRATION = (ROOT / "docs" / "migration.md").read_text()
+CHECKPOINTS = (ROOT / "docs" / "migration" / "checkpoints.md").read_text()
 SCHEDULERS = {
     "step": (lambda o: lr_scheduler.StepLR(o, step_size=2, gamma=0.5), lambda k: 0.5 ** (k // 2)),
     "exponential": (lambda o: lr_scheduler.ExponentialLR(o, gamma=0.25), lambda k: 0.25**k),
@@ -85,9 +85,9 @@ def test_a_run_of_the_experimental_adamw_goes_on():
         before(gradients(step))
     for p, q in zip(theirs, ours):
         q.set_data(Tensor(p.asnumpy()))
-    (page,) = re.findall(r"^names = .*?strict=False\)$", MIGRATION, re.M | re.S)
+    (code,) = (code for code in re.findall(r"^```python\n(.*?)^```$", CHECKPOINTS, re.M | re.S) if "state_step" in code)
     after = AdamW(ours, 0.01, weight_decay=0.01)
-    exec(page.split("```")[0], {"ms": ms, "saved": before.parameters_dict(), "optimizer": after})
+    exec(code, {"ms": ms, "saved": before.parameters_dict(), "optimizer": after})
     assert int(after.global_step.asnumpy()[0]) == 3
     for step in range(3, 6):
         before(gradients(step))

@@ -4,6 +4,8 @@ import dataclasses
 import inspect
 from importlib.metadata import version as version_of
 
+from docutils import nodes
+
 import ms_optim
 from ms_optim._arguments import Options
 
@@ -32,6 +34,9 @@ html_title = "ms_optim"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = html_copy_source = False
+pygments_dark_style = "github-dark"
+# One argument a line, where a signature is longer.
+python_maximum_signature_line_length = 80
 html_math_renderer = "mathml"
 
 
@@ -75,16 +80,29 @@ def list_public_names(app, docname, source):
     classes = [name for name, made in public.items() if inspect.isclass(made) and name not in optimizers]
     functions = [name for name, made in public.items() if not inspect.isclass(made)]
     for kind, names in (("optimizers", optimizers), ("classes", classes), ("functions", functions)):
-        rows = "\n".join(f"   ms_optim.{name}" for name in sorted(names, key=str.lower))
+        rows = "\n".join(f"   ~ms_optim.{name}" for name in sorted(names, key=str.lower))
         table = f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{rows}\n```"
         source[0] = source[0].replace(f"% {kind}", table)
+
+
+def trim_defaults(app, what, name, shown, options, lines):
+    """Take out the space that MindSpore's docstrings have before the full stop after a default."""
+    lines[:] = [line.replace("`` .", "``.") for line in lines]
+
+
+def finish_pages(app, doctree):
+    """Link each picture to its file at full size, and take out the empty lines that end examples for doctest."""
+    for image in doctree.findall(nodes.image):
+        image["scale"] = 100  # Sphinx links what has a scale
+    for block in doctree.findall(nodes.literal_block):
+        if block.astext().endswith("\n"):
+            block[:] = [nodes.Text(block.astext().rstrip("\n"))]
 
 
 def write_math(as_block):
     """Return what writes a formula as MathML: browsers draw it themselves, no script or font is loaded for it."""
 
     def write(translator, node):
-        from docutils import nodes
         from docutils.utils.math.latex2mathml import tex2mathml
 
         formula = tex2mathml(node.astext(), as_block=as_block)
@@ -98,6 +116,8 @@ def setup(app):
     """Add the check, the signatures, the list of names and the formulas to Sphinx."""
     app.connect("env-check-consistency", check_public_names)
     app.connect("autodoc-process-signature", constructor_signature)
+    app.connect("autodoc-process-docstring", trim_defaults)
     app.connect("source-read", list_public_names)
+    app.connect("doctree-read", finish_pages)
     app.add_html_math_renderer("mathml", (write_math(False), None), (write_math(True), None))
     return {"parallel_read_safe": True}

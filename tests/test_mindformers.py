@@ -56,18 +56,19 @@ def with_optimizer(optimizer, *changes):
     return example("llama", {"optimizer": optimizer}, *changes)
 
 
-def train(folder, runs, columns=("input_ids",), apart=False):
+def train(folder, runs, columns=("input_ids",), apart=()):
     """Run configurations one after the other; return the record of each, and what was said.
 
-    Some of what MindFormers can do it can do once in a process; those are run apart.
+    Some of what MindFormers can do it can do once in a process; those of these names are run apart.
     """
     write_tokens(folder / "tokens.mindrecord", columns, STEPS * BATCH)
-    asked = [
-        {"yaml": merged(config, {"output_dir": f"./{name}"}), "record": str(folder / f"{name}.npz")}
+    asked = {
+        name: {"yaml": merged(config, {"output_dir": f"./{name}"}), "record": str(folder / f"{name}.npz")}
         for name, config in runs.items()
-    ]
+    }
     said = ""
-    for together in [[run] for run in asked] if apart else [asked]:
+    shared = [run for name, run in asked.items() if name not in apart]
+    for together in filter(None, [shared, *([asked[name]] for name in apart)]):
         (folder / "runs.json").write_text(json.dumps(together))
         done = run_worker("mindformers_worker.py", folder, "runs.json")
         said += done.stdout + done.stderr
@@ -159,30 +160,40 @@ CKPT = {
     ],
 }
 NEWER = {"use_legacy_format": False}
-AT_8 = {"load_checkpoint": "./whole/checkpoint", "resume_training": "llama_rank_0-1_8.ckpt"}
-NEWER_AT_8 = {"load_checkpoint": "./whole/checkpoint/iteration_00000008", "resume_training": True}
-
-
 CODES = {"optimizer": {"state_dtype": "8bit", "amsgrad": True}}
 
 
-@pytest.mark.parametrize(
-    "name, form, resume, changes",
-    [
-        ("adamw", CKPT, AT_8, {}),
-        ("adamw", NEWER, NEWER_AT_8, MASTERS),
-        ("adamw", NEWER, NEWER_AT_8, CODES),
-        ("adam_offload", NEWER, NEWER_AT_8, MASTERS),
-        ("dgc_momentum", NEWER, NEWER_AT_8, {}),
-    ],
-    ids=["ckpt", "iterations, masters", "8bit", "offload", "dgc"],
-)
-def test_a_run_resumes_bit_for_bit(name, form, resume, changes, tmp_path):
-    config = example(name, form, changes)
-    records, _ = train(tmp_path, {"whole": config, "resumed": merged(config, resume)})
-    assert len(records["whole"]["losses"]) == STEPS
-    assert len(records["resumed"]["losses"]) == STEPS - 8
-    check_same(records["whole"], records["resumed"])
+def at_8(run, form):
+    """Return what has a run go on from the eighth step of another."""
+    folder = f"./{run}/checkpoint"
+    if form is CKPT:
+        return {"load_checkpoint": folder, "resume_training": "llama_rank_0-1_8.ckpt"}
+    return {"load_checkpoint": f"{folder}/iteration_00000008", "resume_training": True}
+
+
+# What is kept, and how it is named: the example, the form of its checkpoints, and what is changed of it.
+RESUMED = {
+    "ckpt": ("adamw", CKPT, {}),
+    "masters": ("adamw", NEWER, MASTERS),
+    "codes": ("adamw", NEWER, CODES),
+    "offload": ("adam_offload", NEWER, MASTERS),
+    "dgc": ("dgc_momentum", NEWER, {}),
+}
+
+
+@pytest.mark.parametrize("names", [["ckpt", "masters"], ["codes", "offload", "dgc"]], ids=lambda names: "-".join(names))
+def test_runs_resume_bit_for_bit(names, tmp_path):
+    runs = {}
+    for name in names:
+        example_of, form, changes = RESUMED[name]
+        config = example(example_of, form, changes)
+        runs |= {f"{name}_whole": config, f"{name}_resumed": merged(config, at_8(f"{name}_whole", form))}
+    records, _ = train(tmp_path, runs)
+    for name in names:
+        whole, resumed = records[f"{name}_whole"], records[f"{name}_resumed"]
+        assert len(whole["losses"]) == STEPS
+        assert len(resumed["losses"]) == STEPS - 8
+        check_same(whole, resumed)
 
 
 def test_masters_and_states_start_from_weights_that_are_loaded(tmp_path):
@@ -218,7 +229,7 @@ def test_adamw_goes_where_that_of_mindformers_goes(tmp_path):
         "theirs_grouped": with_optimizer(theirs, grouped),
         "ours_grouped": with_optimizer(ours, grouped),
     }
-    records, _ = train(tmp_path, runs, apart=True)
+    records, _ = train(tmp_path, runs, apart=("ours_grouped",))
     assert str(records["theirs"]["optimizer"]) == "AdamW"
     check_near(records["ours"], records["theirs"])
     check_near(records["ours_grouped"], records["theirs_grouped"])
@@ -263,11 +274,11 @@ def test_newer_models_train_and_resume(tmp_path):
     plain = {"type": "MsOptimAdamW", "auto_register": "optimizers.MsOptimAdamW", **ADAMW}
     runs = {
         "whole": ours,
-        "resumed": merged(ours, NEWER_AT_8),
+        "resumed": merged(ours, at_8("whole", NEWER)),
         "plain": merged(config, {"optimizer": plain}),
         "theirs": merged(config, {"optimizer": {"type": "AdamW", **ADAMW}}),
     }
-    records, _ = train(tmp_path, runs, columns, apart=True)
+    records, _ = train(tmp_path, runs, columns, apart=runs)
     assert str(records["whole"]["optimizer"]) == "MsOptimAdamW"
     assert records["whole"]["losses"][-1] < records["whole"]["losses"][0]
     check_same(records["whole"], records["resumed"])

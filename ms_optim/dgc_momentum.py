@@ -47,8 +47,8 @@ class DGCMomentum(CompressedStep):
     With Nesterov momentum, :math:`r_t = r_{t-1} + g_t + \mu u_t`. Exactly :math:`k` elements are sent; among equal
     elements, those with the lowest index. Before `rampup_begin_step`, and always for tensors of fewer than
     `min_compress_numel` elements, the mean of the decayed gradients updates the weights with ordinary momentum:
-    :math:`u_t = \mu u_{t-1} + {\bar g}_t` and :math:`w_t = w_{t-1} - \eta_t u_t`, or
-    :math:`\eta_t ({\bar g}_t + \mu u_t)` with Nesterov. The velocity is kept when compression begins.
+    :math:`u_t = \mu u_{t-1} + {{\bar g}{}}_t` and :math:`w_t = w_{t-1} - \eta_t u_t`, or
+    :math:`\eta_t ({{\bar g}{}}_t + \mu u_t)` with Nesterov. The velocity is kept when compression begins.
 
     The optimizer exchanges gradients itself: train in the parallel mode "stand_alone", after
     ``mindspore.communication.init()``, and start all workers from the same weights. A step exchanges one packed buffer

@@ -35,7 +35,7 @@ class Lamb(AdamFamily):
         m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
         v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
         u_t &= \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon} + \lambda w_{t-1} \\
-        w_t &= w_{t-1} - \eta_t \frac{\phi(\lVert w_{t-1} \rVert)}{\lVert u_t \rVert} u_t
+        w_t &= w_{t-1} - \eta_t \frac{\phi(\left\lVert w_{t-1} \right\rVert)}{\left\lVert u_t \right\rVert} u_t
         \end{aligned}
 
     The fraction is the trust ratio; it is 1 where either norm is 0. Norms are those of the whole tensor.

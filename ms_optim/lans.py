@@ -31,14 +31,15 @@ class LANS(AdamFamily):
 
     .. math::
         \begin{aligned}
-        {\tilde g}_t &= g_t / \lVert g_t \rVert \\
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) {\tilde g}_t \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) {\tilde g}_t^2 \\
+        {{\tilde g}{}}_t &= g_t / \left\lVert g_t \right\rVert \\
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) {{\tilde g}{}}_t \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) {{\tilde g}{}}_t^2 \\
         d_t &= \sqrt{v_t / (1 - \beta_2^t)} + \epsilon \\
         c_t &= \frac{m_t / (1 - \beta_1^t)}{d_t} + \lambda w_{t-1}, \qquad
-        s_t = \frac{{\tilde g}_t}{d_t} + \lambda w_{t-1} \\
-        w_t &= w_{t-1} - \eta_t\, \phi(\lVert w_{t-1} \rVert) \left[
-            \beta_1 \frac{c_t}{\lVert c_t \rVert} + (1 - \beta_1) \frac{s_t}{\lVert s_t \rVert} \right]
+        s_t = \frac{{{\tilde g}{}}_t}{d_t} + \lambda w_{t-1} \\
+        w_t &= w_{t-1} - \eta_t\, \phi(\left\lVert w_{t-1} \right\rVert) \left[
+            \beta_1 \frac{c_t}{\left\lVert c_t \right\rVert}
+            + (1 - \beta_1) \frac{s_t}{\left\lVert s_t \right\rVert} \right]
         \end{aligned}
 
     :math:`\phi` clamps the weight's norm to the range from `lower_bound` to `upper_bound`. A gradient of norm 0 stays
@@ -63,8 +64,8 @@ class LANS(AdamFamily):
         use_fused_step (bool): Whether to use the fused kernel; ``False`` means the same as `backend` "composite".
             Default: ``True`` .
         {weight_decay}
-        clip_gradient (Union[float, None]): The largest magnitude of an element of :math:`{\tilde g}_t`; larger ones
-            are clipped to it. Default: ``None`` .
+        clip_gradient (Union[float, None]): The largest magnitude of an element of :math:`{{\tilde g}{}}_t`; larger
+            ones are clipped to it. Default: ``None`` .
         rescale_grad (float): The factor that gradients are multiplied by first, greater than 0. Default: ``1.0`` .
         {shared}
         {offload}

@@ -46,7 +46,7 @@ class Muon(AdamFamily):
     .. math::
         \begin{aligned}
         M_t &= \mu M_{t-1} + G_t, \qquad U_t = G_t + \mu M_t \\
-        X_0 &= U_t / \lVert U_t \rVert_F \\
+        X_0 &= U_t / \left\lVert U_t \right\rVert_F \\
         S_k &= X_k X_k^\top, \qquad X_{k+1} = a_k X_k + (b_k S_k + c_k S_k^2) X_k, \qquad 0 \le k < n \\
         W_t &= W_{t-1} - \gamma_t (s X_n + \lambda W_{t-1})
         \end{aligned}
@@ -60,8 +60,8 @@ class Muon(AdamFamily):
     :math:`\rho`:
 
     .. math::
-        v_i \leftarrow 0.95\, v_i + 0.05 \lVert O_i \rVert^2 / B, \qquad
-        O'_i = O_i / (\sqrt{v_i} + 10^{-8}), \qquad s X_n = \rho \sqrt{A B}\, O' / \lVert O' \rVert_F
+        v_i \leftarrow 0.95\, v_i + 0.05 \left\lVert O_i \right\rVert^2 / B, \qquad
+        O'_i = O_i / (\sqrt{v_i} + 10^{-8}), \qquad s X_n = \rho \sqrt{A B}\, O' / \left\lVert O' \right\rVert_F
 
     Matrices are the parameters of two or more dimensions whose name does not match `adamw_names`, unless a group's key
     `muon` states otherwise. A 3-dimensional parameter is a batch of matrices, such as experts. With more dimensions,

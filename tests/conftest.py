@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+import processes
 from runtime import SYNCHRONOUS, spare_threads
 
 spare_threads()
@@ -33,6 +34,12 @@ def mode(request):
 def backend(request):
     """Run the test on the fused kernel and on MindSpore's operators."""
     return request.param
+
+
+@pytest.fixture
+def records_of(request, tmp_path_factory):
+    """Return what gives the records of so many processes that have run the test's program."""
+    return processes.of_programs(request, tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ CONFIGURATIONS = {
 }
 # In the middle of the ramp of these all is saved, and another optimizer goes on from it.
 RESUMED, RESUMING = 3, ("aot", "composite, clipped")
+HOSTS = 2
 # What hosts of so many processes run, one after the other. MindSpore's operators are called one by one on those of two.
 RUNS = {
     1: [("pynative", "aot"), ("graph", "aot, clipped"), ("graph", "composite, clipped")],

@@ -1,17 +1,12 @@
 """One of the processes of test_exchange.py: steps with gradients of its own, and a record of what they do."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
 import mindspore as ms
 import numpy as np
 import pytest
-from exchange import CONFIGURATIONS, POISONED, RESUMED, RESUMING, RUNS, SHAPES, STEPS, gradients, start
+from exchange import CONFIGURATIONS, HOSTS, POISONED, RESUMED, RESUMING, RUNS, SHAPES, STEPS, gradients, start
 from harness import Step, numbers, tensor
-from mindspore import Parameter, communication
-from runtime import join, wait
+from mindspore import Parameter
+from runtime import group_of
 
 from ms_optim import DGCMomentum
 
@@ -26,19 +21,15 @@ def made(dtype, arguments):
     return params, DGCMomentum(params, 0.01, **arguments)
 
 
-def main(folder, per_host):
-    refused("'group' must be None before", group="hccl_world_group")
-    rank, processes = join()
-    per_host = int(per_host)
+def main(folder, rank, processes):
+    per_host = processes // HOSTS
     refused("'num_trainers' must be the number of processes that train together .the group", num_trainers=3)
     ms.set_auto_parallel_context(parallel_mode="data_parallel")
     refused("the parallel mode must be 'stand_alone', but is 'data_parallel'")
     ms.reset_auto_parallel_context()
     shared = {"num_trainers": processes}
     if per_host > 1:
-        first = rank // per_host * per_host
-        shared["local_group"] = f"host of {first}"
-        communication.create_group(shared["local_group"], list(range(first, first + per_host)))
+        shared["local_group"] = group_of(rank // per_host * per_host, per_host)
     record = {}
     for mode, name in RUNS[per_host]:
         ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
@@ -67,9 +58,4 @@ def main(folder, per_host):
             int(optimizer.global_step.asnumpy()[0]),
             int(optimizer.skipped_steps.asnumpy()[0]),
         ]
-    np.savez(pathlib.Path(folder) / f"{rank}.npz", **record)
-    wait()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    np.savez(folder / f"{rank}.npz", **record)

@@ -1,17 +1,10 @@
 """One of the processes of test_local_shards.py: parameters that are DTensors, beside the same in one piece."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-import mindspore as ms
 import numpy as np
 from harness import numbers, tensor
 from hyper_parallel_stand_in import DeviceMesh, DTensor, Replicate, Shard
 from mindspore import Parameter, Tensor, communication
 from refusals import refused
-from runtime import join, wait
 
 import ms_optim
 from ms_optim._local_shards import local
@@ -118,15 +111,8 @@ def check_refusals(mesh):
     refused(ValueError, said, lambda: in_trainer("DGCMomentum")([{"params": [p]}], **dgc))
 
 
-def main(folder):
-    rank, count = join()
-    ms.set_context(mode=ms.PYNATIVE_MODE)
+def main(folder, rank, count):
     mesh = DeviceMesh((count,), (communication.GlobalComm.WORLD_COMM_GROUP,))
     found = {name: compared(*run, mesh, rank, count) for name, run in RUNS.items()}
     check_refusals(mesh)
-    np.savez(pathlib.Path(folder) / f"{rank}.npz", **found)
-    wait()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    np.savez(folder / f"{rank}.npz", **found)

@@ -1,6 +1,7 @@
 """Starts processes that train together."""
 
 import fcntl
+import functools
 import os
 import pathlib
 import socket
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 
+import numpy as np
+from builds import once, shared_folder
 from sources import TESTS
 
 # Processes that wait for each other do so without sleep: two groups at once take several times as long as in turns.
@@ -29,7 +32,31 @@ def launched(count, folder, script, *arguments):
     with TURNS.open("w") as turns:
         fcntl.flock(turns, fcntl.LOCK_EX)
         run = subprocess.run(
-            [*command, *map(str, arguments)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+            [*command, *map(str, arguments)], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
         )
     logs = "".join(path.read_text()[-3000:] for path in sorted(folder.glob("worker_*.log")))
     return run.returncode, f"msrun ended with {run.returncode}: {run.stdout[-2000:]}{run.stderr[-2000:]}{logs}"
+
+
+def of_programs(request, factory):
+    """Return what gives the records of a program's processes, and the folder that they are in.
+
+    Starting processes takes longer than most of the programs: the same processes run all those, one after the other,
+    whose tests were chosen. Those tests are marked with the program's name and take the number of `processes`.
+    """
+
+    def chosen(count):
+        marked = ((item, item.get_closest_marker("program")) for item in request.session.items)
+        return sorted({mark.args[0] for item, mark in marked if mark and item.callspec.params["processes"] == count})
+
+    def start(count, folder):
+        (folder / "said").write_text(launched(count, folder, "programs.py", folder, *chosen(count))[1])
+
+    def records(count):
+        program = request.node.get_closest_marker("program").args[0]
+        folder = once(shared_folder(factory), f"{count} processes", functools.partial(start, count))
+        paths = [folder / program / f"{rank}.npz" for rank in range(count)]
+        assert all(path.exists() for path in paths), (folder / "said").read_text()
+        return [dict(np.load(path)) for path in paths], folder / program
+
+    return records

@@ -1,5 +1,6 @@
 """How MindSpore's own threads run, which decides how long its operators take."""
 
+import functools
 import os
 
 import mindspore as ms
@@ -24,16 +25,19 @@ def spare_threads():
         ms.ops.cast(ms.Tensor([1.0], ms.float32), ms.float16).asnumpy()
 
 
-def join(as_it_comes=False):
-    """Join the processes that test together; return this one's rank, and how many there are.
-
-    Args:
-        as_it_comes: Whether MindSpore is left as it comes.
-    """
+def join():
+    """Join the processes that test together; return this one's rank, and how many there are."""
     communication.init()
-    if not as_it_comes:
-        spare_threads()
+    spare_threads()
     return communication.get_rank(), communication.get_group_size()
+
+
+@functools.cache
+def group_of(first, count):
+    """Return the name of a communication group of so many processes, one after the other."""
+    name = f"{count} processes from {first}"
+    communication.create_group(name, list(range(first, first + count)))
+    return name
 
 
 def wait():

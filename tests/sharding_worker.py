@@ -1,16 +1,11 @@
 """One of the processes of test_sharding.py: steps with slices of tensors, and a record of what they do."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
 import mindspore as ms
 import numpy as np
 import pytest
 from harness import Step, numbers, tensor
 from mindspore import Parameter, communication
-from runtime import join, wait
+from runtime import group_of
 from sharding import (
     AXES,
     CENTRALIZED,
@@ -99,19 +94,12 @@ def run(configuration, group, place, sharers, record):
     record[f"{c.name}/counts"] = [int(optimizer.global_step.asnumpy()[0]), int(optimizer.skipped_steps.asnumpy()[0])]
 
 
-def main(processes, folder):
-    rank, _ = join(as_it_comes=all(c.backend == "aot" for c in configurations(int(processes))))
+def main(folder, rank, processes):
     check_refusals()
     world, pair = communication.GlobalComm.WORLD_COMM_GROUP, rank // 2 * 2
-    if int(processes) > 2:
-        communication.create_group(f"pair {pair}", [pair, pair + 1])
     record = {}
-    for c in configurations(int(processes)):
-        group, place = (world, rank) if c.group == "world" else (f"pair {pair}", rank - pair)
-        run(c, group, place, c.sharers(int(processes)), record)
-    np.savez(pathlib.Path(folder) / f"{rank}.npz", **record)
-    wait()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for c in configurations(processes):
+        group, place = (world, rank) if c.group == "world" else (group_of(pair, 2), rank - pair)
+        run(c, group, place, c.sharers(processes), record)
+    stacks.MOST_ELEMENTS = MOST_ELEMENTS
+    np.savez(folder / f"{rank}.npz", **record)

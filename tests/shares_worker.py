@@ -1,16 +1,11 @@
 """One of the processes of test_shares.py: steps with all states, with its share of them, and resumed with it."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
 import mindspore as ms
 import numpy as np
 import pytest
 from harness import Step, numbers
 from mindspore import communication, nn
-from runtime import join, wait
+from runtime import wait
 from shares import RESUMED, RUNS, SAVED, STEPS, build, gradients
 
 from ms_optim import AdamW, merge_states
@@ -71,9 +66,7 @@ def trained(shard_states, rank):
     return [numbers(p) for p in net.trainable_params()]
 
 
-def main(folder):
-    folder = pathlib.Path(folder)
-    rank, count = join()
+def main(folder, rank, count):
     record = {}
     for mode in ("pynative", "graph"):
         ms.reset_auto_parallel_context()
@@ -91,7 +84,6 @@ def main(folder):
             record |= {f"{mode}/trained/{kind}/w{i}": w for i, w in enumerate(weights)}
     check_refusals()
     np.savez(folder / f"{rank}.npz", **record)
-    wait()
 
 
 def check_refusals():
@@ -101,7 +93,3 @@ def check_refusals():
     with pytest.raises(ValueError, match=r"got the parallel mode 'semi_auto_parallel'"):
         build("lamb", shard_states=True)
     ms.reset_auto_parallel_context()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -9,14 +9,21 @@ import sys
 import numpy as np
 import pytest
 import reference
-from exchange import CONFIGURATIONS, POISONED, RUNS, SHAPES, STEPS, gradients, start
-from harness import check_close, check_units
+from exchange import CONFIGURATIONS, HOSTS, POISONED, RUNS, SHAPES, STEPS, gradients, start
+from harness import check_close, check_units, tensor
+from mindspore import Parameter
 from processes import free_port, launched
 from sources import TESTS
 from tolerances import TOLERANCE
 
-WORKERS = 2
+from ms_optim import DGCMomentum
+
 TOLERATED = {"w": TOLERANCE["weight"], "u": TOLERANCE["state with decay"], "r": TOLERANCE["state with decay"]}
+
+
+def test_a_group_needs_communication():
+    with pytest.raises(ValueError, match="'group' must be None before"):
+        DGCMomentum([Parameter(tensor([1.0], "float32"), name="w")], 0.1, 0.9, 0, group="hccl_world_group")
 
 
 def means(step, per_host, host, dtype):
@@ -25,13 +32,13 @@ def means(step, per_host, host, dtype):
     return [sum(gs) / per_host for gs in zip(*drawn)]
 
 
-@pytest.mark.parametrize("per_host", RUNS)
-def test_workers_hold_the_same_weights_and_follow_the_reference(per_host, tmp_path):
+@pytest.mark.program("exchange")
+@pytest.mark.parametrize("processes", [2, 4])
+def test_workers_hold_the_same_weights_and_follow_the_reference(processes, records_of):
     """Two workers, which are processes or hosts of several."""
-    _, said = launched(WORKERS * per_host, tmp_path, "exchange_worker.py", tmp_path, per_host)
-    paths = [[tmp_path / f"{per_host * k + i}.npz" for i in range(per_host)] for k in range(WORKERS)]
-    assert all(path.exists() for host in paths for path in host), said
-    records = [[dict(np.load(path)) for path in host] for host in paths]
+    recorded, _ = records_of(processes)
+    per_host = processes // HOSTS
+    records = [recorded[k : k + per_host] for k in range(0, processes, per_host)]
     for mode, name in RUNS[per_host]:
         check_weights_are_the_same_bits_after_every_step(f"{mode}/{name}", records)
         check_the_reference_is_followed(mode, name, records)
@@ -58,7 +65,7 @@ def check_the_reference_is_followed(mode, name, records):
         [lambda k: arguments.get("weight_decay", 0.0)] * n,
         [False] * n,
         [dtype] * n,
-        workers=WORKERS,
+        workers=HOSTS,
         **known,
     )
     for step in range(STEPS):
@@ -110,12 +117,12 @@ def started(name, folder):
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "MS_WORKER_NUM": str(WORKERS),
+        "MS_WORKER_NUM": str(HOSTS),
         "MS_SCHED_HOST": "127.0.0.1",
         "MS_SCHED_PORT": str(free_port()),
     }
     command = [sys.executable, str(TESTS / "dying_worker.py"), name, str(folder)]
-    roles = [{"MS_ROLE": "MS_SCHED"}, *({"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(k)} for k in range(WORKERS))]
+    roles = [{"MS_ROLE": "MS_SCHED"}, *({"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(k)} for k in range(HOSTS))]
     for k, role in enumerate(roles):
         with (folder / f"{k}.log").open("w") as file:
             yield subprocess.Popen(command, env=environment | role, cwd=folder, stdout=file, stderr=file)
@@ -136,5 +143,5 @@ def test_a_worker_that_dies_gives_the_others_an_error(tmp_path):
         folder = tmp_path / name
         said = "".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
         assert all(end != 0 for end in ends[name]), said
-        finished = [sorted(path.name for path in folder.glob(f"{rank} after *.npz")) for rank in range(WORKERS)]
-        assert finished == [[f"{rank} after {step}.npz" for step in range(5)] for rank in range(WORKERS)], name
+        finished = [sorted(path.name for path in folder.glob(f"{rank} after *.npz")) for rank in range(HOSTS)]
+        assert finished == [[f"{rank} after {step}.npz" for step in range(5)] for rank in range(HOSTS)], name

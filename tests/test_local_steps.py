@@ -9,7 +9,6 @@ from cases import CASES, MODES, every_case
 from harness import Step, check_close, digest_of, numbers, tensor
 from local import EVERY, RATE, RUNS, SHAPES, SPARSE, STEPS, chunks_of, gradients, made, parameters, start, tensors
 from mindspore import Parameter
-from processes import launched
 from reference.local_steps import LocalSteps as Exact
 from refusals import refused
 from tolerances import TOLERANCE, U
@@ -462,12 +461,11 @@ def test_a_worker_that_skips_a_step_counts_it():
     check_alike(workers, 4)
 
 
+@pytest.mark.program("local_steps")
 @pytest.mark.parametrize("processes", [2, 4])
-def test_processes_give_the_bits_of_simulated_workers(processes, tmp_path):
+def test_processes_give_the_bits_of_simulated_workers(processes, records_of):
     """Each is a worker, in both modes; four are also two hosts of two, whose gradients are averaged every step."""
-    _, said = launched(processes, tmp_path, "local_worker.py", tmp_path)
-    records = [dict(np.load(tmp_path / f"{k}.npz")) for k in range(processes) if (tmp_path / f"{k}.npz").exists()]
-    assert len(records) == processes, said
+    records, _ = records_of(processes)
     for name, arguments in RUNS.items():
         workers = simulated(processes, EVERY, **arguments)
         for step in range(STEPS):
@@ -477,7 +475,7 @@ def test_processes_give_the_bits_of_simulated_workers(processes, tmp_path):
             for mode in ("graph", "pynative"):
                 for p in kept:
                     key = f"{mode}/{name}/{p.name}"
-                    assert records[n][key].tobytes() == p.asnumpy().tobytes(), f"{key} of {n}: {said}"
+                    assert records[n][key].tobytes() == p.asnumpy().tobytes(), f"{key} of {n}"
     for record in records:
         assert "the same every, but worker 0 has 2, and worker 1 has 1" in str(record["said"])
         assert record["changed"].tolist() == [False]

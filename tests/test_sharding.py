@@ -5,7 +5,6 @@ import pytest
 from cases import constant
 from harness import check_close, check_units, peak_of_weight, tensor
 from mindspore import Parameter
-from processes import launched
 from sharding import (
     AXES,
     CENTRALIZED,
@@ -31,13 +30,6 @@ from ms_optim.paths.launches import Launch, phases_of_parts
 # How far a whole tensor may stray from the reference, as a vector, relative to the largest that it has been.
 RELATIVE = 1e-6
 GRADIENT, MOMENTS, APPLY, COMMIT = 1, 2, 4, 8
-
-
-def run(processes, folder):
-    """Run the processes; return what each recorded."""
-    _, said = launched(processes, folder, "sharding_worker.py", processes, folder)
-    assert all((folder / f"{rank}.npz").exists() for rank in range(processes)), said
-    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(processes)]
 
 
 def joined(name, parts, sharers):
@@ -126,9 +118,10 @@ def check_skipped(c, given, statistics):
     np.testing.assert_allclose(statistics[finite, 0], np.array(norms)[finite], rtol=RELATIVE)
 
 
+@pytest.mark.program("sharding")
 @pytest.mark.parametrize("processes", [2, 4])
-def test_slices_follow_the_whole_tensors_trajectory(processes, tmp_path):
-    held = run(processes, tmp_path)
+def test_slices_follow_the_whole_tensors_trajectory(processes, records_of):
+    held, _ = records_of(processes)
     for c in configurations(processes):
         check_trajectory(c, held, c.sharers(processes))
 

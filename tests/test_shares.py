@@ -9,7 +9,6 @@ import pytest
 from harness import numbers
 from mindspore import Parameter, Tensor
 from native import Launch, call
-from processes import launched
 from shares import CONFIGURATIONS, ELEMENTWISE, RESUMED, RUNS, SHAPES, build, gradients
 
 from ms_optim import AdamW, DGCMomentum, _shares, merge_states
@@ -112,20 +111,18 @@ def test_the_kernel_refuses_ranges_that_cannot_be(begin, end, rows, status):
 # ---- Several processes ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_processes_train_as_one_that_keeps_all_states(workers, tmp_path):
-    """One test for each number, so that the processes start once, however tests are spread."""
-    _, said = launched(workers, tmp_path, "shares_worker.py", tmp_path)
-    assert all((tmp_path / f"{rank}.npz").exists() for rank in range(workers)), said
-    records = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(workers)]
-    for mode, name in RUNS[workers]:
-        states = [[ms.load_checkpoint(str(tmp_path / f"{mode}.{name}.{kind}.{rank}.ckpt")) for rank in range(workers)]
+@pytest.mark.program("shares")
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_train_as_one_that_keeps_all_states(processes, records_of):
+    records, folder = records_of(processes)
+    for mode, name in RUNS[processes]:
+        states = [[ms.load_checkpoint(str(folder / f"{mode}.{name}.{kind}.{rank}.ckpt")) for rank in range(processes)]
                   for kind in ("share", "whole")]  # fmt: skip
         check_weights(name, f"{mode}/{name}", records)
         check_reports(f"{mode}/{name}", records)
         check_bytes(f"{mode}/{name}", records)
         check_merged(name, merge_states(states[0]), states[1][0])
-    if workers == 2:
+    if processes == 2:
         for name in RESUMED:
             check_resumed(name, records)
         for mode in ("pynative", "graph"):

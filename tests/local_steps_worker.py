@@ -1,16 +1,10 @@
 """One of the processes of test_local_steps.py: local steps with gradients of its own, and a record of what they do."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
 import mindspore as ms
 import numpy as np
 from harness import Step, digest_of
 from local import EVERY, RUNS, STEPS, gradients, made, parameters, tensors
-from mindspore import communication
-from runtime import join, wait
+from runtime import group_of, wait
 
 import ms_optim
 
@@ -22,15 +16,9 @@ def taken(optimizer, mode, rank, steps):
     return {p.name: p.asnumpy() for p in (*optimizer.parameters, *optimizer._entries.kept.values())}
 
 
-def main(folder):
-    folder = pathlib.Path(folder)
-    rank, count = join()
+def main(folder, rank, count):
     record = {}
-    host = {}
-    if count == 4:
-        first = rank // 2 * 2
-        host["local_group"] = f"host of {first}"
-        communication.create_group(host["local_group"], [first, first + 1])
+    host = {"local_group": group_of(rank // 2 * 2, 2)} if count == 4 else {}
     for mode in ("pynative", "graph"):
         ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
         for name, arguments in RUNS.items():
@@ -43,7 +31,6 @@ def main(folder):
     record["resumed"] = [resumes(folder, rank)]
     record["said"], record["changed"] = differs(rank)
     np.savez(folder / f"{rank}.npz", **record)
-    wait()
 
 
 def resumes(folder, rank):
@@ -68,7 +55,3 @@ def differs(rank):
         said = str(error)
     started = parameters()
     return said, [any(not np.array_equal(s.asnumpy(), w.asnumpy()) for s, w in zip(optimizer.local_start, started))]
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

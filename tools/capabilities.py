@@ -6,52 +6,81 @@ import sys
 from ms_optim import OPTIMIZERS
 from ms_optim._capabilities import DEVICES, FEATURES, answer
 
-PATHS = {
-    "CPU": "fused kernel",
-    "GPU": "fused kernel",
-    "Ascend": "operators for Ascend",
-    "offload": "the host's kernel",
-    "composite": "composite path",
+# A cell by the path that runs; the legend explains it.
+CELLS = {"CPU": "yes", "GPU": "yes", "Ascend": "yes", "offload": "host", "host": "host", "composite": "slow"}
+# How a row names its feature, with the page that describes it.
+ROWS = {
+    "stochastic_rounding": "[`stochastic_rounding`](low_precision.md#choosing-a-setting)",
+    "state_dtype": "[`state_dtype`](low_precision.md#choosing-a-setting)",
+    "master_weights": '[`master_weights="split"`](low_precision.md#split-masters)',
+    "shard_states": "[`shard_states`](sharded_states.md)",
+    "shard_group": "[`shard_group`](sliced_tensors.md)",
+    "offload": "[`offload`](offload.md)",
+    "skip_nonfinite": "[`skip_nonfinite`](loss_scale.md)",
+    "decay": '[`decay="cautious"`](schedules.md#cautious-decay)',
+    "average_decay": "[`average_decay`](average.md)",
+    "attach": "[`attach()`](gradient_release.md)",
+    "local_steps": "[`LocalSteps`](local_steps.md)",
 }
 ABOVE = """\
 # What works together
 
-What an optimizer does where all kernels are built. "yes" is done by what the third column names; "composite" by
-MindSpore's own operators, which are slower; "no" is refused when the optimizer is made, and the number says why. All
-optimizers take float32, float16 and bfloat16 weights, with and without `master_weights`, in Graph and in PyNative mode;
-the column is for split ones. `attach` is a call, and refused there. `local_steps` is `LocalSteps` around the optimizer,
-whose outer step runs on the host. With `offload` the fused kernel for CPU runs on the
-host, whatever the device, and all works but `shard_states`, `shard_group` and `attach`.
+The tables show which options each optimizer supports, one at a time, where all kernels are built. Every optimizer takes
+float32, float16 and bfloat16 weights, with and without `master_weights`, in Graph and in PyNative mode.
+`python -m ms_optim doctor` shows which kernels are built on a machine, and checks them.
 
-`python -m ms_optim doctor` says what is built on a machine, and whether it is right. Setting `AdamOffload.target` to
-the device moves the arithmetic to the composite path, which takes neither `state_dtype` nor `stochastic_rounding`.
+- **yes**: The fused kernel for the device runs the step. On Ascend, the [operators for Ascend](ascend.md) do.
+- **host**: The fused kernel for CPU runs the step, on the host.
+- **slow**: MindSpore's own operators run the step. This is the composite path, which is slower.
+- **–**: The option is refused when the optimizer is made. The number leads to the reason.
+
+Three rows are not keyword arguments:
+
+- `shard_group` is a key of a param group.
+- `attach()` is a method. It needs PyNative mode. Where the table has a "–", the call raises an error.
+- `LocalSteps` is made around an optimizer. Its outer step runs on the host. Where the table has a "–", it refuses the
+  optimizer.
+"""
+BELOW = """\
+## Combinations
+
+- `offload` changes nothing on CPU. With it, GPU and Ascend support what the table for CPU shows, except `shard_states`,
+  `shard_group` and `attach()`.
+- `AdamOffload.target` can be set to the device. The arithmetic then runs on the composite path, which supports neither
+  `state_dtype` nor `stochastic_rounding`.
 """
 
 
 def page() -> str:
     """Return the page."""
-    reasons: list[str] = []
+    notes: list[str] = []
 
-    def cell(optimizer, device, feature):
-        path, reason = answer(optimizer, device, [feature])
-        if path is None:
-            reason = re.sub("^it ", f"`{optimizer.__name__}` ", reason)
-            if reason not in reasons:
-                reasons.append(reason)
-            return f"no ({reasons.index(reason) + 1})"
-        return "composite" if path == "composite" else "yes"
+    def cell(optimizer, device, features):
+        path, reason = answer(optimizer, device, features)
+        if path is not None:
+            return CELLS[path]
+        text = note(optimizer.__name__, *features, reason)
+        if text not in notes:
+            notes.append(text)
+        return f"–[^note-{notes.index(text) + 1}]"
 
-    lines = [
-        f"| | | runs in | {' | '.join(f'`{feature}`' for feature in FEATURES)} |",
-        f"|---|---|---|{'---|' * len(FEATURES)}",
-    ]
-    for optimizer in OPTIMIZERS:
-        for device in DEVICES:
-            path = answer(optimizer, device, []).path
-            cells = " | ".join(cell(optimizer, device, feature) for feature in FEATURES)
-            lines.append(f"| `{optimizer.__name__}` | {device} | {PATHS[path]} | {cells} |")
-    why = [f"{k}. {reason[0].upper()}{reason[1:]}." for k, reason in enumerate(reasons, 1)]
-    return "\n".join([ABOVE, *lines, "", *why, ""])
+    links = [f"[{one.__name__}](optimizers/{one.__module__.rpartition('.')[2]}.md)" for one in OPTIMIZERS]
+    rows = {"none of these": [], **{ROWS[feature]: [feature] for feature in FEATURES}}
+    lines = [ABOVE]
+    for device in DEVICES:
+        lines += [f"## {device}", "", f"| option | {' | '.join(links)} |", f"|---|{'---|' * len(links)}"]
+        for row, features in rows.items():
+            lines.append(f"| {row} | {' | '.join(cell(one, device, features) for one in OPTIMIZERS)} |")
+        lines.append("")
+    lines.append(BELOW)
+    lines += [f"[^note-{k}]: {text}" for k, text in enumerate(notes, 1)]
+    return "\n".join([*lines, ""])
+
+
+def note(optimizer: str, feature: str, reason: str) -> str:
+    """Return the reason why an optimizer does not support a feature, as a sentence of its own."""
+    subject, verb = (f"`{optimizer}`", "it ") if reason.startswith("it ") else ("The option", f"{FEATURES[feature]} ")
+    return re.sub(r"'(\w+)'", r"`\1`", f"{subject} {reason.removeprefix(verb)}.")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def of_programs(request, factory):
         return sorted({mark.args[0] for item, mark in marked if mark and item.callspec.params["processes"] == count})
 
     def start(count, folder):
-        (folder / "said").write_text(launched(count, folder, "programs.py", folder, *chosen(count))[1])
+        (folder / "said").write_text(launched(count, folder, "worker_process.py", folder, *chosen(count))[1])
 
     def records(count):
         program = request.node.get_closest_marker("program").args[0]

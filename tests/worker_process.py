@@ -1,6 +1,6 @@
 """One of the processes that tests start together: it runs programs one after the other, each in a folder of its own.
 
-msrun --worker_num=2 programs.py FOLDER sharding shares
+msrun --worker_num=2 worker_process.py FOLDER sharding shares
 """
 
 import importlib

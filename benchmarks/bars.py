@@ -44,11 +44,12 @@ def draw(found, path):
         "Time of a step, ns per parameter": [row["ratio"] * first for row in rows],
         "Peak memory, bytes per parameter": [row["peak"] / found["parameters"] for row in rows],
     }
-    figure, both = plt.subplots(1, 2, figsize=(10, 0.6 + 0.42 * len(rows)), sharey=True, layout="constrained")
+    plt.rcParams.update({"font.size": 11})
+    figure, both = plt.subplots(2, 1, figsize=(7.5, 1.2 + 0.8 * len(rows)), layout="constrained")
     for axes, (title, values) in zip(both, panels.items()):
         bars = axes.barh(labels, values, color=colors)
         axes.bar_label(bars, fmt="%.2f" if max(values) < 20 else "%.1f", padding=3)
-        axes.set_title(title, fontsize=11)
+        axes.set_title(title, fontsize=12)
         axes.margins(x=0.15)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)

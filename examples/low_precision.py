@@ -38,6 +38,7 @@ class Setting:
 
     label: str
     color: str
+    line: Any = "-"
     weights: Any = ms.float32
     options: dict = field(default_factory=dict)
 
@@ -45,19 +46,20 @@ class Setting:
 NO_MASTERS = {"master_weights": False}
 SETTINGS = {
     "float32": Setting("float32", "0.8"),
-    "8bit": Setting("8-bit states", "tab:blue", options={"state_dtype": "8bit"}),
-    "4bit": Setting("4-bit states", "tab:cyan", options={"state_dtype": "4bit"}),
-    "bfloat16": Setting("bfloat16 states", "tab:green", options={"state_dtype": "bfloat16"}),
+    "8bit": Setting("8-bit states", "#0072b2", options={"state_dtype": "8bit"}),
+    "4bit": Setting("4-bit states", "#56b4e9", (0, (6, 2)), options={"state_dtype": "4bit"}),
+    "bfloat16": Setting("bfloat16 states", "#009e73", (0, (1, 1)), options={"state_dtype": "bfloat16"}),
     "split8": Setting(
         "bfloat16 weights, split8, 8-bit states",
-        "tab:purple",
+        "#882255",
+        (0, (5, 1, 1, 1)),
         ms.bfloat16,
         {"master_weights": "split8", "state_dtype": "8bit"},
     ),
     "stochastic": Setting(
-        "bfloat16 weights, stochastic", "tab:orange", ms.bfloat16, {**NO_MASTERS, "stochastic_rounding": True}
+        "bfloat16 weights, stochastic", "#e69f00", (0, (3, 2)), ms.bfloat16, {**NO_MASTERS, "stochastic_rounding": True}
     ),
-    "nearest": Setting("bfloat16 weights, nearest", "tab:red", ms.bfloat16, NO_MASTERS),
+    "nearest": Setting("bfloat16 weights, nearest", "#d55e00", "-", ms.bfloat16, NO_MASTERS),
 }
 
 
@@ -191,8 +193,9 @@ def train(setting, steps, seed):
 
 
 def draw(steps, curves, path):
-    """Plot the losses, and next to them the difference from the loss in float32."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
+    """Plot the losses, and below them the difference from the loss in float32."""
+    plt.rcParams.update({"font.size": 11})
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7.5, 8.8), sharex=True, layout="constrained")
     for name, losses in curves.items():
         setting, above = SETTINGS[name], 100 * (losses / curves["float32"] - 1)
         if name == "float32":
@@ -201,20 +204,21 @@ def draw(steps, curves, path):
         else:
             style = {
                 "color": setting.color,
+                "linestyle": setting.line,
                 "linewidth": 1.8,
                 "label": f"{setting.label}: {above[:, -1].mean():+.2f} %",
             }
-        left.plot(steps, losses.mean(0), **style)
-        right.plot(steps, above.mean(0), **style)
-    left.set(title="Validation loss", xlabel="step", ylabel="cross entropy of a character", yscale="log")
-    left.yaxis.set_major_locator(ticker.MultipleLocator(0.2))
-    left.yaxis.set_major_formatter("{x:.1f}")
-    left.yaxis.set_minor_locator(ticker.NullLocator())
-    right.set(title="Validation loss above that of float32", xlabel="step", ylabel="%")
-    for axes in (left, right):
+        top.plot(steps, losses.mean(0), **style)
+        bottom.plot(steps, above.mean(0), **style)
+    top.set(title="Validation loss", ylabel="cross entropy of a character", yscale="log")
+    top.yaxis.set_major_locator(ticker.MultipleLocator(0.2))
+    top.yaxis.set_major_formatter("{x:.1f}")
+    top.yaxis.set_minor_locator(ticker.NullLocator())
+    bottom.set(title="Validation loss above that of float32", xlabel="step", ylabel="%")
+    for axes in (top, bottom):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, handlelength=3)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -32,7 +32,7 @@ SETTINGS = {
     "AdamW, bfloat16 weights": ("AdamW", ms.bfloat16, {}),
     "AdamOffload, bfloat16 weights": ("AdamOffload", ms.bfloat16, {}),
 }
-KINDS = {"weights": "tab:blue", "gradients": "tab:cyan", "masters": "tab:orange", "moments": "tab:red"}
+KINDS = {"weights": "#0072b2", "gradients": "#56b4e9", "masters": "#e69f00", "moments": "#d55e00"}
 
 
 def train(label, steps, seed):
@@ -71,31 +71,26 @@ def on_device(label):
 
 
 def draw(results, path):
-    """Plot device and host memory as bars, and the losses next to them."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", width_ratios=(3, 2))
-    for row, (label, (losses, held, _)) in enumerate(results.items()):
+    """Plot device and host memory as bars."""
+    plt.rcParams.update({"font.size": 11})
+    figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
+    for row, (label, (_, held, _)) in enumerate(results.items()):
         for place, at, hatch in (("device", row - 0.2, ""), ("host", row + 0.2, "///")):
             end = 0.0
             for kind, color in KINDS.items():
                 if (place == "device") == (kind in on_device(label)):
-                    left.barh(at, held[kind], 0.36, end, color=color, hatch=hatch, edgecolor="white")
+                    axes.barh(at, held[kind], 0.36, end, color=color, hatch=hatch, edgecolor="white")
                     end += held[kind]
-            left.text(end, at, f" {place} {end:.1f}", va="center", fontsize=8)
-        width = min(20, len(losses) // 2)
-        smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
-        # The curves coincide; each is thinner than the previous one, so that all are visible.
-        style = {"linewidth": 10 - 2 * row}
-        right.plot(np.arange(len(losses) - len(smooth), len(losses)) + 1, smooth, label=label, **style)
-    left.set(title="Memory on an accelerator and its host, MB", yticks=range(len(results)), yticklabels=list(results))
-    left.invert_yaxis()
-    left.set_xlim(right=1.12 * left.get_xlim()[1])
-    left.legend(handles=[Patch(color=color, label=kind) for kind, color in KINDS.items()], loc="lower right")
-    right.set(title="Training loss, smoothed", xlabel="step", ylabel="cross entropy of a character")
-    right.legend(fontsize=8)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+            axes.text(end, at, f" {place} {end:.1f}", va="center", fontsize=10)
+    names = [label.replace(", ", ",\n") for label in results]
+    axes.set(title="Memory on an accelerator and its host, MB", yticks=range(len(results)), yticklabels=names)
+    axes.invert_yaxis()
+    axes.set_xlim(right=1.12 * axes.get_xlim()[1])
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    handles = [Patch(color=color, label=kind) for kind, color in KINDS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -24,6 +24,7 @@ import ms_optim
 
 mpl.use("agg")
 import matplotlib.pyplot as plt
+from cycler import cycler
 
 # Suitable settings for each optimizer: Lamb and LANS scale their steps to the weights, and DGCMomentum takes steps of
 # momentum SGD. The weight decay of DGCMomentum and AdamOffload is added to the gradient, where a hundredth of the
@@ -48,6 +49,11 @@ SETTINGS = {
     "Muon": {"learning_rate": 2e-2, "adamw_names": ("*head*",)},
 }
 BATCH = 64
+# Colours that differ for everyone, and dashes: curves that coincide show through each other's gaps.
+STYLES = cycler(
+    color=["#000000", "#0072b2", "#d55e00", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#7f7f7f", "#882255"],
+    linestyle=["-", "-", "-", (0, (2, 2)), (0, (6, 2)), "-", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (9, 2))],
+)
 
 
 class Net(nn.Cell):
@@ -138,21 +144,21 @@ def train(name, epochs, seed, folder):
 
 
 def draw(results, path):
-    """Plot loss and accuracy of all optimizers side by side."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for row, (name, (losses, accuracies, _)) in enumerate(results.items()):
-        # Curves may coincide; each is thinner than the previous one, so that all are visible.
-        style = {"linewidth": 4 - 0.4 * row, "label": name}
+    """Plot the loss of all optimizers, and their accuracy below it."""
+    plt.rcParams.update({"font.size": 11, "axes.prop_cycle": STYLES, "lines.linewidth": 1.6})
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(7.5, 8.4), sharex=True, layout="constrained")
+    for name, (losses, accuracies, _) in results.items():
         steps = np.arange(1, len(losses) + 1) * len(accuracies) / len(losses)
         smooth = np.convolve(losses, np.ones(10) / 10, mode="valid")
-        left.plot(steps[len(losses) - len(smooth) :], smooth, **style)
-        right.plot(np.arange(1, len(accuracies) + 1), 100 * np.array(accuracies), **style)
-    left.set(title="Training loss, mean of 10 steps", xlabel="epoch", ylabel="cross entropy", yscale="log")
-    right.set(title="Test accuracy", xlabel="epoch", ylabel="%", ylim=(90, 100))
-    right.axhline(97, color="grey", linewidth=0.8, linestyle=":")
-    for axes in (left, right):
+        top.plot(steps[len(losses) - len(smooth) :], smooth, label=name)
+        bottom.plot(np.arange(1, len(accuracies) + 1), 100 * np.array(accuracies))
+    top.set(title="Training loss, mean of 10 steps", ylabel="cross entropy", yscale="log")
+    bottom.set(title="Test accuracy", xlabel="epoch", ylabel="%", ylim=(90, 100))
+    bottom.axhline(97, color="grey", linewidth=1.2, linestyle=":")
+    for axes in (top, bottom):
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, handlelength=3.5)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

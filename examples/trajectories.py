@@ -1,4 +1,4 @@
-"""Plot the paths of the optimizers on two functions whose minimum is hard to find.
+"""Plot the paths of four optimizers on two functions whose minimum is hard to find.
 
 Rosenbrock's minimum is in a long curved valley, Rastrigin's is among many local minima. All start from the same point,
 each with the learning rate from a grid that ends with the lowest value. With fixed learning rates and two parameters,
@@ -19,6 +19,7 @@ import ms_optim
 
 mpl.use("agg")
 import matplotlib.pyplot as plt
+from matplotlib.colors import ListedColormap
 
 STEPS = 500
 RATES = 10.0 ** np.arange(-4, -0.2, 0.25)
@@ -29,6 +30,7 @@ OPTIMIZERS = {
     "LANS": {},
     "DGCMomentum": {"momentum": 0.9, "rampup_begin_step": 0},  # with two numbers, all is sent: momentum SGD
 }
+COLORS = dict(zip(OPTIMIZERS, ("#0072b2", "#e69f00", "#009e73", "#882255")))
 
 
 class Rosenbrock:
@@ -93,14 +95,18 @@ def draw(axes, function, best):
     """Plot a function's contours and the paths on them."""
     (left, right), (bottom, top) = function.window
     x, y = np.meshgrid(np.linspace(left, right, 400), np.linspace(bottom, top, 400))
-    axes.contourf(x, y, function.value(x, y), levels=function.levels, cmap="Greys", alpha=0.6, extend="both")
+    # Mixed with white, not transparent: the seams between transparent levels would be seen.
+    pale = ListedColormap(0.5 + 0.5 * mpl.colormaps["Greys"](np.linspace(0, 1, 256)))
+    axes.contourf(x, y, function.value(x, y), levels=function.levels, cmap=pale, extend="both")
     for name, (_, rate, points) in best.items():
-        axes.plot(*points.T, linewidth=1.2, marker="o", markersize=1.5, label=f"{name}, rate {rate:.2g}")
-        axes.plot(*points[-1], marker="s", markersize=6, color=axes.lines[-1].get_color(), markeredgecolor="black")
-    axes.plot(*function.start, marker="o", color="black", linestyle="none", label="start")
-    axes.plot(*function.minimum, marker="*", markersize=14, color="gold", markeredgecolor="black", linestyle="none")
+        style = {"color": COLORS[name], "label": f"{name}, rate {rate:.2g}"}
+        axes.plot(*points.T, linewidth=1.4, marker="o", markersize=2, **style)
+        axes.plot(*points[-1], marker="s", markersize=7, color=COLORS[name], markeredgecolor="black")
+    single = {"linestyle": "none", "markeredgecolor": "black"}
+    axes.plot(*function.start, marker="o", color="black", label="start", **single)
+    axes.plot(*function.minimum, marker="*", markersize=14, color="gold", label="minimum", **single)
     axes.set(title=function.name, xlim=(left, right), ylim=(bottom, top), xlabel="x", ylabel="y")
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3, fontsize=10, frameon=False)
 
 
 def main():
@@ -110,7 +116,8 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("trajectories.png"))
     arguments = parser.parse_args()
     functions = (Rosenbrock, Rastrigin)
-    figure, plots = plt.subplots(1, len(functions), figsize=(13, 6), layout="constrained")
+    plt.rcParams.update({"font.size": 11})
+    figure, plots = plt.subplots(len(functions), 1, figsize=(7.5, 12.5), layout="constrained")
     table = Table("Function", "Optimizer", "Learning rate", "Value at the end", "Distance to the minimum")
     for axes, function in zip(plots, functions):
         best = {name: best_walk(function, name, arguments.steps) for name in tqdm(OPTIMIZERS, desc=function.name)}

@@ -72,7 +72,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         masters: Parameters: float32 masters of float16 and bfloat16 parameters, or the remainders of split masters.
         averages: Parameters, float32: the averages of the weights, if `average_decay` is set.
         global_step: Parameter, int32 of shape (1,): the number of steps so far, without skipped steps. It does not
-            exceed 2**31 - 1: each later step runs as if it were the last step that can be counted.
+            exceed 2³¹ − 1: each later step runs as if it were the last step that can be counted.
         statistics: Parameter, float32 of shape (parameters, 5): gradient norm, weight norm, update norm, trust ratio
             and whether the gradient was finite, of the last step.
         skipped_steps: Parameter, int32 of shape (1,): steps skipped because a gradient was not finite.

@@ -51,7 +51,7 @@ average_warmup (bool): Whether the decay rate is limited to :math:`(1 + t) / (10
     "loss_scale": """\
 loss_scale (float): The factor that the loss was multiplied by; gradients are first divided by it. Set it to the scale
     of a FixedLossScaleManager with drop_overflow_update=False. It and its inverse must be normal numbers in float32:
-    from 2**-126 to 2**126. Default: ``1.0`` .
+    from 2⁻¹²⁶ to 2¹²⁶. Default: ``1.0`` .
 """,
     "grad_clip_norm": """\
 grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients, over all groups, after unscaling and
@@ -77,7 +77,7 @@ skip_nonfinite (bool): Whether a step is skipped if an unscaled gradient contain
     "backend": """\
 backend (str): "auto" runs the fused kernel if there is one, else kernels that AKG compiles if they are correct, else
     MindSpore's own operators. "aot" requires the fused kernel, "akg" the kernels of AKG, "composite" MindSpore's
-    operators, and "native" the platform's own fused operator, which exists for AdamW on Ascend: see docs/ascend.md.
+    operators, and "native" the platform's own fused operator, which exists for AdamW on Ascend: see the page on Ascend.
     Default: ``"auto"`` .
 """,
     "shard_states": """\

@@ -114,7 +114,7 @@ class Released(nn.Optimizer):
 
         Each gradient is freed immediately, so the gradients are never all in memory together. ``value_and_grad``
         returns a tensor of one element instead of each gradient. After each backward pass, call :meth:`finish`. The
-        weights and states are bitwise equal to those of ordinary steps. See docs/gradient_release.md.
+        weights and states are bitwise equal to those of ordinary steps. See the page on gradient release.
 
         Args:
             passes: Number of backward passes of a step. With 2, the first measures the gradients and changes nothing,

@@ -33,12 +33,18 @@ class OptimizerMonitor(Callback):
     It is a callback of ``Model.train``. In a training loop of your own, call :meth:`step` after each step. Each step
     computes its statistics anyway; the monitor reads them once per `every` steps and does nothing in between.
 
-    A row of the CSV file has the numbers of a step: the number of skipped steps and of gradients that are not finite;
-    the norms of gradient, weights and update; the ratio of update norm to weight norm; the smallest, median and largest
-    trust ratio; and the learning rate and weight decay of each group of parameters that share them. DGCMomentum adds
-    the density, which is the fraction of all elements that a worker sends, and the norm of its residuals. `qk_clip`
-    adds the number of clipped heads. A second file next to it, `run.layers.csv` for `run.csv`, has a row for each
-    parameter. A resumed run appends to its files. :func:`plot` plots them.
+    A row of the CSV file has, for one step:
+
+    - the number of skipped steps, and of gradients that are not finite;
+    - the norms of gradient, weights and update, and the ratio of update norm to weight norm;
+    - the smallest, median and largest trust ratio;
+    - the learning rate and weight decay of each group of parameters that share them;
+    - with DGCMomentum, the density, which is the fraction of all elements that a worker sends, and the norm of its
+      residuals;
+    - with `qk_clip`, the number of clipped heads.
+
+    A second file next to it, `run.layers.csv` for `run.csv`, has a row for each parameter. A resumed run appends to its
+    files. :func:`plot` plots them.
 
     If several processes train together, only the first one prints and records.
 

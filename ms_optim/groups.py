@@ -180,8 +180,8 @@ def layerwise_groups(
 ) -> ParamGroups:
     r"""Group parameters by layer, with a learning rate that falls from the output to the input.
 
-    Of :math:`n` layers, counted from 0 at the input, layer :math:`k` gets `learning_rate` :math:`\cdot`
-    `decay` :math:`{}^{n - 1 - k}`. ELECTRA is fine-tuned in this way (Clark et al., `2020
+    Of :math:`n` layers, counted from 0 at the input, layer :math:`k` gets the rate :math:`\eta d^{n - 1 - k}`, where
+    :math:`\eta` is `learning_rate` and :math:`d` is `decay`. ELECTRA is fine-tuned in this way (Clark et al., `2020
     <https://arxiv.org/abs/2003.10555>`_). Biases and normalization are not decayed, as in :func:`no_decay_groups`.
 
     Unless `layers` is given, layers are found by the numbers in the parameters' names. The names in a layer are equal

@@ -51,22 +51,22 @@ class LocalSteps(Stateful):
         \theta_k \leftarrow \theta^{(s)}
         \end{aligned}
 
-    or :math:`\theta^{(s)} - \alpha v` without Nesterov. This is DiLoCo: Douillard et al., `DiLoCo: Distributed
-    Low-Communication Training of Language Models <https://arxiv.org/abs/2311.08105>`_ (2023), algorithm 1, if
-    `compress` is ``None``. With :class:`ms_optim.SparseTopK` and `outer_momentum` 0 it is SparseLoCo. With `fragments`,
-    as in `Streaming DiLoCo <https://arxiv.org/abs/2501.18512>`_ (2025), parts of the parameters are exchanged at
-    different steps.
+    or :math:`\theta^{(s)} - \alpha v` without Nesterov. These methods have this form:
 
-    After an exchange, the exchanged weights are bitwise equal on all workers; with `fragments`, those of that fragment.
-    The states of the optimizer are not exchanged.
+    - DiLoCo, if `compress` is ``None``: Douillard et al., `DiLoCo: Distributed Low-Communication Training of Language
+      Models <https://arxiv.org/abs/2311.08105>`_ (2023), algorithm 1.
+    - SparseLoCo, with :class:`ms_optim.SparseTopK` and `outer_momentum` 0.
+    - `Streaming DiLoCo <https://arxiv.org/abs/2501.18512>`_ (2025), with `fragments`: these are exchanged in turn.
 
     Train in the parallel mode "stand_alone", after ``mindspore.communication.init()``, and start all workers from the
-    same weights. On every device, the outer step runs on the host's processor and keeps its data in host memory: 4
-    bytes per element, 4 more with outer momentum, and 4 more with residuals.
+    same weights. After an exchange, the exchanged weights are bitwise equal on all workers; with `fragments`, those of
+    that fragment. States are not exchanged, and each worker keeps its own average of `average_decay`.
+
+    On every device, the outer step runs on the host's processor and keeps its data in host memory: 4 bytes per element,
+    4 more with outer momentum, and 4 more with residuals.
 
     Its attribute `local_step`, int32 of shape (1,), counts all steps, including skipped ones. It also has all
     attributes and methods of the optimizer: `global_step`, `statistics`, :meth:`FusedOptimizer.averaged` and so on.
-    Each worker keeps its own average of `average_decay`.
 
     Args:
         optimizer (FusedOptimizer): The optimizer of this package that takes the steps. DGCMomentum and optimizers with

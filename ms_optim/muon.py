@@ -64,22 +64,28 @@ class Muon(AdamFamily):
         O'_i = O_i / (\sqrt{v_i} + 10^{-8}), \qquad s X_n = \rho \sqrt{A B}\, O' / \left\lVert O' \right\rVert_F
 
     Matrices are the parameters of two or more dimensions whose name does not match `adamw_names`, unless a group's key
-    `muon` states otherwise. A 3-dimensional parameter is a batch of matrices, such as experts. With more dimensions,
-    the first dimension is the rows and the others are the columns, as in a convolution. `splits` states which
-    parameters hold several matrices stacked along their rows. All other parameters are updated as by
-    :class:`ms_optim.AdamW`, with `adamw_betas` and `adamw_eps`. Learning rate, weight decay and all shared arguments
-    apply to both.
+    `muon` states otherwise:
 
-    A matrix has one state, `muon_m`, and with `normalize_rows` also `muon_v`, which is float32 for every `state_dtype`
-    and has one number for each row. Other parameters have `adam_m` and `adam_v`. Parameters that are not in groups are
-    decayed regardless of their names. For a matrix, the trust ratio in `statistics` is the root mean square of its
-    singular values after the iterations, normally 0.9 to 1.0; for other parameters it is 1.
+    - A 3-dimensional parameter is a batch of matrices, such as experts.
+    - With more dimensions, the first dimension is the rows and the others are the columns, as in a convolution.
+    - `splits` states which parameters hold several matrices stacked along their rows.
 
-    Steps whose gradients are not finite are skipped unless `skip_nonfinite` is False. Otherwise an infinity would stay
-    permanently in the momentum, and in the norm that divides the whole matrix. With `shard_states`, each matrix belongs
-    to one worker, which orthogonalizes it; shares are balanced by the work of the iterations. With the group key
-    `shard_group`, the processes assemble matrices from their slices, a few at a time, and each process orthogonalizes
-    them; `splits` and scales apply to whole matrices.
+    All other parameters are updated as by :class:`ms_optim.AdamW`, with `adamw_betas` and `adamw_eps`. Learning rate,
+    weight decay and all shared arguments apply to both. Parameters that are not in groups are decayed regardless of
+    their names.
+
+    For both kinds of parameters, these rules hold:
+
+    - **States.** A matrix has one state, `muon_m`, and with `normalize_rows` also `muon_v`, which is float32 for every
+      `state_dtype` and has one number for each row. Other parameters have `adam_m` and `adam_v`.
+    - **Statistics.** For a matrix, the trust ratio in `statistics` is the root mean square of its singular values after
+      the iterations, normally 0.9 to 1.0; for other parameters it is 1.
+    - **Skipped steps.** Steps whose gradients are not finite are skipped unless `skip_nonfinite` is False. Otherwise an
+      infinity would stay permanently in the momentum, and in the norm that divides the whole matrix.
+    - **Sharded states.** With `shard_states`, each matrix belongs to one worker, which orthogonalizes it; shares are
+      balanced by the work of the iterations.
+    - **Sliced tensors.** With the group key `shard_group`, the processes assemble matrices from their slices, a few at
+      a time, and each process orthogonalizes them; `splits` and scales apply to whole matrices.
 
     Args:
         {params}

@@ -23,15 +23,21 @@ ENTRIES = (ENTRY, fold.ENTRY)
 def fold_residuals(state_dicts: Sequence[dict[str, Tensor]], workers: int) -> list[dict[str, Tensor]]:
     r"""Convert the states of all workers of a DGCMomentum or of LocalSteps to another number of workers.
 
-    No residual is lost. With DGCMomentum, the sum of the residuals :math:`r` stays the same. New worker :math:`j` of
-    :math:`M` gets the sum of the residuals of old workers :math:`j, j + M, \ldots`, and the mean of their velocities. A
-    new worker without an old one starts with residuals of 0 and the mean of all velocities.
+    No residual is lost. New worker :math:`j` of :math:`M` takes over from old workers :math:`j, j + M, \ldots`.
+
+    With DGCMomentum, the sum of the residuals :math:`r` stays the same:
+
+    - A new worker gets the sum of the residuals of its old workers, and the mean of their velocities.
+    - A new worker without an old one starts with residuals of 0 and the mean of all velocities.
 
     With LocalSteps, the mean over the workers of all that is not yet sent stays the same: of the residuals, and of the
-    changes of the weights since the last exchange. New worker :math:`j` gets the sums of both over old workers
-    :math:`j, j + M, \ldots`, times :math:`M` divided by the old number of workers. Therefore the state dicts must
-    contain the weights, as ``state_dict()`` returns them, and the result contains weights to load into the network. The
-    states of the optimizer are those of old worker :math:`j`; if there are fewer old workers, these are used in turn.
+    changes of the weights since the last exchange.
+
+    - A new worker gets the sums of both over its old workers, times :math:`M` divided by the old number of workers.
+    - The states of the optimizer are those of old worker :math:`j`; if there are fewer old workers, these are used in
+      turn.
+    - The state dicts must therefore contain the weights, as ``state_dict()`` returns them, and the result contains
+      weights to load into the network.
 
     Args:
         state_dicts (Sequence[dict[str, Tensor]]): What each worker's ``state_dict()`` returned, or ``load_checkpoint``

@@ -495,7 +495,7 @@ def wide(count, optimizer=Lamb, **arguments):
     return optimizer(params, 0.01, **arguments)
 
 
-@pytest.mark.parametrize("count, height", [(3, 6.6), (150, 15.0)])
+@pytest.mark.parametrize("count, height", [(3, 9.2), (150, 17.6)])
 def test_the_picture_grows_with_the_layers_as_far_as_it_may(count, height, tmp_path):
     optimizer, rng = wide(count), np.random.default_rng(0)
     with OptimizerMonitor(every=1, csv=tmp_path / "run.csv", verbose=False) as monitor:
@@ -503,7 +503,7 @@ def test_the_picture_grows_with_the_layers_as_far_as_it_may(count, height, tmp_p
             optimizer(tuple(tensor(rng.standard_normal(4), "float32") for _ in range(count)))
             monitor.step(optimizer)
     assert plot(tmp_path / "run.csv") == tmp_path / "run.png"
-    assert size(tmp_path / "run.png") == (1200, round(120 * height))
+    assert size(tmp_path / "run.png") == (1200, round(160 * height))
     assert colours(tmp_path / "run.png") > 100
 
 
@@ -517,7 +517,7 @@ def test_a_picture_of_little(optimizer, arguments, steps, poisoned, tmp_path):
             made(tuple(tensor(np.full(4, np.nan if poisoned else 1.0), "float32") for _ in range(2)))
             monitor.step(made)
     plot(str(tmp_path / "run.csv"), str(tmp_path / "other.png"))
-    assert size(tmp_path / "other.png") == (1200, round(120 * (2.4 + 2.1 * (3 if optimizer is DGCMomentum else 2))))
+    assert size(tmp_path / "other.png") == (1200, round(160 * (2.4 + 1.7 * (6 if optimizer is DGCMomentum else 4))))
 
 
 def test_the_command_draws_and_says_what_is_wrong(tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from .._arguments import FilePath
 
 NAME = "plot"
-WIDTH = 10.0
-PANELS = 2.1  # height of a row of panels in inches
-ROW = 0.19  # height of a parameter in the heat map in inches, if there are not too many
-LABEL = 0.125  # height of a parameter's name in inches
-LONGEST = 44  # maximum number of letters of a name
-LEGEND = 6  # maximum number of groups in a legend
+WIDTH = 7.5
+PANEL = 1.7  # height of a panel in inches
+ROW = 0.2  # height of a parameter in the heat map in inches, if there are not too many
+LABEL = 0.133  # height of a parameter's name in inches
+TITLE = 84  # maximum number of letters of a title's line
+LONGEST = 30  # maximum number of letters of a name
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9")  # differ for everyone
 
 
 def plot(csv: FilePath, output: FilePath | None = None) -> pathlib.Path:
@@ -68,7 +70,7 @@ def plot(csv: FilePath, output: FilePath | None = None) -> pathlib.Path:
         raise ImportError(f"For '{NAME}', matplotlib is needed: pip install matplotlib.")
     record = load(pathlib.Path(csv), ("trust_ratio", "update_ratio"))
     output = pathlib.Path(csv).with_suffix(".png") if output is None else pathlib.Path(output)
-    _draw(record).savefig(output, dpi=120)
+    _draw(record).savefig(output, dpi=160)
     return output
 
 
@@ -92,30 +94,29 @@ def _draw(record: Record):
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    rows = 3 if "density" in record.totals else 2
+    count = 6 if "density" in record.totals else 4
     heat = min(max(ROW * len(record.parameters), 1.6), 10.0) + 0.8
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)
-    figure = Figure(figsize=(WIDTH, heat + PANELS * rows), layout=layout)
+    figure = Figure(figsize=(WIDTH, heat + PANEL * count), layout=layout)
     steps, skipped = record.totals["step"], int(record.totals["skipped_steps"][-1])
     title = f"{record.optimizer}: {len(record.parameters)} parameters, steps {steps[0]:.0f} to {steps[-1]:.0f}"
     figure.suptitle(title + (f", {skipped} of them skipped" if skipped else ""), fontsize=12)
     # In subfigures, so that long names next to the heat map do not make the panels narrower.
-    grid = figure.add_gridspec(2, 1, height_ratios=(heat, PANELS * rows))
+    grid = figure.add_gridspec(2, 1, height_ratios=(heat, PANEL * count))
     top, bottom = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     _draw_heat_map(top, record, heat - 0.8)
-    panels = bottom.subplots(rows, 2, sharex=True)
-    _draw_norms(panels[0, 0], record)
-    _draw_lines(panels[0, 1], record, "update norm / weight norm", {"": "update_ratio"}, log=True)
-    for axes, title in zip(panels[1], ("learning rate", "weight decay")):
+    panels = bottom.subplots(count, 1, sharex=True)
+    _draw_norms(panels[0], record)
+    _draw_lines(panels[1], record, "update norm / weight norm", {"": "update_ratio"}, log=True)
+    for axes, title in zip(panels[2:4], ("learning rate", "weight decay")):
         prefix = title.replace(" ", "_") + "."
         names = {name.removeprefix(prefix): name for name in record.totals if name.startswith(prefix)}
         _draw_lines(axes, record, title, names)
-        axes.set_ylim(bottom=0)
-    if rows == 3:
-        _draw_lines(panels[2, 0], record, "density: fraction of elements sent", {"": "density"}, log=True)
-        _draw_lines(panels[2, 1], record, "norm of the residuals", {"": "residual_norm"})
-    for axes in panels[-1]:
-        axes.set_xlabel("step")
+        axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])  # so that a line at 0 is not on the axis
+    if count == 6:
+        _draw_lines(panels[4], record, "density: fraction of elements sent", {"": "density"}, log=True)
+        _draw_lines(panels[5], record, "norm of the residuals", {"": "residual_norm"})
+    panels[-1].set_xlabel("step")
     return figure
 
 
@@ -142,7 +143,7 @@ def _draw_heat_map(figure, record, height):
     every = int(np.ceil(LABEL * count / height))
     common = _common_prefix(record.parameters)
     shown = range(0, count, every)
-    axes.set_yticks(shown, [_short(record.parameters[i].removeprefix(common)) for i in shown], fontsize=7)
+    axes.set_yticks(shown, [_short(record.parameters[i].removeprefix(common)) for i in shown], fontsize=9)
     axes.invert_yaxis()
     notes = {
         f"{what} by layer": True,
@@ -150,7 +151,7 @@ def _draw_heat_map(figure, record, height):
         f"names begin with “{common}”": bool(common),
         f"one of {every} layers is labelled": every > 1,
     }
-    axes.set_title("; ".join(note for note, holds in notes.items() if holds), fontsize=10)
+    figure.suptitle(textwrap.fill("; ".join(note for note, holds in notes.items() if holds), TITLE), fontsize=10)
     axes.set_xlabel("step")
 
 
@@ -173,7 +174,8 @@ def _draw_norms(axes, record):
     skips = steps[np.diff(record.totals["skipped_steps"], prepend=0) > 0]
     for k, step in enumerate(skips):
         axes.axvline(step, color="tab:red", linewidth=0.8, linestyle=":", label=None if k else "steps skipped")
-    axes.legend(fontsize=7, ncols=2, frameon=False)
+    # Above the panel, beside its title: the lines leave no free corner.
+    axes.legend(fontsize=9, ncols=4, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.96), borderaxespad=0)
 
 
 def _draw_lines(axes, record, title, names, log=False):
@@ -185,22 +187,22 @@ def _draw_lines(axes, record, title, names, log=False):
     for label, name in names.items():
         series = np.where(np.isfinite(record.totals[name]), record.totals[name], np.nan)
         lines.setdefault(series.tobytes(), ([], series))[0].append(label)
-    colors = (
-        colormaps["tab10"](range(10)) if len(lines) <= LEGEND else colormaps["viridis"](np.linspace(0, 1, len(lines)))
-    )
+    few = len(lines) <= len(COLORS)
+    colors = COLORS if few else colormaps["viridis"](np.linspace(0, 1, len(lines)))
     for color, (labels, series) in zip(colors, lines.values()):
         style = {"marker": ".", "markersize": 3} if len(steps) < 40 else {}
         axes.plot(steps, series, color=color, linewidth=1.3, label=_labels(labels), **style)
     if log and any((series > 0).any() for _, series in lines.values()):
         axes.set_yscale("log")
-    if 1 < len(lines) <= LEGEND:
-        axes.legend(fontsize=7, frameon=False, title="group" if labels[0].isdigit() else None, title_fontsize=7)
-    elif len(lines) > LEGEND:
+    if few and len(lines) > 1:
+        style = {"title": "group", "title_fontsize": 9} if labels[0].isdigit() else {}
+        axes.legend(fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.1), handlelength=1.2, **style)
+    elif not few:
         title += f": {len(lines)} groups, from dark to light"
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=10, loc="left")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
+    axes.tick_params(labelsize=9)
 
 
 def _labels(labels: list[str]) -> str:

@@ -41,6 +41,11 @@ LACKS: dict[str, Mapping[str, str]] = {
     "GPU": {"shard_states": _ON_CPU},
     "Ascend": _FOR_ASCEND,
     "native": {**_FOR_ASCEND, "skip_nonfinite": "is not supported by the platform's own AdamW: it cannot skip steps"},
+    # Fused passes before and after products of matrices, on GPUs.
+    "passes": {
+        "shard_states": _ON_CPU,
+        "attach": "is not supported for rules of matrices on GPUs, which multiply stacks of tensors",
+    },
     "offload": {
         **dict.fromkeys(("stochastic_rounding", "master_weights", "shard_group", "average_decay", "attach"), _ON_HOST),
         "shard_states": _ON_CPU,
@@ -117,8 +122,8 @@ def answer(optimizer: type[FusedOptimizer], device: str, features: Iterable[str]
         path = "host"
     elif device == "Ascend" and optimizer.rules[0].name not in _kernels.ON_ASCEND:
         path, reason = "composite", "there is no kernel for Ascend"
-    elif device == "GPU" and optimizer.rules[0].name in _kernels.HOST_RULES:
-        path, reason = "composite", "there is no kernel for GPUs"
+    elif device == "GPU" and optimizer.rules[0].name in _kernels.GPU_PASSES:
+        path = "passes"
     without = lacking(optimizer.kernels_lack, features) if path != "composite" else None
     without = without or why_not(path, features)
     if without is None:

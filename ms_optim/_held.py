@@ -162,15 +162,24 @@ class Held:
         """States, masters, averages and scales, in the order of the kernels."""
         return (*self.states, *self.masters, *self.averages, *self.scales)
 
-    def tensors_for(self, places: Sequence[int]) -> tuple[Parameter, ...]:
-        """Return what is held for the parameters at the given indices, in the order of the kernels."""
-        rows = [self.rows[i] for i in places if i in self.rows]
-        found = (self.state_places.get((k, i)) for k in range(max(self.state_counts)) for i in places)
-        states = [place for place in found if place is not None]
-        masters = (self.masters[k] for k in (self.master_places[i] for i in places) if k >= 0)
+    def tensors_for(
+        self, places: Sequence[int], states: int | None = None, weights: bool = True
+    ) -> tuple[Parameter, ...]:
+        """Return what is held for the parameters at the given indices, in the order of the kernels.
+
+        Args:
+            places: The indices.
+            states: How many states of each parameter; all if None.
+            weights: Whether masters and averages are among them.
+        """
+        rows = [self.rows[i] for i in places if weights and i in self.rows]
+        most = max(self.state_counts) if states is None else states
+        found = (self.state_places.get((k, i)) for k in range(most) for i in places)
+        known = [place for place in found if place is not None]
+        masters = (self.masters[k] for k in (self.master_places[i] for i in places if weights) if k >= 0)
         averages = (self.averages[row] for row in rows if len(self.averages) > 0)
-        scales = (self.scales[k] for k in (self.scale_places[state] for state in states) if k >= 0)
-        return (*(self.states[state] for state in states), *masters, *averages, *scales)
+        scales = (self.scales[k] for k in (self.scale_places[state] for state in known) if k >= 0)
+        return (*(self.states[state] for state in known), *masters, *averages, *scales)
 
     def has_master(self) -> tuple[bool, ...]:
         """Return for each parameter whether it has a master."""

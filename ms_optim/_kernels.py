@@ -59,12 +59,18 @@ ON_ASCEND = {
     ),
     "lion": (AscendOperator("MsOptimLion", 2),),
     "ademamix": (AscendOperator("MsOptimAdemamix", 2),),
+    # Before and after the products of matrices; the first returns directions, no sums.
+    "muon": (
+        AscendOperator("MsOptimMuonMomentum", 0, writes_weight=False),
+        AscendOperator("MsOptimMuonApply", 2, writes_states=False),
+    ),
     # Applies on the device the update that AdamOffload computes on the host.
     "delta": (AscendOperator("MsOptimDelta", 1, writes_states=False, takes_gradient=False),),
 }
 
-# Rules that have a kernel only for CPU.
-HOST_RULES = ("muon",)
+# Rules of matrices have one kernel for CPU. On GPUs, MindSpore's operators multiply matrices, and three kernels do the
+# rest: the rules of the launches for all other tensors, before the products, and after them.
+GPU_PASSES = {"muon": ("adamw", "muon_before", "muon_after")}
 
 # Rules with kernels in AKG's DSL: the file in ops/akg, the function in it, and the number of directions it returns.
 AKG_KERNELS = {
@@ -135,7 +141,8 @@ def why_not(rule: str, device: str) -> str | None:
     if allowed is not None and pathlib.Path(allowed).resolve() not in path.parents:
         return f"{WHITE_LIST} allows only libraries in {allowed}: set {WHITE_LIST}={_libraries.FOLDER}"
     try:
-        return None if rule in rules(device) else no_kernel
+        needed = GPU_PASSES.get(rule, (rule,)) if device == "GPU" else (rule,)
+        return None if set(needed) <= set(rules(device)) else no_kernel
     except (OSError, AttributeError) as error:
         return f"{path} cannot be loaded: {error}"
 

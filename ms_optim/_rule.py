@@ -172,6 +172,20 @@ class Statement:
         """
         raise NotImplementedError
 
+    def orthogonalized(self, form: int, u: Tensor, averages: Tensors) -> tuple[Tensor, Tensors, Tensor]:
+        """Return the updates of a stack of tensors that hold matrices, without decay; only for a rule of matrices.
+
+        Args:
+            form: The index of these tensors' form among the forms of the layout.
+            u: What is orthogonalized: the tensors, stacked along a first dimension.
+            averages: Their second states, stacked, in a tuple; () if they have none.
+
+        Returns:
+            The updates; the new second states, in a tuple, or (); and for each tensor, the root mean square of its
+            singular values.
+        """
+        raise NotImplementedError
+
     def weighed(self, t: Tensor, learning_rate: Tensor, before: Tensor) -> tuple[Tensors, Tensor]:
         """Return the rates of a step that is weighted against all earlier steps; only if `weighs_steps` is set.
 

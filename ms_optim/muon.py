@@ -270,12 +270,16 @@ class Muon(AdamFamily):
         m, v = self.moments(gradient, states)
         return (self.with_decay(self.adam_direction(scalars, m, v), weight, weight_decay),), (m, v)
 
+    def orthogonalized(self, form: int, u: Tensor, averages: Tensors) -> tuple[Tensor, Tensors, Tensor]:
+        """Orthogonalize and scale the matrices of a stack of tensors."""
+        return self._moves[form](u, averages)
+
     def matrix_directions(
         self, scalars: Scalars, form: int, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors, Tensor]:
         """Compute Muon's update, and the root mean square of the singular values of the orthogonalized matrices."""
         m = summed(self.momentum * states[0], gradient)
         u = summed(gradient, self.momentum * m) if self.nesterov else m
-        moves, averages, singular_values = self._moves[form](u, states[1:])
+        moves, averages, singular_values = self.orthogonalized(form, u, states[1:])
         direction = self.with_decay(moves, weight, weight_decay)
         return (direction,), (m, *averages), F.cast(singular_values, states[0].dtype)

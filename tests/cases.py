@@ -247,7 +247,8 @@ class Scenario:
     groups: Callable | None = None
 
     def shape(self, name):
-        return SHAPES[name]
+        """Return the shape of a tensor; names that end with "again" stand for another one of the same shape."""
+        return SHAPES[name.removesuffix(" again")]
 
 
 def constant(value):

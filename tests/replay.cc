@@ -19,9 +19,10 @@
 #define MS_OPTIM_ROW(name, Rule) MS_OPTIM_OPERATOR(ms_optim_##name);
 MS_OPTIM_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
-// Operators for a GPU, run on the host, are without these rules.
+// Operators for the host are without the one kind of these rules, operators for a GPU without the other.
 #define MS_OPTIM_ROW(name, Rule) extern "C" __attribute__((weak)) decltype(ms_optim_adamw) ms_optim_##name;
 MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
+MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 // Nor have they instruction sets.
 extern "C" __attribute__((weak)) const char *ms_optim_instruction_set() { return "none"; }
@@ -33,7 +34,7 @@ constexpr struct {
   decltype(&ms_optim_adamw) function;
 } kOperators[] = {
 #define MS_OPTIM_ROW(name, Rule) {"ms_optim_" #name, ms_optim_##name},
-    MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
+    MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPTIM_HOST_RULES(MS_OPTIM_ROW) MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 };
 

@@ -7,19 +7,20 @@ import numpy as np
 import pytest
 from ascend_stand_in import Host, needs_compiler
 from builds import once, shared_folder
-from cases import CASES, SCENARIOS, Scenario
+from cases import CASES, MUON_COEFFICIENTS, SCENARIOS, Scenario
 from harness import Pair, tensor
 from mindspore import dtype as mstype
 from mindspore import ops
 from tolerances import STEPS
 
 from ms_optim import _kernels, _layout
+from ms_optim.paths.ascend_matrices import AscendMatricesPath
 from ms_optim.paths.tensor_by_tensor import TensorByTensorPath
 
 pytestmark = needs_compiler
 RULES = {case.name: case for case in CASES}
 # The dtypes and lengths that there are, each operator has seen in tests/test_ascendc.py.
-SHAPES = ("scalar", "tiles+1", "convolution", "zero")
+SHAPES = ("scalar", "tiles+1", "convolution", "zero", "convolution again")
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +49,7 @@ def ascend(library, monkeypatch):
 def pair(case, scenario, variant=None, **shared):
     """Return a pair whose optimizer takes the operators."""
     made = Pair(case, scenario, variant, **shared)
-    assert isinstance(made.optimizer._path, TensorByTensorPath)
+    assert isinstance(made.optimizer._path, AscendMatricesPath if case.name == "Muon" else TensorByTensorPath)
     return made
 
 
@@ -61,6 +62,7 @@ def pair(case, scenario, variant=None, **shared):
         ("LANS", "float16_no_masters"),
         ("Lion", "float16"),
         ("AdEMAMix", "clip"),
+        ("Muon", "bfloat16"),
     ],
 )
 def test_a_graph_agrees_with_float64(ascend, rule, scenario):
@@ -80,6 +82,10 @@ def test_a_graph_agrees_with_float64(ascend, rule, scenario):
         ("LANS", "grouped", {"clip_gradient": 0.05, "upper_bound": 10.0}),
         ("Lion", "dynamic", {"betas": [0.8, 0.95]}),
         ("AdEMAMix", "bfloat16", {"warmup_steps": 3, "alpha": 2, "betas": [0.8, 0.95, 0.99]}),
+        ("Muon", "clip", {"normalize_rows": True}),
+        ("Muon", "float16_no_masters", {"splits": {"convolution*": (2, 4)}, "nesterov": False, "momentum": 0.8}),
+        ("Muon", "float32_gradients", {"adjust_lr": "original", "adamw_betas": [0.8, 0.95]}),
+        ("Muon", "grouped", {"ns_coefficients": MUON_COEFFICIENTS, "ns_dtype": "float32"}),
     ],
 )
 def test_variants_agree_with_float64(ascend, rule, scenario, variant):
@@ -88,7 +94,7 @@ def test_variants_agree_with_float64(ascend, rule, scenario, variant):
     made.check()
 
 
-@pytest.mark.parametrize("rule", ["AdamW", "Lamb", "Lion", "AdEMAMix"])
+@pytest.mark.parametrize("rule", ["AdamW", "Lamb", "Lion", "AdEMAMix", "Muon"])
 def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(ascend, rule):
     scenario = dataclasses.replace(SCENARIOS["plain"], shapes=("seven", "matrix"))
     made = pair(RULES[rule], scenario, RULES[rule].variants.get("warmup"), skip_nonfinite=True)

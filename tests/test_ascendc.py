@@ -338,6 +338,56 @@ def test_the_delta_of_the_host_is_added(stand_in, dtype):
         np.testing.assert_allclose(partial.astype(np.float64).sum(), np.sum(before**2), rtol=TOLERANCE["statistics"])
 
 
+MU = 0.875
+
+
+def muon(stand_in, size, weight="float32", master="float32", nesterov=True, applied=1, cores=8):
+    """Run Muon's operators before and after the products, which are left out; check all that they write."""
+    rng = np.random.default_rng(size)
+    arrays = Arrays("Lion", size, weight, master)
+    m, gradient, weights = arrays.m.astype(np.float64), rng.standard_normal(size).astype(np.float32), arrays.exact
+    g = SCALE * gradient.astype(np.float64)
+    constants, numbers = np.array([MU, nesterov], np.float32), np.array([SCALE, applied], np.float32)
+    u = stand_in.launch("MsOptimMuonMomentum", [arrays.m, gradient, constants, numbers], cores)
+    after, peak = MU * m + g, np.abs(m) + np.abs(g)
+    check(u, g + MU * after if nesterov else after, "state", peak, "direction")
+    check(arrays.m, after if applied else m, "state", peak, "momentum")
+    scalars = np.array([1, DECAY, RATE, 0, applied], np.float32)
+    before = [arrays.weight.copy(), arrays.master.copy()]
+    partial = stand_in.launch("MsOptimMuonApply", [arrays.weight, arrays.master, u.copy(), scalars], cores)
+    if not applied:
+        np.testing.assert_array_equal(arrays.weight, before[0])
+        np.testing.assert_array_equal(arrays.master, before[1])
+        return arrays, u
+    update = RATE * (u.astype(np.float64) + DECAY * weights)
+    peak = np.maximum(np.abs(weights), RATE)
+    if arrays.master.dtype == np.float32:
+        check(arrays.master, weights - update, "weight", peak, "weight")
+    if weight != "float32":
+        check_units(arrays.weight.astype(np.float64), weights - update, weight, 1, peak, "weight")
+    norms = np.sqrt(partial.reshape(2, -1).astype(np.float64).sum(1))
+    np.testing.assert_allclose(norms, np.linalg.norm([weights, update], axis=1), rtol=TOLERANCE["statistics"])
+    return arrays, u
+
+
+def test_the_passes_of_muon_agree_with_float64_for_all_dtypes_and_sizes(host, stand_in):
+    inputs = [host.definitions["MsOptimMuonApply"][f"input{i}"]["dtype"].split(",") for i in (0, 1)]
+    kinds = list(zip(*inputs))
+    assert len(kinds) == 5
+    for size, kind in [(size, kinds[0]) for size in SIZES] + [(4097, kind) for kind in kinds[1:]]:
+        muon(stand_in, size, *kind)
+    muon(stand_in, 4097, nesterov=False)
+    muon(stand_in, 4097, applied=0)
+
+
+def test_the_number_of_cores_changes_no_bit_of_muon(stand_in):
+    results = [
+        [a.tobytes() for a in (u, made.m, made.master)]
+        for made, u in (muon(stand_in, 9 * TILE + 5, cores=n) for n in CORES)
+    ]
+    assert all(result == results[0] for result in results)
+
+
 # ---- What the stand-in is there for is found --------------------------------------------------------------------
 
 TILES, RULE, WEIGHT, TILING = "tiles.h", "rule.h", "weight.h", "tiling.h"
@@ -487,13 +537,13 @@ def test_without_a_mistake_nothing_is_found(stand_in, rule):
     attempt(stand_in, rule)
 
 
-def mistaken(host, folder, file, before, after, operator):
-    """Build a program of an operator with a mistake put into it."""
+def mistaken(host, folder, file, before, after, *operators, columns=(1,)):
+    """Build a program of operators with a mistake put into them, for some columns of dtypes; for all if None."""
     kernels = shutil.copytree(OPS / "op_kernel", folder / "op_kernel")
     text = (kernels / file).read_text()
     assert text.count(before) == 1, f"{file} no longer says what the mistake is put in place of"
     (kernels / file).write_text(text.replace(before, after))
-    return StandIn(host.program(folder, [operator], [1], kernels))
+    return StandIn(host.program(folder, operators, columns, kernels))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -503,6 +553,26 @@ def test_a_mistake_is_found(host, tmp_path, mistake):
     program = mistaken(host, tmp_path, *put, "MsOptimAdamw")
     with pytest.raises(AssertionError if said is None else WrongError, match=said):
         attempt(program)
+
+
+MUON = "muon.h"
+# The file, what stands there, what is put there instead.
+MISTAKES_OF_MUON = {
+    "the momentum does not decay": (MUON, "m_.In(in), momentum_,", "m_.In(in), 1.0f,"),
+    "the gradient is not scaled": (MUON, "scalars_.GetValue(kScale)", "1.0f"),
+    "the direction is the momentum": (MUON, "is_nesterov_ ? momentum_ : 1.0f", "1.0f"),
+    "the direction lacks the gradient": (MUON, "if (is_nesterov_) AscendC::Add(u, u, g, count);", ""),
+    "a skipped step writes the momentum": (MUON, "if (scalars_.GetValue(kMuonApplied) != 0.0f) m_", "m_"),
+    "the direction has the other sign": (MUON, "t.d[0], t.g, 1.0f", "t.d[0], t.g, -1.0f"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_OF_MUON)
+def test_a_mistake_in_muon_is_found(host, tmp_path, mistake):
+    put = MISTAKES_OF_MUON[mistake]
+    program = mistaken(host, tmp_path, *put, "MsOptimMuonMomentum", "MsOptimMuonApply", columns=None)
+    with pytest.raises((AssertionError, WrongError)):
+        [muon(program, 2 * TILE + 1, applied=applied) for applied in (1, 0)]
 
 
 @pytest.mark.parametrize("rule, mistake", [(rule, name) for rule, names in MISTAKES_OF_RULES.items() for name in names])

@@ -31,6 +31,7 @@ def test_construction_does_what_the_table_says(optimizer, feature, device, monke
     """With paths that are made of nothing: which one is chosen is all that matters, and no device is needed."""
     made = []
     names = ("FusedPath", "ShardedStatesPath", "TensorByTensorPath", "CompositePath", "CrossingPath", "HostPath")
+    names += ("MatrixPassesPath", "AscendMatricesPath")
     for module, name in [(choice, name) for name in names] + [
         (compression, "CompressedPath"),
         (compression, "CompressedCompositePath"),
@@ -39,7 +40,7 @@ def test_construction_does_what_the_table_says(optimizer, feature, device, monke
     for module in ("ascend.AscendOperators", "akg.why_not"):
         monkeypatch.setattr(f"ms_optim.paths.{module}", lambda *_: "no reason")
     monkeypatch.setattr(_kernels, "device_target", lambda: device)
-    known = {"CPU": lambda rule: True, "GPU": lambda rule: rule not in _kernels.HOST_RULES}
+    known = {"CPU": lambda rule: True, "GPU": lambda rule: True}
     known["Ascend"] = _kernels.ON_ASCEND.__contains__
     has_kernel = lambda rule, where: None if known[where](rule) else "no kernel"  # noqa: E731
     monkeypatch.setattr(_kernels, "why_not", has_kernel)
@@ -60,14 +61,19 @@ def test_construction_does_what_the_table_says(optimizer, feature, device, monke
         return
     assert make().fused == (path != "composite")
     kinds = {"CPU": ("FusedPath", "ShardedStatesPath", "CompressedPath"), "GPU": ("FusedPath", "CompressedPath")}
-    kinds |= {"Ascend": ("TensorByTensorPath",), "offload": ("CrossingPath",), "host": ("HostPath",)}
+    kinds |= {
+        "Ascend": ("TensorByTensorPath", "AscendMatricesPath"),
+        "passes": ("MatrixPassesPath",),
+        "offload": ("CrossingPath",),
+        "host": ("HostPath",),
+    }
     kinds |= {"composite": ("CompositePath", "CompressedCompositePath")}
     assert len(made) == 1
     assert made[0] in kinds[path]
 
 
 def test_every_reason_is_of_a_known_feature():
-    assert set(LACKS) == {*DEVICES, "native", "offload", "host", "composite"}
+    assert set(LACKS) == {*DEVICES, "native", "passes", "offload", "host", "composite"}
     reasons = [*LACKS.values(), *(optimizer.refuses for optimizer in OPTIMIZERS)]
     assert {feature for one in reasons for feature in one} <= set(FEATURES)
     assert _base.FusedOptimizer.refuses == {}

@@ -7,7 +7,8 @@ from ms_optim import OPTIMIZERS
 from ms_optim._capabilities import DEVICES, FEATURES, answer
 
 # A cell by the path that runs; the legend explains it.
-CELLS = {"CPU": "yes", "GPU": "yes", "Ascend": "yes", "offload": "host", "host": "host", "composite": "slow"}
+CELLS = {"CPU": "yes", "GPU": "yes", "passes": "yes", "Ascend": "yes"}
+CELLS |= {"offload": "host", "host": "host", "composite": "slow"}
 # How a row names its feature, with the page that describes it.
 ROWS = {
     "stochastic_rounding": "[`stochastic_rounding`](low_precision.md#choosing-a-setting)",

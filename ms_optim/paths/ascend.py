@@ -74,11 +74,11 @@ class AscendOperators(nn.Cell):
         known = list(dict.fromkeys(kinds))
         self.kind_of_each = tuple(known.index(kind) for kind in kinds)
         self.absent = tuple(absent[dtype] for dtype, _ in known)
-        self.is_float32 = tuple(dtype == mstype.float32 for dtype, _ in known)
+        self.weight_kinds = tuple((dtype == mstype.float32, has_master) for dtype, has_master in known)
 
         def cells(launch):
-            for dtype, has_master in known:
-                written = _written(launch, dtype == mstype.float32, has_master, len(rule.states))
+            for is_float32, has_master in self.weight_kinds:
+                written = _written(launch, is_float32, has_master, len(rule.states))
                 kernel = _kernels.ascend_operator(launch.function, written, tile_sums(launch.kinds, place=2))
                 yield OperatorCell(kernel, total)
 
@@ -97,14 +97,15 @@ class AscendOperators(nn.Cell):
         """Return the index of each tensor's operators, and its learning rate."""
         return self.kind_of_each, rate
 
+    def weights_of(self, kind, parameter, master, has_master):
+        """Return a tensor's inputs `weight` and `master`, of which one may be absent."""
+        if self.weight_kinds[kind][0]:
+            return self.absent[kind], parameter
+        return (parameter, master) if has_master else (parameter, self.absent[kind])
+
     def move(self, shared, kind, rate, gradient, scale, decay, parameter, master, has_master, *states):
         """Update a tensor; return the norms of the weight before the step and of the update, and the trust ratio."""
-        if self.is_float32[kind]:
-            tensors = (self.absent[kind], parameter, *states)
-        elif has_master:
-            tensors = (parameter, master, *states)
-        else:
-            tensors = (parameter, self.absent[kind], *states)
+        tensors = (*self.weights_of(kind, parameter, master, has_master), *states)
         norms = (self.zero, self.zero, self.zero)
         if self.is_layerwise:
             numbers = ops.stack((scale, decay, self.zero, self.zero, *shared))
@@ -125,8 +126,12 @@ def _constants(rule, statement):
     return *statement.akg_constants(), *bound
 
 
+def written_weights(is_float32: bool, has_master: bool) -> tuple[bool, bool]:
+    """Return whether an operator that updates a weight writes its inputs `weight` and `master`."""
+    return not is_float32, is_float32 or has_master
+
+
 def _written(launch, is_float32, has_master, states):
     """Return for each input of an operator whether it is written: weight, master, states, then read-only inputs."""
-    moves = launch.writes_weight
-    weights = (moves and not is_float32, moves and (is_float32 or has_master))
+    weights = written_weights(is_float32, has_master) if launch.writes_weight else (False, False)
     return (*weights, *(launch.writes_states,) * states, *(False,) * (2 + launch.takes_gradient))

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .. import _capabilities, _kernels
 from . import akg, ascend, native
+from .ascend_matrices import AscendMatricesPath
 from .composite import CompositePath
 from .fused import FusedPath
 from .host import HostPath
+from .matrix_passes import MatrixPassesPath
 from .offload import CrossingPath
 from .sharded_states import ShardedStatesPath
 from .tensor_by_tensor import TensorByTensorPath
@@ -93,11 +95,16 @@ def fused_path(parts: Parts) -> nn.Cell:
     if settings.device != settings.weights_on:
         check("host", parts, f"the device target is '{settings.weights_on}'")
         return HostPath(parts)
-    check(settings.device, parts, f"the device target is '{settings.device}'")
+    has_passes = settings.device == "GPU" and rule.name in _kernels.GPU_PASSES
+    check("passes" if has_passes else settings.device, parts, f"the device target is '{settings.device}'")
+    if has_passes:
+        return MatrixPassesPath(parts)
     if parts.shares is not None:
         return ShardedStatesPath(parts, parts.shares)
     if settings.device != "Ascend":
         return FusedPath(parts, parts.slices)
+    if rule.iterations:
+        return AscendMatricesPath(parts)
     if parts.options.backend == "native":
         return TensorByTensorPath(parts, ascend.sign(rule), native.NativeAdamW(parts))
     return TensorByTensorPath(parts, ascend.sign(rule), ascend.AscendOperators(parts))

@@ -141,14 +141,15 @@ class Maker:
         ranges: The elements of each tensor that this process updates, int64 of shape (tensors, 2), if it still has
             whole gradients; None if it updates all elements that it has.
         more_flags: Shared flags in addition to those that follow from the arguments.
+        no_flags: Shared flags that do not apply to these launches.
 
     Attributes:
         constants: The constants that all launches take.
     """
 
-    def __init__(self, parts: Parts, ranges: np.ndarray | None = None, more_flags: int = 0):
+    def __init__(self, parts: Parts, ranges: np.ndarray | None = None, more_flags: int = 0, no_flags: int = 0):
         layout, settings = parts.layout, parts.settings
-        self.parts, self.ranges, self.shared = parts, ranges, shared_flags(parts) + more_flags
+        self.parts, self.ranges, self.shared = parts, ranges, (shared_flags(parts) + more_flags) & ~no_flags
         numbers = (settings.unscale, settings.clip_norm, settings.seed, parts.rule.constants)
         self.constants = Tensor(_abi.constants(*numbers, settings.cautious, settings.average))
         self.columns = _abi.layout(layout.rate_places, layout.decay_places, layout.centralized)
@@ -173,6 +174,29 @@ class Maker:
         places = None if not picks or (n == layout.count and reads) else chosen(tensors if reads else ())
         before = (*ranges, *held.counters)
         return LaunchCell(kernel, flags, own_layout, before, weights, states, places, self.matrices_of(tensors))
+
+    def made_with_stacks(
+        self, planned: Launch, held: Sequence[Parameter], stacks: Sequence[tuple[int, ...]], returns: bool
+    ) -> LaunchCell:
+        """Make a launch of a rule that returns directions, or takes them in place of gradients.
+
+        Args:
+            planned: What it does, and its tensors in the order of the stacks.
+            held: States, masters, averages and scales that it updates.
+            stacks: The shape of each stack: an array with the directions of some tensors of one shape.
+            returns: Whether it returns directions.
+        """
+        layout, rule, n = self.parts.layout, self.parts.rule, len(planned.tensors)
+        weights, counters = [self.parts.held.parameters[i] for i in planned.tensors], self.parts.held.counters
+        gradients = n if returns else len(stacks)
+        written = _abi.written(len(counters), n, gradients, len(held))
+        outputs = [((n, len(_kernels.SUMS)), ms.float64), *((shape, ms.float32) for shape in stacks if returns)]
+        shapes = [layout.shapes[i] for i in planned.tensors]
+        kernel = _kernels.operator(rule.name, self.parts.settings.device, written, outputs, shapes, self.shared)
+        own_layout = Tensor(np.ascontiguousarray(self.columns[list(planned.tensors)]))
+        flags = _kernels.flags(planned.stages, self.shared, rule.flags)
+        places = chosen(planned.tensors) if returns else None
+        return LaunchCell(kernel, flags, own_layout, counters, weights, held, places)
 
     def made_by_address(self, stages: Sequence[int]) -> nn.CellList:
         """Make launches of all tensors, which take a table of addresses instead of tensors."""

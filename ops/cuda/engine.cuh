@@ -17,7 +17,7 @@ __device__ inline bool Aligned(const void *data) { return reinterpret_cast<uintp
 // Whether runs of four elements may be read and written as one.
 __device__ inline bool Aligned(const Tensor &t) {
   bool aligned = Aligned(t.weight) && Aligned(t.gradient) && Aligned(t.master) && Aligned(t.remainder);
-  aligned = aligned && Aligned(t.average);
+  aligned = aligned && Aligned(t.average) && Aligned(t.direction);
   for (int k = 0; k < kMaxStates; ++k) aligned = aligned && Aligned(t.state[k]);
   return aligned;
 }
@@ -173,22 +173,25 @@ __global__ void __launch_bounds__(kThreads) SumGradients(const Step step, const 
 // before any is waited for.
 template <class Rule>
 struct Elements {
-  float w[kEach], g[kEach], s[Rule::kStates][kEach], d[kMaxDirections][kEach];
+  static constexpr int kRoom = Rule::kStates > 0 ? Rule::kStates : 1;  // there are no arrays of nothing
+  float w[kEach], g[kEach], s[kRoom][kEach], d[kMaxDirections][kEach];
 
   template <bool kFloats>
   __device__ void Take(const Tensor &t, const Task &task, const RowMean *means, const Tile &tile) {
     if (kFloats) {
-      Load<float>(t.weight, tile, w);
+      if (!Rule::kReturnsDirections) Load<float>(t.weight, tile, w);
       Load<float>(t.gradient, tile, g);
       MS_OPTIM_UNROLL
       for (int k = 0; k < Rule::kStates; ++k) Load<float>(t.state[k], tile, s[k]);
     } else {
-      LoadWeight(t, tile, w);
+      if (!Rule::kReturnsDirections) LoadWeight(t, tile, w);
       LoadAs(t.gradient_type, t.gradient, tile, g);
       MS_OPTIM_UNROLL
       for (int k = 0; k < Rule::kStates; ++k) LoadState(t, k, tile, s[k]);
     }
     if (task.row != 0) Centralize(means, task.row, tile, g);
+    MS_OPTIM_UNROLL
+    for (int e = 0; Rule::kReturnsDirections && e < kEach; ++e) w[e] = 0.0f;
   }
 
   // A tensor's first step: what starts as the weights.
@@ -203,7 +206,7 @@ struct Elements {
   __device__ void Apply(const Rule &rule, const Task &task) {
     MS_OPTIM_UNROLL
     for (int e = 0; e < kEach; ++e) {
-      float state[Rule::kStates], direction[kMaxDirections] = {};
+      float state[kRoom], direction[kMaxDirections] = {};
       MS_OPTIM_UNROLL
       for (int k = 0; k < Rule::kStates; ++k) state[k] = s[k][e];
       Advance<Rule, kNewStates>(rule, task, w[e], g[e], state, direction);
@@ -285,6 +288,7 @@ __device__ void UpdateTile(const Rule &rule, const Tensor &t, const Task &task, 
     if (Rule::kLayerwise) LoadState(t, k, tile, x.s[k]);
   }
   if (Rule::kLayerwise && !kFloats) x.template Apply<false>(rule, task);
+  if (Rule::kReturnsDirections) StoreFloats(t.direction, tile, x.d[0]);
   x.Sum(tile, sum);
   if (!kMove) return;
   x.Move(task);
@@ -379,7 +383,11 @@ Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace 
   const bool global = (step.flags & (kClips | kSkipNonfinite)) != 0;
   const int64_t n = step.count;
   launch(PrepareAll, 1, step, work);
-  if (!gradients) launch(CopySums, n, step, false);
+  if (gradients) {
+    launch.Zero(step.sums, n * int64_t{kSums} * int64_t{sizeof(double)});  // a skipped step reports no other sums
+  } else {
+    launch(CopySums, n, step, false);
+  }
   if ((step.flags & kCentralizes) != 0) launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
   if (gradients && (global || !moments || Rule::kNormalizesGradient)) {
     launch(SumGradients, layout.chunks, step, work);
@@ -391,7 +399,8 @@ Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace 
   if (moments) {
     const bool move = apply && !Rule::kLayerwise;
     launch(move ? Update<Rule, !Rule::kLayerwise> : Update<Rule, false>, layout.chunks, step, work);
-    launch(AddSums, n, step, work, unsigned{kAll}, true);
+    // Of directions in place of gradients, the gradients' sums are known.
+    launch(AddSums, n, step, work, Rule::kTakesDirections ? unsigned{kAll} & ~kGradientsOnly : unsigned{kAll}, true);
   }
   if (apply && (Rule::kLayerwise || !moments)) {
     launch(DecideAll<Rule>, Blocks(n), step, work);

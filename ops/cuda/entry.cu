@@ -64,6 +64,7 @@ Status Launch(int count, void **data, int *ndims, int64_t **shapes, const char *
     return ms_optim::Launch(count, data, ndims, shapes, dtypes, stream, interface, ms_optim::RunRule<ms_optim::Rule>); \
   }
 MS_OPTIM_RULES(MS_OPTIM_ROW)
+MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 
 // How many bytes the workspace of a launch has, from its tensors' sizes and first dimensions (0: fewer than two).

@@ -30,11 +30,15 @@ constexpr DescribedRule Described(const char *name) {
 
 // Each array ends with a null name.
 #define MS_OPTIM_ROW(name, Rule) Described<Rule>(#name),
-#if !defined(MS_OPTIM_HOST)
+#if defined(MS_OPTIM_HOST)
+#undef MS_OPTIM_GPU_RULES
+#define MS_OPTIM_GPU_RULES(RULE)
+#else
 #undef MS_OPTIM_HOST_RULES
 #define MS_OPTIM_HOST_RULES(RULE)
 #endif
-constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPTIM_HOST_RULES(MS_OPTIM_ROW){}};
+constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
+                                                 MS_OPTIM_GPU_RULES(MS_OPTIM_ROW){}};
 #undef MS_OPTIM_ROW
 
 #define MS_OPTIM_CONSTANTS(CONSTANT)                  \

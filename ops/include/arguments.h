@@ -130,8 +130,30 @@ inline void KeepMaster(void *master, DType type, Tensor *t) {
   }
 }
 
+// Takes float32 arrays, each of which holds what some tensors have, one after the other; gives each its own part.
+template <class Give>
+void TakeStacks(ArgumentReader *in, std::vector<Tensor> *tensors, Give give) {
+  char *next = nullptr;
+  int64_t left = 0;
+  for (Tensor &t : *tensors) {
+    while (left == 0 && t.size > 0) {
+      const int k = in->next();
+      next = static_cast<char *>(in->Take<void>("float32", -1));
+      if (!in->ok()) return;
+      left = in->Size(k);
+    }
+    in->Require(t.size <= left, kWrongSize);
+    if (!in->ok()) return;
+    give(&t, reinterpret_cast<float *>(next));
+    next += t.size * int64_t{sizeof(float)};
+    left -= t.size;
+  }
+  in->Require(left == 0, kWrongSize);
+}
+
 // Takes the tensors; states, masters, averages and scales are those of a tensor's range.
-inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::vector<Tensor> *tensors) {
+inline void TakeTensors(ArgumentReader *in, const Interface &rule, const Step &step, std::vector<Tensor> *tensors) {
+  const int states = rule.states;
   const bool gradients_only = step.stages == kGradientStage, returned = (step.flags & kReturned) != 0;
   const bool shares = (step.flags & kShares) != 0;
   const int n = static_cast<int>(tensors->size());
@@ -149,12 +171,20 @@ inline void TakeTensors(ArgumentReader *in, int states, const Step &step, std::v
     if (!in->ok()) return;
     t.size = in->Size(k);
   }
+  if (rule.takes_directions) {
+    TakeStacks(in, tensors, [](Tensor *t, const float *direction) {
+      t->gradient = direction;
+      t->gradient_type = DType::kFloat32;
+    });
+  }
   for (Tensor &t : *tensors) {
-    const int i = in->next();
-    t.gradient = in->TakeTensor(t.size, false, &t.gradient_type);
-    if (!in->ok()) return;
-    t.size = in->Size(i);
-    t.rows = in->Rank(i) < 2 ? 0 : in->Dimension(i, 0);
+    if (!rule.takes_directions) {
+      const int i = in->next();
+      t.gradient = in->TakeTensor(t.size, false, &t.gradient_type);
+      if (!in->ok()) return;
+      t.size = in->Size(i);
+      t.rows = in->Rank(i) < 2 ? 0 : in->Dimension(i, 0);
+    }
     if (!shares) t.end = t.size;
     in->Require(t.end <= t.size, kWrongSize);
   }
@@ -317,12 +347,15 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, bool on_host, 
       for (float *&power : step->beta_power) power = in.Take<float>("float32", 1);
     }
     if (!in.ok()) return in.Finish();
-    TakeTensors(&in, rule.states, *step, tensors);
+    TakeTensors(&in, rule, *step, tensors);
   }
   step->tensors = tensors->data();
   step->count = static_cast<int>(n);
   step->sums = in.Take<double>("float64", n * kSums);
   if (rule.exchanges) TakeOwnWire(&in, n, on_host, step);
+  if (rule.returns_directions && in.ok() && (step->stages & kMomentsStage) != 0) {
+    TakeStacks(&in, tensors, [](Tensor *t, float *direction) { t->direction = direction; });
+  }
   if (in.ok() && (step->flags & kReturned) != 0) TakeReturned(&in, step, tensors);
   return in.Finish();
 }

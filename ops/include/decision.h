@@ -47,7 +47,7 @@ template <class Rule>
 MS_OPTIM_FN void Decide(const Rule &rule, const Step &step, int i, const double *sums, double clip,
                         Decision *decision) {
   DecideRates(step, i, decision);
-  double factor = step.constants[kUnscale] * clip;
+  double factor = Rule::kTakesDirections ? 1.0 : step.constants[kUnscale] * clip;
   // The inverse of a tiny norm may be too large for float32: the factor is bounded, so that the gradient stays finite.
   // Its norm is then less than 1. A norm that is NaN stays one: of two numbers Min returns the second then.
   if (Rule::kNormalizesGradient) {

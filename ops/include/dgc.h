@@ -13,6 +13,7 @@ struct DgcMomentum {
   static constexpr int kConstants = 4;
   static constexpr bool kExchanges = true;
   static constexpr bool kWeighsSteps = false, kHasMatrices = false;
+  static constexpr bool kReturnsDirections = false, kTakesDirections = false;
   enum Flags : unsigned { kNesterov = 1, kL1 = 2, kHalfValues = 4 };
 
   float momentum;

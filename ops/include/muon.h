@@ -60,4 +60,29 @@ struct Muon : ElementwiseRule {
   }
 };
 
+// Muon's first pass on a GPU, where the framework's operators orthogonalize: the momentum, and the direction U.
+struct MuonBefore : MuonMomentum {
+  static constexpr int kConstants = 1;
+  static constexpr bool kReturnsDirections = true;
+
+  MS_OPTIM_FN MuonBefore(const double *constants, int64_t, unsigned flags) {
+    momentum = static_cast<float>(constants[0]);
+    nesterov = (flags & Muon::kNesterov) != 0;
+  }
+};
+
+// Its last pass: the weight moves along the orthogonalized direction. What the caller found of a tensor's singular
+// values, their mean square, comes in the second direction's sum.
+struct MuonAfter : KnownDirection {
+  static constexpr int kStates = 0, kConstants = 0;
+  static constexpr bool kTakesDirections = true;
+
+  MS_OPTIM_FN MuonAfter(const double *, int64_t, unsigned) {}
+
+  MS_OPTIM_FN double Coefficients(double lr, double, double, const double *norms, double *coefficient) const {
+    coefficient[0] = lr;
+    return norms[1];
+  }
+};
+
 }  // namespace ms_optim

@@ -27,6 +27,11 @@
 // Rules that have a kernel on the host alone.
 #define MS_OPTIM_HOST_RULES(RULE) RULE(muon, Muon)
 
+// Rules that have a kernel on GPUs alone: the passes before and after what the framework's operators compute.
+#define MS_OPTIM_GPU_RULES(RULE) \
+  RULE(muon_before, MuonBefore)  \
+  RULE(muon_after, MuonAfter)
+
 // FLAG(struct, flag): the bits that choose between forms of a rule.
 #define MS_OPTIM_RULE_FLAGS(FLAG)     \
   FLAG(AdamW<false>, kAmsgrad)        \

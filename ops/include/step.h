@@ -49,6 +49,10 @@
 //
 //   addresses     int64 [n + 1, kAddressColumns]: a row for each tensor, then one for what the tensors share
 //
+// If the rule takes directions, float32 arrays stand in place of the gradients: each holds the directions of some
+// tensors, one after the other, and all together those of all tensors. If it returns directions, a launch with the
+// moments stage has such arrays as further outputs.
+//
 // The output is float64 [n, kSums], the sums of this launch's tensors. If the rule exchanges, a launch with the moments
 // stage and without the apply stage has a second output: the worker's wire, [words]. Wires are of dtype int32, or
 // float32 where no tensor is compressed, so that they can be added up.
@@ -142,6 +146,7 @@ struct Tensor {
   float *master;             // null: the weight is its own master, or has a remainder
   void *remainder;           // the bits of a master below those of its weight; null: there are none
   float *average;            // null: none is kept
+  float *direction;          // where its direction goes; null: nowhere
   bool returned;             // the weight holds nothing yet
   DType weight_type, gradient_type, remainder_type, state_type[kMaxStates];
   int64_t size;
@@ -182,13 +187,14 @@ struct Step {
 // What the operators of different rules take.
 struct Interface {
   int states, constants;
-  bool exchanges, weighs_steps, has_matrices;
+  bool exchanges, weighs_steps, has_matrices, returns_directions, takes_directions;
 };
 
 template <class Rule>
 constexpr Interface InterfaceOf() {
-  static_assert(1 <= Rule::kStates && Rule::kStates <= kMaxStates, "a step has room for as many states");
-  return {Rule::kStates, Rule::kConstants, Rule::kExchanges, Rule::kWeighsSteps, Rule::kHasMatrices};
+  static_assert(0 <= Rule::kStates && Rule::kStates <= kMaxStates, "a step has room for as many states");
+  return {Rule::kStates,      Rule::kConstants,         Rule::kExchanges,      Rule::kWeighsSteps,
+          Rule::kHasMatrices, Rule::kReturnsDirections, Rule::kTakesDirections};
 }
 
 inline DType ParseDType(const char *name) {

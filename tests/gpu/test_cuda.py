@@ -23,7 +23,7 @@ import ms_optim
 from ms_optim import _described, _kernels, _libraries, _shares
 from ms_optim._libraries import invoke
 
-ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in _kernels.HOST_RULES]
+ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in _kernels.GPU_PASSES]
 HOST_ONLY = _kernels.BY_ADDRESS | _kernels.LOCKS | _kernels.RETURNED | _kernels.SHARES
 CUDA = _libraries.FOLDER / "libms_optim_cuda.so"
 
@@ -50,7 +50,7 @@ def machine(request):
 def cases():
     """The recorded launches that a GPU takes too."""
     kept = [case for case in recording.cases() if not (case.arrays[0].shape[1] - 1) & HOST_ONLY]
-    kept = [case for case in kept if case.function.removeprefix("ms_optim_") not in _kernels.HOST_RULES]
+    kept = [case for case in kept if case.function.removeprefix("ms_optim_") not in _kernels.GPU_PASSES]
     return [with_clips(case) for case in kept]
 
 
@@ -143,6 +143,18 @@ def test_tensors_that_begin_anywhere(stand_in):
     compare(Recorded("shifted", made.function, made.arrays), (0, arrays), expected, exactly=True)
 
 
+def test_a_skipped_step_reports_no_sums_that_nobody_made(machine):
+    """The memory of an output may hold anything."""
+    made = small()
+    made.arrays[0] = np.zeros((1 + _kernels.ALL_STAGES, 1 + _kernels.SKIP_NONFINITE, 5), np.int8)
+    weights, gradients, statistics, sums = made.arrays[8:10], made.arrays[10:12], made.arrays[7], made.arrays[-1]
+    assert [w.shape for w in weights] == [g.shape for g in gradients] == [(5,), (300,)]
+    gradients[0][1] = np.inf
+    sums[...] = np.nan
+    assert machine.call(made.function, made.arrays) == 0
+    np.testing.assert_array_equal(statistics[:, 1:4], np.zeros((2, 3)))
+
+
 # ---- Arguments that do not fit ----------------------------------------------------------------------------------
 
 
@@ -173,7 +185,10 @@ def test_a_workspace_that_does_not_fit_is_refused(stand_in):
 def test_without_a_gpu_the_library_loads_and_says_so():
     library = _libraries.library(CUDA.name)
     on_cpu = _libraries.described("CPU")
-    assert _described.rules(library) == {r: on_cpu[r] for r in on_cpu if r not in _kernels.HOST_RULES}
+    passes = {rule for needed in _kernels.GPU_PASSES.values() for rule in needed} - set(on_cpu)
+    described = _described.rules(library)
+    assert {rule: described.pop(rule).states for rule in passes} == {"muon_before": 1, "muon_after": 0}
+    assert described == {r: on_cpu[r] for r in on_cpu if r not in _kernels.GPU_PASSES}
     for rule in _described.rules(library):
         assert getattr(library, f"ms_optim_{rule}")
     if machines.why_no_gpu() is None:
@@ -221,6 +236,7 @@ ADAMW_ALONE = """
 #include "adamw.h"
 #define MS_OPTIM_RULES(RULE) RULE(adamw, AdamW<false>)
 #define MS_OPTIM_HOST_RULES(RULE)
+#define MS_OPTIM_GPU_RULES(RULE)
 #define MS_OPTIM_RULE_FLAGS(FLAG) FLAG(AdamW<false>, kMaximize)
 """
 
@@ -257,7 +273,7 @@ def little_ones(monkeypatch):
     shapes = [(), (7,), (257,), (3, 31), (2049,)]
     monkeypatch.setattr(recording, "SHAPES", shapes)
     rng, kept = np.random.default_rng(5), []
-    for i, rule in enumerate(rule for rule in recording.RULES if rule not in _kernels.HOST_RULES):
+    for i, rule in enumerate(rule for rule in recording.RULES if rule not in _kernels.GPU_PASSES):
         for k, states in enumerate(recording.STATES):
             shared = [_kernels.SKIP_NONFINITE, _kernels.CENTRALIZES, 0][k % 3]
             made = recording.launch(
@@ -332,7 +348,7 @@ def on_gpu(monkeypatch, stand_in):
     return stand_in
 
 
-PARAMS = {cls.__name__: cls.trials[0] for cls in ms_optim.OPTIMIZERS if cls.rules[0].name not in _kernels.HOST_RULES}
+PARAMS = {cls.__name__: cls.trials[0] for cls in ms_optim.OPTIMIZERS if cls.rules[0].name not in _kernels.GPU_PASSES}
 
 
 def make(name, **options):

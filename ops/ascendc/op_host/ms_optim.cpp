@@ -48,6 +48,13 @@ static ge::graphStatus InferSums(gert::InferShapeContext *context) {
   return ge::GRAPH_SUCCESS;
 }
 
+// Infers the shape of an output that is as large as input k.
+template <size_t k>
+static ge::graphStatus InferLike(gert::InferShapeContext *context) {
+  *context->GetOutputShape(0) = *context->GetInputShape(k);
+  return ge::GRAPH_SUCCESS;
+}
+
 static ge::graphStatus InferFloat(gert::InferDataTypeContext *context) {
   return context->SetOutputDataType(0, ge::DT_FLOAT);
 }
@@ -81,6 +88,15 @@ class MsOptimDef : public OpDef {
   void Floats(const char *name, size_t columns) {
     Tensor(Input(name), std::vector<ge::DataType>(columns, ge::DT_FLOAT));
   }
+  void Take(const char *name, size_t columns, ge::DataType ms_optim::DTypes::*of) {
+    std::vector<ge::DataType> dtypes;
+    for (size_t i = 0; i < columns; ++i) dtypes.push_back(ms_optim::kDTypes[i].*of);
+    Tensor(Input(name), dtypes);
+  }
+  void Weights(size_t columns) {
+    Take("weight", columns, &ms_optim::DTypes::weight);
+    Take("master", columns, &ms_optim::DTypes::master);
+  }
   void Sums(size_t columns) { Tensor(Output("sums"), std::vector<ge::DataType>(columns, ge::DT_FLOAT)); }
 
   // These processors copy any number of bytes between global memory and a core.
@@ -97,17 +113,10 @@ class MsOptimRuleDef : public MsOptimDef {
   static constexpr size_t kFirstState = 2;
 
   MsOptimRuleDef(const char *name, std::initializer_list<const char *> states, bool gradient) : MsOptimDef(name) {
-    using ms_optim::DTypes;
     const size_t columns = gradient ? ms_optim::kDTypes.size() : ms_optim::kWithoutGradient;
-    const auto take = [&](const char *input, ge::DataType DTypes::*of) {
-      std::vector<ge::DataType> dtypes;
-      for (size_t i = 0; i < columns; ++i) dtypes.push_back(ms_optim::kDTypes[i].*of);
-      Tensor(Input(input), dtypes);
-    };
-    take("weight", &DTypes::weight);
-    take("master", &DTypes::master);
+    Weights(columns);
     for (const char *state : states) Floats(state, columns);
-    if (gradient) take("gradient", &DTypes::gradient);
+    if (gradient) Take("gradient", columns, &ms_optim::DTypes::gradient);
     Floats("constants", columns);
     Floats("scalars", columns);
     Sums(columns);
@@ -162,6 +171,29 @@ class MsOptimAdemamix : public MsOptimRuleDef<2> {
   explicit MsOptimAdemamix(const char *name) : MsOptimRuleDef(name, {"m1", "nu", "m2"}, true) {}
 };
 OP_ADD(MsOptimAdemamix);
+
+class MsOptimMuonMomentum : public MsOptimDef {
+ public:
+  explicit MsOptimMuonMomentum(const char *name) : MsOptimDef(name) {
+    for (const char *input : {"m", "gradient", "constants", "scalars"}) Floats(input, 1);
+    Tensor(Output("direction"), {ge::DT_FLOAT});
+    Runs(ms_optim::TileTensor<0>, ms_optim::InferLike<0>);
+  }
+};
+OP_ADD(MsOptimMuonMomentum);
+
+class MsOptimMuonApply : public MsOptimDef {
+ public:
+  explicit MsOptimMuonApply(const char *name) : MsOptimDef(name) {
+    constexpr size_t columns = ms_optim::kWithoutGradient;
+    Weights(columns);
+    Floats("direction", columns);
+    Floats("scalars", columns);
+    Sums(columns);
+    Runs(ms_optim::TileTensor<2>, ms_optim::InferTileSums<2, 2>);
+  }
+};
+OP_ADD(MsOptimMuonApply);
 
 class MsOptimDelta : public MsOptimDef {
  public:

@@ -174,7 +174,7 @@ class RuleKernel {
   Core core_;
   Rule rule_;
   Weight<T, M> weight_;
-  Column<float> states_[Rule::kStates];
+  Column<float> states_[Rule::kStates > 0 ? Rule::kStates : 1];  // there are no arrays of nothing
   Column<G> gradient_;
   TileSums sums_;
   Numbers scalars_;

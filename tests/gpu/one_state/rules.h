@@ -46,5 +46,6 @@ struct Lars : HeavyBall<LayerwiseRule> {
   RULE(lars, Lars)
 
 #define MS_OPTIM_HOST_RULES(RULE)
+#define MS_OPTIM_GPU_RULES(RULE)
 
 #define MS_OPTIM_RULE_FLAGS(FLAG) FLAG(Sgd, kMaximize)

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -253,6 +254,9 @@ T atomicAdd(T *to, T x) {
   return before;
 }
 
+// A framework may call operators from several threads; on a stream their kernels run one after the other.
+inline std::mutex stream;
+
 inline cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t) {
   memset(data, value, bytes);
   return cudaSuccess;
@@ -262,6 +266,7 @@ template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
                                Arguments &&...arguments) {
   if (config->gridDim.x == 0 || config->blockDim.x == 0) return cudaErrorInvalidConfiguration;
+  const std::lock_guard<std::mutex> alone(stream);
   const ms_optim::DenormalsAreZero as_compiled_for_a_gpu;
   const std::function<void()> body = [&] { kernel(arguments...); };
   const bool backwards = getenv("MS_OPTIM_STANDIN_BACKWARDS") != nullptr;

@@ -24,6 +24,6 @@ def test_the_citation_is_of_this_version():
 def test_where_a_compiler_is_the_kernels_are_built():
     """Tests of the kernels are skipped where there are none."""
     stated, _ = (ROOT / "ops" / "include" / "rules.h").read_text().split("#define MS_OPTIM_GPU_RULES")
-    rows = re.findall(r" RULE\((\w+), \w", stated)
+    rows = re.findall(r"^[ #].* RULE\((\w+), \w", stated, re.M)
     assert len(rows) >= 10
     assert [_kernels.why_not(rule, "CPU") for rule in rows] == [None] * len(rows)

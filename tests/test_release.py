@@ -14,6 +14,7 @@ from refusals import refused
 
 import ms_optim
 from ms_optim import AdamW, DGCMomentum, Lamb, ReleasedTrainStep, _shares
+from ms_optim.paths import released
 
 EXCHANGES = ("DGCMomentum",)
 RELEASED = [case for case in CASES if case.name not in EXCHANGES]
@@ -436,3 +437,8 @@ def test_a_gradient_that_does_not_fit_is_refused_before_its_weight_moves():
         refused(error, "the gradient of '.*weight'", optimizer._release._take, 0, wrong)
     for p, w in zip(net.trainable_params(), before):
         np.testing.assert_array_equal(p.asnumpy(), w)
+
+
+def test_the_graph_that_lets_threads_sleep_has_an_operator():
+    """Without one, which MindSpore's simplification may take out, threads go on polling."""
+    assert released._through_a_graph(Tensor([2.0], ms.float64)).asnumpy() == [3.0]

@@ -124,6 +124,16 @@ def averages(options, kept: Iterable) -> Iterator[Held]:
     return (Held("average", i, ms.float32, tuple(shape)) for i, shape in kept if options.average_decay is not None)
 
 
+def local_steps(shapes: Sequence[tuple[int, ...]], copied: int) -> int:
+    """Return the bytes that local steps keep in host memory: weights at the last exchange, velocities or residuals.
+
+    Args:
+        shapes: The shapes of the parameters.
+        copied: Bytes of weights and masters that have copies in host memory.
+    """
+    return 2 * 4 * sum(math.prod(shape) for shape in shapes) + copied
+
+
 def placed(device: str, options, runs_on_host: bool, weights: int, held: int) -> tuple[int, int]:
     """Return the bytes on the device and in host memory; on "CPU", all are in host memory.
 

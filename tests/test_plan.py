@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 
 import mindspore as ms
 import numpy as np
@@ -11,9 +12,22 @@ from cases import CASES
 from command import refused, run
 from mindspore import Parameter, Tensor, nn
 
-from ms_optim import OPTIMIZERS, AdamOffload, AdamW, Lamb, _arguments, _base, _capabilities, _kernels, _shares
+from ms_optim import (
+    OPTIMIZERS,
+    AdamOffload,
+    AdamW,
+    Lamb,
+    LocalSteps,
+    SparseTopK,
+    _arguments,
+    _base,
+    _capabilities,
+    _kernels,
+    _shares,
+)
 from ms_optim.cli.plan import NotPossibleError, plan
 from ms_optim.cli.plan_arguments import UNITS, Weight, size
+from ms_optim.simulated_workers import SimulatedWorker
 
 needs_kernel = pytest.mark.skipif(
     _kernels.why_not("adamw", "CPU") is not None, reason="low-precision and split states need the kernel"
@@ -250,6 +264,33 @@ def test_of_a_checkpoint_the_weights_count(made, tmp_path):
     # MindSpore's Momentum saves its one number under a name of its own.
     assert told["parameters"] == sum(p.size for p in params) + (made == "Momentum")
     assert plans("--checkpoint", path, "--dtype", "float16")["plans"][0]["weights"] == 2 * told["parameters"]
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "arguments", [{}, {"compress": SparseTopK(), "outer_momentum": 0.0}], ids=["DiLoCo", "SparseLoCo"]
+)
+def test_bytes_of_local_steps_are_those_that_they_hold(arguments):
+    optimizer = LocalSteps(AdamW(parameters("bfloat16"), 0.01), group=SimulatedWorker(2, 0), **arguments)
+    kept = nbytes((*optimizer.local_start, *optimizer.local_velocity, *optimizer.local_residual))
+    planned = plan(AdamW, weights("bfloat16"), _arguments.Options(), "CPU", local_steps=True)
+    assert planned.local == kept
+    without = plan(AdamW, weights("bfloat16"), _arguments.Options(), "CPU")
+    assert (without.local, planned.host - without.host) == (0, kept)
+    on_gpu = plan(AdamW, weights("bfloat16"), _arguments.Options(), "GPU", local_steps=True)
+    assert on_gpu.host == on_gpu.local == kept + planned.weights + planned.masters
+
+
+def test_what_local_steps_do_not_go_with_is_not_possible():
+    arguments = ["--parameters", "1e6", "--local-steps", "--device", "CPU", "--state-dtype", "float32"]
+    told = plans(*arguments)
+    assert [one["optimizer"] for one in told["not_possible"]] == ["DGCMomentum"]
+    assert all(one["local"] == 8_000_000 for one in told["plans"])
+    _, printed = run("plan", *arguments)
+    assert re.search(r"averages +local +device", printed)
+    status, printed = run("plan", *arguments, "--shard-states", "--workers", "2")
+    assert status == 1
+    assert "LocalSteps rejects shard_states" in printed
 
 
 def test_a_checkpoint_keeps_its_dtypes(tmp_path):

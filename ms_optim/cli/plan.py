@@ -38,6 +38,7 @@ class Plan:
     states: int
     scales: int
     averages: int
+    local: int
     device: int
     host: int
 
@@ -91,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--offload", action="store_true", help="keep all tensors except weights and gradients on the host"
     )
     parser.add_argument("--average", action="store_true", help="keep an average of the weights (average_decay)")
+    parser.add_argument("--local-steps", action="store_true", help="count LocalSteps, with outer momentum or residuals")
     parser.add_argument(
         "--device",
         choices=_capabilities.DEVICES,
@@ -160,7 +162,8 @@ def plans_of(arguments: argparse.Namespace) -> tuple[list[Plan], list[dict[str, 
                 average_decay=0.9999 if arguments.average else None,
             )
             try:
-                plans.append(plan(optimizer, own, options, arguments.device, arguments.workers))
+                given = (optimizer, own, options, arguments.device, arguments.workers, arguments.local_steps)
+                plans.append(plan(*given))
             except NotPossibleError as reason:
                 refused.append({"optimizer": optimizer.__name__, "state_dtype": state_dtype, "reason": str(reason)})
     return sorted(plans, key=lambda one: (spare(one, arguments) or 0) < 0), refused
@@ -177,7 +180,12 @@ def as_matrices(weights: Sequence[Weight], workers: int) -> list[Weight]:
 
 
 def plan(
-    optimizer: type[FusedOptimizer], weights: Sequence[Weight], options: Options, device: str, workers: int = 1
+    optimizer: type[FusedOptimizer],
+    weights: Sequence[Weight],
+    options: Options,
+    device: str,
+    workers: int = 1,
+    local_steps: bool = False,
 ) -> Plan:
     """Count the bytes on the worker that holds the most.
 
@@ -187,11 +195,15 @@ def plan(
         options: The optimizer's shared arguments.
         device: The device of the weights, "CPU", "GPU" or "Ascend".
         workers: The number of workers that train together.
+        local_steps: Whether LocalSteps takes the optimizer's steps, with outer momentum or residuals.
 
     Raises:
         NotPossibleError: If the optimizer does not support the options.
     """
     features = _capabilities.asked(options, options.shard_states, is_sliced=False)
+    features += ("local_steps",) * local_steps
+    if local_steps and options.shard_states:
+        raise NotPossibleError("LocalSteps rejects shard_states, whose workers hold the same weights at every step")
     path, reason = _capabilities.answer(optimizer, device, features)
     if path is None:
         raise NotPossibleError(reason)
@@ -214,8 +226,9 @@ def plan(
     states, scales, masters, averages = bytes_held
     own = sum(_memory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
     on_device, on_host = _memory.placed(device, options, optimizer.runs_on_host, own, sum(bytes_held))
-    name = optimizer.__name__
-    return Plan(name, options.state_dtype, own, own, masters, states, scales, averages, on_device, on_host)
+    local = _memory.local_steps(shapes, own + masters if device != "CPU" else 0) if local_steps else 0
+    name, on_host = optimizer.__name__, on_host + local
+    return Plan(name, options.state_dtype, own, own, masters, states, scales, averages, local, on_device, on_host)
 
 
 def held(

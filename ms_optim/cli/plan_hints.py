@@ -26,6 +26,8 @@ def changes(arguments: argparse.Namespace, dtypes: Sequence[str]) -> Iterator[tu
         yield "--offload", {"offload": True}
     if arguments.average:
         yield "without --average", {"average": False}
+    if arguments.local_steps:
+        yield "without --local-steps", {"local_steps": False}
     if "float32" in dtypes:
         yield "--dtype bfloat16", {"dtype": "bfloat16"}
         yield "--dtype bfloat16 --master-weights split8", {"dtype": "bfloat16", "master_weights": "split8"}

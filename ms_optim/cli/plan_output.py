@@ -48,6 +48,7 @@ def as_json(
         "master_weights": arguments.master_weights,
         "offload": arguments.offload,
         "average": arguments.average,
+        "local_steps": arguments.local_steps,
     }
     return json.dumps({**asked, "plans": rows, "not_possible": refused}, indent=2)
 
@@ -64,7 +65,8 @@ def show(
         title = f"{elements(weights):,} parameters in {' and '.join(dtypes)}, on {arguments.device}"
         title += f", one of {arguments.workers} workers" if arguments.workers > 1 else ""
         table = Table(title=f"{title}: {unit}", title_justify="left", box=box.SIMPLE_HEAD)
-        numbers = ("weights", "gradients", "masters", "states", "scales", "averages", "device", "host", "total")
+        held = ["weights", "gradients", "masters", "states", "scales", "averages"]
+        numbers = (*held, *["local"] * arguments.local_steps, "device", "host", "total")
         table.add_column("optimizer", no_wrap=True)
         table.add_column("state_dtype", no_wrap=True)
         for heading in numbers:

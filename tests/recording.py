@@ -11,8 +11,9 @@ from harness import NUMPY
 from native import CompressedLaunch, Launch, call, forms_of
 from tolerances import UNIT
 
-from ms_optim import _kernels
+from ms_optim import _kernels, _libraries
 from ms_optim._abi import AddressColumn, MuonFlag
+from ms_optim._abi_local import LocalMark, LocalReport
 
 SHAPES = [(), (1,), (7,), (15,), (17,), (255,), (257,), (1025,), (4097,), (40_000,), (33, 31), (3, 8200), (6, 4, 3, 3)]
 # Elements of a tensor that is one chunk. Larger ones, which threads share, are in every third launch of each rule: they
@@ -424,6 +425,51 @@ def compressed(rng):
         yield Recorded(f"{name}, receives", function, made.arrays, steps=1)
 
 
+# How local steps send, by the fields of ms_optim._abi_local.LocalNumber from OUTER_RATE on.
+EXCHANGES = {
+    "dense": (0.7, 0.9, 1, -1, 0, 4096, 1.0),
+    "2 bits": (1.0, 0.0, 0, 0.95, 2, 4096, 0.0156),
+    "8 bits of all": (0.7, 0.9, 0, -1, 8, 1000, 1.0),
+    "16 bits": (0.9, 0.5, 1, 0.9, 16, 512, 0.3),
+    "4 bits": (1.0, 0.0, 0, 1.0, 4, 4096, 0.05),
+    "32 bits": (1.0, 0.0, 0, 0.0, 32, 300, 0.01),
+}
+
+
+def local_steps(rng):
+    """Two workers that begin a round, send what they have of it, and apply what both sent."""
+    weights = [row for row in WEIGHTS if not row[2]]
+    for j, (kind, exchange) in enumerate(EXCHANGES.items()):
+        dtype, masters, _ = weights[j]
+        shapes = SHAPES if j == 1 else small_shapes()
+        bits, chunk, density = exchange[4:]
+        starts, velocities, residuals = zeros(shapes), zeros(shapes), zeros(shapes)
+        velocities = velocities if exchange[1] else []
+        residuals = [normal(rng, s) for s in shapes] if exchange[3] >= 0 else []
+        words = 1 + sum(map(np.size, starts))
+        if bits:
+            words = sum(_libraries.wire_words(start.size, chunk, density, bits) for start in starts)
+        places = np.arange(len(shapes), dtype=np.int32) if masters else np.full(len(shapes), -1, np.int32)
+        wires = []
+        for rank in range(2):
+            numbers = np.array((2, rank, *exchange), np.float64)
+            held = [normal(rng, s, NUMPY[dtype]) for s in shapes]
+            held += [np.asarray(w, np.float32) for w in held] if masters == "float32" else []
+            held += zeros(shapes, masters) if masters not in (None, "float32") else []
+            arrays = [numbers, places, *held, *starts, np.zeros(1, np.int32)]
+            yield Recorded(f"local steps begin, {kind}", "ms_optim_local_begin", arrays, steps=1)
+            mark = np.arange(LocalMark.LOCAL_MARKS - 1, dtype=np.int32)
+            wire = np.zeros(words, np.int32 if bits else np.float32)
+            sent = [numbers, places, mark, *held, *starts, *residuals, wire, np.zeros(mark.size + 1, np.int32)]
+            case = Recorded(f"local steps send, {kind}", "ms_optim_local_send", sent, steps=1)
+            yield case
+            wires.append(case.run()[1][-2])
+        received = np.stack(wires) if bits else wires[0] + wires[1]
+        report = np.zeros(LocalReport.LOCAL_REPORTS, np.float32)
+        arrays = [numbers, places, received, *held, *starts, *velocities, *residuals, report]
+        yield Recorded(f"local steps apply, {kind}", "ms_optim_local_apply", arrays, steps=1)
+
+
 def cases():
     rng = np.random.default_rng(11)
     return [
@@ -440,4 +486,5 @@ def cases():
         returned(rng, WEIGHTS[2]),
         *compressed(rng),
         *denormal(rng),
+        *local_steps(rng),
     ]

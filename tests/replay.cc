@@ -24,6 +24,11 @@ MS_OPTIM_RULES(MS_OPTIM_ROW)
 MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
+// Operators for a GPU are without those of local steps, which run on the host.
+#define MS_OPTIM_LOCAL(ROW) ROW(local_begin, ) ROW(local_send, ) ROW(local_apply, )
+#define MS_OPTIM_ROW(name, Rule) extern "C" __attribute__((weak)) decltype(ms_optim_adamw) ms_optim_##name;
+MS_OPTIM_LOCAL(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
 // Nor have they instruction sets.
 extern "C" __attribute__((weak)) const char *ms_optim_instruction_set() { return "none"; }
 
@@ -35,6 +40,7 @@ constexpr struct {
 } kOperators[] = {
 #define MS_OPTIM_ROW(name, Rule) {"ms_optim_" #name, ms_optim_##name},
     MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPTIM_HOST_RULES(MS_OPTIM_ROW) MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
+        MS_OPTIM_LOCAL(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 };
 

@@ -10,6 +10,10 @@
 #include <new>
 #include <utility>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "denormals.h"
 #include "engine.h"
 #include "local_steps.h"
@@ -17,7 +21,7 @@
 namespace ms_optim {
 namespace {
 
-constexpr int kDenseChunk = 4096;
+constexpr int kDenseChunk = 1024;  // all that is read and written of a chunk stays in the first cache
 constexpr int kLargestChunk = 1 << 16;
 
 // A part of a tensor that one thread works on at a time.
@@ -37,6 +41,87 @@ struct Workbench {
 };
 
 constexpr int kOfGroup = 16;
+
+// Sums of squares in 32 lanes, element i of a chunk in lane i mod 32, which are added in order: two vectors, so that no
+// addition waits for the one before. In float32: a chunk is short, and this is for a report alone.
+struct SumOfSquares {
+  LanesOf<float> part[2] = {};
+
+  static constexpr int kStep = 2 * kLanes;
+
+  void Add(int half, LanesOf<float> x) { part[half] += x * x; }
+  void AddRest(float x) { part[0][0] += x * x; }
+  double Total() const {
+    double sum = 0.0;
+    for (int i = 0; i < kStep; ++i) sum += double{part[i / kLanes][i % kLanes]};
+    return sum;
+  }
+
+  static double Of(const float *x, int n) {
+    SumOfSquares sum;
+    int i = 0;
+    for (; i + kStep <= n; i += kStep) {
+      for (int half = 0; half < 2; ++half) sum.Add(half, Load(x + i + half * kLanes));
+    }
+    for (; i < n; ++i) sum.AddRest(x[i]);
+    return sum.Total();
+  }
+
+  static LanesOf<float> Load(const float *x) {
+    LanesOf<float> lanes;
+    memcpy(&lanes, x, sizeof(lanes));
+    return lanes;
+  }
+};
+
+// Stores lanes that this processor does not read again, past the caches where it can: else it would first read what is
+// there.
+inline void StoreOnce(LanesOf<float> lanes, float *to) {
+#if defined(__SSE2__)
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(__m128) == 0) {
+    __m128 quarter[4];
+    memcpy(quarter, &lanes, sizeof(lanes));
+    for (int k = 0; k < 4; ++k) _mm_stream_ps(to + 4 * k, quarter[k]);
+    return;
+  }
+#endif
+  memcpy(to, &lanes, sizeof(lanes));
+}
+
+// Other threads see what was stored past the caches before what is stored from here on.
+inline void OrderStores() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// What lanes of a weight hold, what they hold once they are written, and how they are.
+template <class Weight>
+LanesOf<float> ReadLanes(const Weight &weight, int64_t i) {
+  float numbers[kLanes];
+  for (int k = 0; k < kLanes; ++k) numbers[k] = weight.Read(i + k);
+  return SumOfSquares::Load(numbers);
+}
+inline LanesOf<float> ReadLanes(const PlainWeight &weight, int64_t i) { return SumOfSquares::Load(weight.weight + i); }
+
+template <class Weight>
+LanesOf<float> WrittenLanes(const Weight &weight, LanesOf<float> lanes) {
+  float numbers[kLanes];
+  memcpy(numbers, &lanes, sizeof(lanes));
+  for (int k = 0; k < kLanes; ++k) numbers[k] = weight.Written(numbers[k]);
+  return SumOfSquares::Load(numbers);
+}
+inline LanesOf<float> WrittenLanes(const PlainWeight &, LanesOf<float> lanes) { return lanes; }
+
+template <class Weight>
+void WriteLanes(const Weight &weight, int64_t i, LanesOf<float> lanes) {
+  float numbers[kLanes];
+  memcpy(numbers, &lanes, sizeof(lanes));
+  for (int k = 0; k < kLanes; ++k) weight.Write(i + k, numbers[k]);
+}
+inline void WriteLanes(const PlainWeight &weight, int64_t i, LanesOf<float> lanes) {
+  memcpy(weight.weight + i, &lanes, sizeof(lanes));
+}
 
 // What a chunk adds to the norms of a report, to the sum of squares of what all workers sent, and to the checksum of
 // the weights that they started from.
@@ -61,18 +146,14 @@ class LocalEngine {
 
   Status Send() {
     const Status status = ForEachChunk([this](const LocalChunk &chunk, Workbench *bench, Found *found) {
-      ReadDifference(chunk, bench, found);
       if (step_.IsDense()) {
         float *sent = static_cast<float *>(step_.wire) + chunk.tensor->before + chunk.begin;
-        memcpy(sent, bench->x, sizeof(float) * static_cast<size_t>(chunk.n));
+        found->checksum = ReadDifference<true>(chunk, sent, found);
+        OrderStores();
       } else {
+        found->checksum = ReadDifference<true>(chunk, bench->x, found);
         Encode(CodeOf(chunk), bench, static_cast<uint8_t *>(step_.wire) + chunk.place);
       }
-      uint32_t checksum = 0;
-      const auto first = static_cast<uint32_t>(chunk.tensor->before + chunk.begin);
-      const float *start = chunk.tensor->start + chunk.begin;
-      for (int i = 0; i < chunk.n; ++i) checksum += ChecksumOf(start[i], first + static_cast<uint32_t>(i));
-      found->checksum = checksum;
     });
     if (status != kOk) return status;
     const Found all = Total();
@@ -83,14 +164,13 @@ class LocalEngine {
 
   Status Apply() {
     const Status status = ForEachChunk([this](const LocalChunk &chunk, Workbench *bench, Found *found) {
-      ReadDifference(chunk, bench, found);
-      const float *sum = bench->mean;
       if (step_.IsDense()) {
-        sum = static_cast<const float *>(step_.wires) + chunk.tensor->before + chunk.begin;
+        Move<true>(chunk, static_cast<const float *>(step_.wires) + chunk.tensor->before + chunk.begin, found);
       } else {
+        ReadDifference<false>(chunk, bench->x, found);
         Receive(chunk, bench, found);
+        Move<false>(chunk, bench->mean, found);
       }
-      Move(chunk, sum, bench, found);
     });
     if (status != kOk) return status;
     Found all = Total();
@@ -152,35 +232,56 @@ class LocalEngine {
     return ChunkCode(chunk.n, step_.numbers[kDensity], static_cast<int>(step_.numbers[kValueBits]));
   }
 
-  // In float32: a chunk is short, and this is for a report alone. As many sums as any processor has lanes, so that all
-  // have the same bits.
-  static double SumOfSquares(const float *x, int n) {
-    constexpr int kLanes = 32;
-    float sums[kLanes] = {};
-    int i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-#pragma omp simd
-      for (int k = 0; k < kLanes; ++k) sums[k] += x[i + k] * x[i + k];
-    }
-    for (; i < n; ++i) sums[0] += x[i] * x[i];
-    double sum = 0.0;
-    for (const float one : sums) sum += double{one};
-    return sum;
-  }
-
-  // Reads the difference of the weights from where they started, with what was not sent before.
-  void ReadDifference(const LocalChunk &chunk, Workbench *bench, Found *found) const {
+  // Reads the difference of the weights from where they started, with what was not sent before; where it is sent as it
+  // is, to the wire. Returns the checksum of the start if it is asked for.
+  template <bool kSends>
+  uint32_t ReadDifference(const LocalChunk &chunk, float *x, Found *found) const {
     const LocalTensor &tensor = *chunk.tensor;
     const float *start = tensor.start + chunk.begin;
-    float *x = bench->x;
-    WithWeight(tensor.t, [&](const auto &weight) {
-      for (int i = 0; i < chunk.n; ++i) x[i] = weight.Written(start[i]) - weight.Read(chunk.begin + i);
-    });
-    found->difference = SumOfSquares(x, chunk.n);
-    if (tensor.residual == nullptr) return;
+    const float *residual = tensor.residual == nullptr ? nullptr : tensor.residual + chunk.begin;
     const auto decay = static_cast<float>(step_.numbers[kResidualDecay]);
-    const float *residual = tensor.residual + chunk.begin;
-    for (int i = 0; i < chunk.n; ++i) x[i] = decay * residual[i] + x[i];
+    const auto first = static_cast<uint32_t>(chunk.tensor->before + chunk.begin);
+    const bool once = kSends && step_.IsDense();
+    SumOfSquares sum;
+    LanesOf<uint32_t> checksums = {};
+    uint32_t checksum = 0;
+    WithWeight(tensor.t, [&](const auto &weight) {
+      int i = 0;
+      for (; i + SumOfSquares::kStep <= chunk.n; i += SumOfSquares::kStep) {
+        for (int half = 0; half < 2; ++half) {
+          const int at = i + half * kLanes;
+          const LanesOf<float> from = SumOfSquares::Load(start + at);
+          LanesOf<float> lanes = WrittenLanes(weight, from) - ReadLanes(weight, chunk.begin + at);
+          sum.Add(half, lanes);
+          if (residual != nullptr) lanes = decay * SumOfSquares::Load(residual + at) + lanes;
+          if (once) {
+            StoreOnce(lanes, x + at);
+          } else {
+            memcpy(x + at, &lanes, sizeof(lanes));
+          }
+          if (kSends) checksums += ChecksumsOf(from, first + static_cast<uint32_t>(at));
+        }
+      }
+      for (; i < chunk.n; ++i) {
+        x[i] = weight.Written(start[i]) - weight.Read(chunk.begin + i);
+        sum.AddRest(x[i]);
+        if (residual != nullptr) x[i] = decay * residual[i] + x[i];
+        if (kSends) checksum += ChecksumOf(start[i], first + static_cast<uint32_t>(i));
+      }
+    });
+    found->difference = sum.Total();
+    for (int k = 0; k < kLanes; ++k) checksum += checksums[k];
+    return checksum;
+  }
+
+  // The same as ChecksumOf, of elements that follow each other.
+  static LanesOf<uint32_t> ChecksumsOf(LanesOf<float> weights, uint32_t place) {
+    LanesOf<uint32_t> mixed;
+    memcpy(&mixed, &weights, sizeof(mixed));
+    LanesOf<uint32_t> places = {};
+    for (int k = 0; k < kLanes; ++k) places[k] = static_cast<uint32_t>(k);
+    mixed = (mixed ^ ((places + place) * kPlaceFactor)) * kChecksumFactor;
+    return mixed ^ (mixed >> 15);
   }
 
   static int32_t KeyOf(float x) { return static_cast<int32_t>(BitsOf(x) & 0x7fffffffu); }
@@ -205,22 +306,37 @@ class LocalEngine {
       for (int g = 0; g < groups; ++g) maxima[g] = std::max(maxima[g], KeyOf(of_row[g]));
     }
     const int32_t bound = Threshold(maxima, groups, k).first;
-    int count = 0;
-    for (int g = 0; g < groups; ++g) {
-      if (maxima[g] < bound) continue;
-      for (int i = g; i < kOfGroup * groups; i += groups) {
-        if (KeyOf(x[i]) >= bound) candidates[count++] = i;
-      }
-    }
-    std::sort(candidates, candidates + count);
-    for (int i = kOfGroup * groups; i < n; ++i) {
-      if (KeyOf(x[i]) >= bound) candidates[count++] = i;
-    }
+    const int count = Reaching(x, n, bound, candidates);
     int32_t *keys = bench->keys;
     for (int j = 0; j < count; ++j) keys[j] = KeyOf(x[candidates[j]]);
     const auto [low, ties] = Threshold(keys, count, k);
     for (int j = 0, found = 0, left = ties; found < k; ++j)
       Choose(keys[j], candidates[j], low, bench->places, &found, &left);
+  }
+
+  // Finds the places of the elements whose keys reach a bound, and returns how many these are.
+  static int Reaching(const float *x, int n, int32_t bound, int32_t *places) {
+    int count = 0, i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      LanesOf<int32_t> keys;
+      memcpy(&keys, x + i, sizeof(keys));
+      keys &= 0x7fffffff;
+#if defined(__AVX512F__)
+      unsigned mask = _mm512_cmpge_epi32_mask(reinterpret_cast<__m512i>(keys), _mm512_set1_epi32(bound));
+#else
+      const auto reach = keys >= bound;
+      int32_t any = 0;
+      for (int k = 0; k < kLanes; ++k) any |= reach[k];
+      if (any == 0) continue;
+      unsigned mask = 0;
+      for (int k = 0; k < kLanes; ++k) mask |= reach[k] != 0 ? 1u << k : 0u;
+#endif
+      for (; mask != 0; mask &= mask - 1) places[count++] = i + __builtin_ctz(mask);
+    }
+    for (; i < n; ++i) {
+      if (KeyOf(x[i]) >= bound) places[count++] = i;
+    }
+    return count;
   }
 
   static void Choose(int32_t key, int place, int32_t low, int32_t *places, int *found, int *ties) {
@@ -369,7 +485,7 @@ class LocalEngine {
     for (int worker = 0; worker < step_.Workers(); ++worker) {
       const uint8_t *wire = wires + 4 * worker * step_.wire_words;
       ReadValues(code, wire, values);
-      found->each += SumOfSquares(values, k);
+      found->each += SumOfSquares::Of(values, k);
       if (code.HasPlaces()) {
         ReadPlaces(code, wire, places);
         for (int j = 0; j < k; ++j) mean[places[j]] += values[j];
@@ -385,42 +501,78 @@ class LocalEngine {
     }
     if (chunk.tensor->residual == nullptr) return;
     memcpy(chunk.tensor->residual + chunk.begin, x, sizeof(float) * static_cast<size_t>(chunk.n));
-    found->residual = SumOfSquares(x, chunk.n);
+    found->residual = SumOfSquares::Of(x, chunk.n);
   }
 
-  // The outer step, from the sum of what all workers sent.
-  void Move(const LocalChunk &chunk, const float *sum, Workbench *bench, Found *found) const {
-    const LocalTensor &tensor = *chunk.tensor;
-    found->total = SumOfSquares(sum, chunk.n);
+  // The outer step, from the sum of what all workers sent. kDense: that is in float32, and the difference of this
+  // worker's weights is yet to be reported.
+  template <bool kDense>
+  void Move(const LocalChunk &chunk, const float *sum, Found *found) const {
     const int count = step_.Workers();
-    const auto workers = static_cast<float>(count);
     // A power of two divides as exactly, and faster, by its inverse.
-    const bool is_power = (count & (count - 1)) == 0;
+    const auto workers = static_cast<float>(count);
     const float inverse = 1.0f / workers;
-    const OuterStep outer = outer_;
-    float *start = tensor.start + chunk.begin, *along = bench->mean;
-    if (is_power) {
-      for (int i = 0; i < chunk.n; ++i) along[i] = sum[i] * inverse;
-    } else {
-      for (int i = 0; i < chunk.n; ++i) along[i] = sum[i] / workers;
-    }
-    if (tensor.velocity != nullptr) {
-      float *velocity = tensor.velocity + chunk.begin;
-      for (int i = 0; i < chunk.n; ++i) {
-        velocity[i] = outer.Velocity(along[i], velocity[i]);
-        along[i] = outer.Direction(along[i], velocity[i]);
-      }
-    }
     // A worker that is alone goes on from where it is, to the last bit, which a difference may have lost.
-    const bool stays = step_.IsDense() && step_.Workers() == 1 && outer.rate == 1.0f && tensor.velocity == nullptr;
-    WithWeight(tensor.t, [&](const auto &weight) {
-      if (stays) {
-        for (int i = 0; i < chunk.n; ++i) start[i] = weight.Read(chunk.begin + i);
-      } else {
-        for (int i = 0; i < chunk.n; ++i) start[i] -= outer.rate * along[i];
+    const bool stays = kDense && count == 1 && outer_.rate == 1.0f && chunk.tensor->velocity == nullptr;
+    const auto move = [&](const auto &mean) {
+      WithWeight(chunk.tensor->t, [&](const auto &weight) {
+        if (chunk.tensor->velocity == nullptr) {
+          MoveAlong<kDense, false>(chunk, weight, sum, stays, found, mean);
+        } else {
+          MoveAlong<kDense, true>(chunk, weight, sum, false, found, mean);
+        }
+      });
+    };
+    if ((count & (count - 1)) == 0) {
+      move([=](auto x) { return x * inverse; });
+    } else {
+      move([=](auto x) { return x / workers; });
+    }
+  }
+
+  template <bool kDense, bool kHasVelocity, class Weight, class Mean>
+  void MoveAlong(const LocalChunk &chunk, const Weight &weight, const float *sum, bool stays, Found *found,
+                 const Mean &mean) const {
+    const LocalTensor &tensor = *chunk.tensor;
+    const OuterStep outer = outer_;
+    float *start = tensor.start + chunk.begin;
+    float *velocity = kHasVelocity ? tensor.velocity + chunk.begin : nullptr;
+    SumOfSquares total, difference;
+    int i = 0;
+    for (; i + SumOfSquares::kStep <= chunk.n; i += SumOfSquares::kStep) {
+      for (int half = 0; half < 2; ++half) {
+        const int at = i + half * kLanes;
+        const LanesOf<float> received = SumOfSquares::Load(sum + at), from = SumOfSquares::Load(start + at);
+        LanesOf<float> along = mean(received), moved = from;
+        total.Add(half, received);
+        if (kDense) {
+          moved = ReadLanes(weight, chunk.begin + at);
+          difference.Add(half, WrittenLanes(weight, from) - moved);
+        }
+        if (kHasVelocity) {
+          const LanesOf<float> v = outer.Velocity(along, SumOfSquares::Load(velocity + at));
+          memcpy(velocity + at, &v, sizeof(v));
+          along = outer.Direction(along, v);
+        }
+        if (!stays) moved = from - outer.rate * along;
+        memcpy(start + at, &moved, sizeof(moved));
+        WriteLanes(weight, chunk.begin + at, moved);
       }
-      for (int i = 0; i < chunk.n; ++i) weight.Write(chunk.begin + i, start[i]);
-    });
+    }
+    for (; i < chunk.n; ++i) {
+      total.AddRest(sum[i]);
+      const float held = weight.Read(chunk.begin + i);
+      if (kDense) difference.AddRest(weight.Written(start[i]) - held);
+      float along = mean(sum[i]);
+      if (kHasVelocity) {
+        velocity[i] = outer.Velocity(along, velocity[i]);
+        along = outer.Direction(along, velocity[i]);
+      }
+      start[i] = stays ? held : start[i] - outer.rate * along;
+      weight.Write(chunk.begin + i, start[i]);
+    }
+    found->total = total.Total();
+    if (kDense) found->difference = difference.Total();
   }
 
   const LocalStep step_;

@@ -140,8 +140,13 @@ struct OuterStep {
         momentum(static_cast<float>(numbers[kOuterMomentum])),
         nesterov(numbers[kOuterNesterov] != 0.0) {}
 
-  MS_OPTIM_FN float Velocity(float mean, float velocity) const { return momentum * velocity + mean; }
-  MS_OPTIM_FN float Direction(float mean, float velocity) const {
+  // Of one number, or of several in a vector.
+  template <class Numbers>
+  MS_OPTIM_FN Numbers Velocity(Numbers mean, Numbers velocity) const {
+    return momentum * velocity + mean;
+  }
+  template <class Numbers>
+  MS_OPTIM_FN Numbers Direction(Numbers mean, Numbers velocity) const {
     return nesterov ? mean + momentum * velocity : velocity;
   }
 };
@@ -209,8 +214,10 @@ MS_OPTIM_FN void WithWeight(const Tensor &t, const Work &work) {
   work(RoundedWeight<bfloat16>(t));
 }
 
+constexpr uint32_t kPlaceFactor = 0x9e3779b1u, kChecksumFactor = 0x85ebca77u;
+
 MS_OPTIM_FN uint32_t ChecksumOf(float weight, uint32_t place) {
-  const uint32_t mixed = (BitsOf(weight) ^ place * 0x9e3779b1u) * 0x85ebca77u;
+  const uint32_t mixed = (BitsOf(weight) ^ place * kPlaceFactor) * kChecksumFactor;
   return mixed ^ mixed >> 15;
 }
 

@@ -16,12 +16,11 @@ from .._abi import MuonFlag
 from .ascend import AscendOperators, OperatorCell, tile_sums, total_of_tiles, written_weights
 from .counting import Counting, RatesOfEach
 from .held_stacks import HeldStacks
+from .matrix_passes import MOMENTUM
 from .survey import Survey
 
 if TYPE_CHECKING:
     from .parts import Parts
-
-MOMENTUM = 3  # the index of the momentum among the constants of a rule of matrices
 
 
 class AscendMatricesPath(nn.Cell):

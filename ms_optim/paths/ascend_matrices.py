@@ -16,7 +16,7 @@ from .._abi import MuonFlag
 from .ascend import AscendOperators, OperatorCell, tile_sums, total_of_tiles, written_weights
 from .counting import Counting, RatesOfEach
 from .held_stacks import HeldStacks
-from .matrix_passes import MOMENTUM
+from .orthogonalized import MOMENTUM, Orthogonalized
 from .survey import Survey
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class AscendMatricesPath(nn.Cell):
         self.counting, self.rates_of_each = Counting(held, settings.step_dtype, settings.skips), RatesOfEach(layout)
         self.others = AscendOperators(dataclasses.replace(parts, rule=rule.others))
         self.kinds = tuple(self.others.kind_of_each[stack[0]] for stack in self.stacks.places)
-        self.each, self.assign = C.Map(), ops.Assign()
+        self.each, self.orthogonalized = C.Map(), Orthogonalized(parts, mstype.float32)
         first, last = _kernels.ON_ASCEND[rule.name]
         self.momentum = _kernels.ascend_operator(first.function, (True, False, False, False), lambda m, *others: m)
         total = total_of_tiles()
@@ -58,7 +58,7 @@ class AscendMatricesPath(nn.Cell):
 
         self.apply_cells = nn.CellList([cell(*kind) for kind in self.others.weight_kinds])
         numbers = (rule.constants[MOMENTUM], float(bool(rule.flags & MuonFlag.NESTEROV)))
-        self.constants, self.has_rows = Tensor(np.array(numbers, np.float32)), len(rule.states) > 1
+        self.constants = Tensor(np.array(numbers, np.float32))
         self.zero, self.one = Tensor(0.0, mstype.float32), Tensor(1.0, mstype.float32)
 
     def construct(self, rates, gradients):
@@ -100,13 +100,7 @@ class AscendMatricesPath(nn.Cell):
         count = len(gradients)
         numbers = ops.stack((clip, F.cast(applied, mstype.float32)))
         u = ops.stack(self.each(self.momentum_of, (numbers,) * count, states[0], gradients))
-        if not self.has_rows:
-            moves, _, values = self.statement.orthogonalized(form, u, ())
-            return moves, F.cast(values, mstype.float32)
-        before = ops.stack(states[1])
-        moves, after, values = self.statement.orthogonalized(form, u, (before,))
-        written = self.each(self.assign, states[1], ops.unstack(ops.where(applied, after[0], before), 0))
-        return F.depend(moves, written), F.cast(values, mstype.float32)
+        return self.orthogonalized(form, u, states[-1], applied)
 
     def momentum_of(self, numbers, m, gradient):
         """Update the momentum of a tensor, unless the step is skipped; return its direction."""

@@ -16,13 +16,13 @@ from .._abi import AdamWFlag, Sum
 from .._kernels import APPLY_STAGE, AVERAGES, COMMIT_STAGE, GRADIENT_STAGE, MASTERS, MOMENTS_STAGE
 from .counting import Counting
 from .launches import Launch, Maker, no_sums
+from .orthogonalized import MOMENTUM, Orthogonalized
 from .stacks import stacked_places
 
 if TYPE_CHECKING:
     from .parts import Parts
 
 LARGEST = float(np.finfo(np.float32).max)
-MOMENTUM = 3  # the index of the momentum among the constants of a rule of matrices; AdamW's constants are before it
 
 
 class MatrixPassesPath(nn.Cell):
@@ -42,8 +42,6 @@ class MatrixPassesPath(nn.Cell):
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
         layout, held, rule, settings = parts.layout, parts.held, parts.rule, parts.settings
-        # Not registered, because the statement holds this Cell.
-        object.__setattr__(self, "statement", parts.statement)
         matrices = [i for i in range(layout.count) if layout.holds_matrices(i)]
         others = tuple(i for i in range(layout.count) if not layout.holds_matrices(i))
         kinds = [(layout.form_places[i], layout.shapes[i]) for i in matrices]
@@ -71,12 +69,13 @@ class MatrixPassesPath(nn.Cell):
         momenta, weights = held.tensors_for(ordered, 1, weights=False), held.tensors_for(ordered, 0)
         self.before = before.made_with_stacks(Launch(MOMENTS_STAGE, ordered), momenta, shapes, returns=True)
         self.after = after.made_with_stacks(Launch(update + commit, ordered), weights, shapes, returns=False)
-        self.has_rows = len(rule.states) > 1
-        rows = [ParameterTuple([held.state_of(1, i) for i in stack]) for stack in self.stacks] if self.has_rows else ()
+        self.orthogonalized = Orthogonalized(parts, mstype.float64)
+        second = held.states_of_each()[-1]
+        rows = [ParameterTuple([second[i] for i in stack]) for stack in self.stacks]
         # Not registered: the optimizer already holds these, and Cell would list them twice.
         object.__setattr__(self, "rows", tuple(rows))
         self.counting = Counting(held, settings.step_dtype, settings.skips)
-        self.unscale, self.each, self.assign = settings.unscale, C.Map(), ops.Assign()
+        self.unscale, self.each = settings.unscale, C.Map()
         # The index of each tensor's singular values among those of all stacks, which a zero follows.
         places = np.full(layout.count, len(ordered), np.int32)
         places[list(ordered)] = np.arange(len(ordered))
@@ -91,12 +90,8 @@ class MatrixPassesPath(nn.Cell):
         if not self.has_matrices:
             return done
         directions = self.before(self.constants_before, rates, sums, gradients)[1:]
-        if self.has_rows:
-            found = self.each(
-                self.normalized, self.forms, directions, self.rows, (self.applies(sums),) * len(self.forms)
-            )
-        else:
-            found = self.each(self.orthogonalized, self.forms, directions)
+        applied = (self.applies(sums),) * len(self.forms)
+        found = self.each(self.orthogonalized, self.forms, directions, self.rows, applied)
         values = ops.concat((*self.each(_second, found), self.zero))
         squares = ops.square(ops.gather(values, self.places, 0)).reshape((-1, 1))
         # The last launch reports the singular values, and commits the step: after all others.
@@ -106,18 +101,6 @@ class MatrixPassesPath(nn.Cell):
     def applies(self, sums):
         """Return whether the step is applied, as the launches decide it."""
         return self.counting.applies(self.unscale * ops.sqrt(ops.sum(sums[:, Sum.GRADIENT_SUM])) <= LARGEST)
-
-    def orthogonalized(self, form, directions):
-        """Return the updates of a stack, and for each tensor the root mean square of its singular values."""
-        moves, _, values = self.statement.orthogonalized(form, directions, ())
-        return moves, F.cast(values, mstype.float64)
-
-    def normalized(self, form, directions, rows, applied):
-        """Return the same as :meth:`orthogonalized`, with normalized rows, and write the averages of these."""
-        before = ops.stack(rows)
-        moves, after, values = self.statement.orthogonalized(form, directions, (before,))
-        written = self.each(self.assign, rows, ops.unstack(ops.where(applied, after[0], before), 0))
-        return F.depend(moves, written), F.cast(values, mstype.float64)
 
 
 def _first(pair):

@@ -1,0 +1,139 @@
+// Local steps: vectors of a chunk, and the numbers of its rest, under the same names.
+#pragma once
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "lanes.h"
+#include "local_steps.h"
+
+namespace ms_optim {
+namespace {
+
+template <class T>
+LanesOf<T> LoadLanes(const T *from) {
+  LanesOf<T> lanes;
+  memcpy(&lanes, from, sizeof(lanes));
+  return lanes;
+}
+
+template <class Vector, class T>
+void StoreLanes(const Vector &lanes, T *to) {
+  static_assert(sizeof(lanes) == kLanes * sizeof(T), "one element a lane");
+  memcpy(to, &lanes, sizeof(lanes));
+}
+
+inline void StoreAt(LanesOf<float> lanes, float *to) { StoreLanes(lanes, to); }
+inline void StoreAt(float x, float *to) { *to = x; }
+
+// Stores what this processor does not read again, past the caches where it can: else it would first read what is there.
+inline void StoreOnce(LanesOf<float> lanes, float *to) {
+#if defined(__SSE2__)
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(__m128) == 0) {
+    __m128 quarter[4];
+    memcpy(quarter, &lanes, sizeof(lanes));
+    for (int k = 0; k < 4; ++k) _mm_stream_ps(to + 4 * k, quarter[k]);
+    return;
+  }
+#endif
+  StoreLanes(lanes, to);
+}
+inline void StoreOnce(float x, float *to) { *to = x; }
+
+// Other threads see what was stored past the caches before what is stored from here on.
+inline void OrderStores() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// Sums of squares in 32 lanes, element i of a chunk in lane i mod 32, which are added in order: two vectors, so that no
+// addition waits for the one before. In float32: a chunk is short, and this is for a report alone.
+class SumOfSquares {
+ public:
+  static constexpr int kStep = 2 * kLanes;
+
+  void Add(int i, LanesOf<float> x) { part_[i / kLanes % 2] += x * x; }
+  void Add(int, float x) { part_[0][0] += x * x; }
+  double Total() const {
+    double sum = 0.0;
+    for (int i = 0; i < kStep; ++i) sum += double{part_[i / kLanes][i % kLanes]};
+    return sum;
+  }
+
+  static double Of(const float *x, int n) {
+    SumOfSquares sum;
+    int i = 0;
+    for (; i + kStep <= n; i += kStep) {
+      for (int at = i; at < i + kStep; at += kLanes) sum.Add(at, LoadLanes(x + at));
+    }
+    for (; i < n; ++i) sum.Add(i, x[i]);
+    return sum.Total();
+  }
+
+ private:
+  LanesOf<float> part_[2] = {};
+};
+
+// The sum of checksums of weights that follow each other, from a place on: of vectors first, then of the rest.
+class Checksum {
+ public:
+  explicit Checksum(uint32_t first) : place_(first) {
+    for (int k = 0; k < kLanes; ++k) places_[k] = (first + static_cast<uint32_t>(k)) * kPlaceFactor;
+  }
+
+  void Add(LanesOf<float> weights) {
+    LanesOf<uint32_t> mixed;
+    memcpy(&mixed, &weights, sizeof(mixed));
+    mixed = (mixed ^ places_) * kChecksumFactor;
+    lanes_ += mixed ^ (mixed >> 15);
+    places_ += kLanes * kPlaceFactor;
+    place_ += kLanes;
+  }
+  void Add(float weight) { rest_ += ChecksumOf(weight, place_++); }
+  uint32_t Total() const {
+    uint32_t sum = rest_;
+    for (int k = 0; k < kLanes; ++k) sum += lanes_[k];
+    return sum;
+  }
+
+ private:
+  LanesOf<uint32_t> lanes_ = {}, places_ = {};  // places times their factor
+  uint32_t rest_ = 0, place_;
+};
+
+// What a vector of weights holds, what it holds once numbers are written to it, and how they are written.
+template <class Weight>
+LanesOf<float> ReadLanes(const Weight &weight, int64_t i) {
+  float numbers[kLanes];
+  for (int k = 0; k < kLanes; ++k) numbers[k] = weight.Read(i + k);
+  return LoadLanes(numbers);
+}
+inline LanesOf<float> ReadLanes(const PlainWeight &weight, int64_t i) { return LoadLanes(weight.weight + i); }
+
+template <class Weight>
+LanesOf<float> WrittenLanes(const Weight &weight, LanesOf<float> lanes) {
+  float numbers[kLanes];
+  StoreLanes(lanes, numbers);
+  for (int k = 0; k < kLanes; ++k) numbers[k] = weight.Written(numbers[k]);
+  return LoadLanes(numbers);
+}
+inline LanesOf<float> WrittenLanes(const PlainWeight &, LanesOf<float> lanes) { return lanes; }
+
+template <class Weight>
+void WriteAt(const Weight &weight, int64_t i, LanesOf<float> lanes) {
+  float numbers[kLanes];
+  StoreLanes(lanes, numbers);
+  for (int k = 0; k < kLanes; ++k) weight.Write(i + k, numbers[k]);
+}
+inline void WriteAt(const PlainWeight &weight, int64_t i, LanesOf<float> lanes) {
+  StoreLanes(lanes, weight.weight + i);
+}
+template <class Weight>
+void WriteAt(const Weight &weight, int64_t i, float x) {
+  weight.Write(i, x);
+}
+
+}  // namespace
+}  // namespace ms_optim

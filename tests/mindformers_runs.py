@@ -1,6 +1,7 @@
 """What the tests with MindFormers' trainers share: a tiny Qwen3, its data, and how a worker is run."""
 
 import copy
+import functools
 import os
 import subprocess
 import sys
@@ -53,15 +54,19 @@ def write_tokens(path, columns, count):
     writer.commit()
 
 
+@functools.cache
+def folder_of_optimizers():
+    """Ask the command line for it, as users do."""
+    command = [sys.executable, "-m", "ms_optim", "mindformers-path"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def run_worker(worker, folder, *arguments):
     """Run a program of this folder as MindFormers is started: the environment names the folder of the optimizers."""
-    path = subprocess.run(
-        [sys.executable, "-m", "ms_optim", "mindformers-path"], capture_output=True, text=True, check=True
-    ).stdout.strip()
     return subprocess.run(
         [sys.executable, str(TESTS / worker), *arguments],
         cwd=folder,
-        env={**os.environ, "REGISTER_PATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "REGISTER_PATH": folder_of_optimizers(), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=900,

@@ -8,6 +8,7 @@ headers, acknowledgements and heartbeats. It requires root, and the commands ip 
 
     python benchmarks/dgc_cluster.py                            2 and 4 workers, 100 Mbit/s and 1 Gbit/s
     python benchmarks/dgc_cluster.py --workers 2 --links 100    one cluster
+    python benchmarks/dgc_cluster.py --workers 2 --links 100 --loss 1.0    the time to train to a loss
 """
 
 import argparse
@@ -28,7 +29,7 @@ LAYERS = (5120, 1024, 64)
 PREFIX, PORT = "dgc", 8118
 # A message of DGC must not fit in it: the link would let it pass at once.
 BURST = "16kb"
-TIMEOUT = 600
+TIMEOUT = 1200
 WORKER = Path(__file__).resolve().with_name("dgc_worker.py")
 
 
@@ -183,8 +184,8 @@ def results(output):
 def together(workers):
     """Combine the results of all workers: the bytes of the busiest, the times of the slowest."""
     return {
-        rule: {key: max(worker[rule][key] for worker in workers) for key in ("seconds", "least", "sent", "received")}
-        for rule in workers[0]
+        rule: {key: max(worker[rule][key] for worker in workers) for key in result if key != "rule"}
+        for rule, result in workers[0].items()
     }
 
 
@@ -238,6 +239,21 @@ def tables(measured):
     return rules, parts
 
 
+def table_to_loss(measured):
+    """Return the table of what it took to train to a loss."""
+    from rich.table import Table
+
+    table = Table("workers", "link", "rule", "s", "÷ dense", "steps", "sent", "loss")
+    for (workers, rate), found in measured.items():
+        for rule, result in found.items():
+            table.add_row(
+                str(workers), link_name(rate), rule, f"{result['seconds']:.1f}",
+                f"1/{found['dense']['seconds'] / result['seconds']:.1f}", str(result["steps"]),
+                f"{result['sent']:,.0f}", f"{result['least']:.3f}",
+            )  # fmt: skip
+    return table
+
+
 def stop(number, _frame):
     """Exit as after a failure, so that everything is removed."""
     raise SystemExit(128 + number)
@@ -252,6 +268,8 @@ def main():
     parser.add_argument("--dense-steps", type=int, default=5, help="timed steps of dense all-reduce")
     parser.add_argument("--batch", type=int, default=16, help="samples per worker")
     parser.add_argument("--wire-dtype", default="float32", help="dtype in which DGC sends values")
+    parser.add_argument("--loss", type=float, help="train until this loss is reached instead, and time that")
+    parser.add_argument("--most", type=int, default=3000, help="steps after which training to a loss ends")
     arguments = parser.parse_args()
     if min(arguments.workers) < 2:
         parser.error("--workers must be at least 2")
@@ -265,7 +283,7 @@ def main():
     if reason:
         raise SystemExit(f"cannot make hosts here: {reason}")
     remove(left_over(existing(), lambda pid: Path(f"/proc/{pid}").exists()))
-    options = {key: getattr(arguments, key) for key in ("steps", "dense_steps", "batch", "wire_dtype")}
+    options = {key: getattr(arguments, key) for key in ("steps", "dense_steps", "batch", "wire_dtype", "loss", "most")}
     measured = {}
     for workers in arguments.workers:
         for rate in arguments.links:
@@ -277,7 +295,7 @@ def main():
                 raise SystemExit(f"{workers} workers, {link_name(rate)}: {error}") from None
             taken = time.perf_counter() - start
             console.print(f"{workers} workers, {link_name(rate)}: done in {taken:.0f} s", highlight=False)
-    for table in tables(measured):
+    for table in (table_to_loss(measured),) if arguments.loss else tables(measured):
         console.print(table)
 
 

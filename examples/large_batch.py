@@ -119,6 +119,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", default="large_batch.png", help="file of the plot")
     arguments = parser.parse_args()
+    ms.device_context.cpu.op_tuning.threads_num(1)  # more would wait for each other longer than they compute
     task, results = Task(), {}
     if max(arguments.batches) > len(task.train):
         parser.error(f"a batch has at most {len(task.train)} images")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import matplotlib as mpl
 import mindspore as ms
 import numpy as np
-from low_precision import BATCH, CONTEXT, VALIDATED, WEIGHT_DECAY, LanguageModel, read_text, windows
+from low_precision import BATCH, CONTEXT, VALIDATED, WEIGHT_DECAY, Gradients, LanguageModel, read_text, windows
 from muon import cosine
 from rich.console import Console
 from rich.table import Table
@@ -58,7 +58,7 @@ def train(run, steps, seed):
     rng = np.random.default_rng(seed)
     net = LanguageModel(rng, vocabulary, ms.float32)
     params = list(net.trainable_params())
-    gradient = ms.value_and_grad(net, None, params)
+    gradient = Gradients(net, params)
     validation = windows(held_back, np.linspace(0, len(held_back) - CONTEXT - 1, VALIDATED).astype(int))
 
     def batch(size):
@@ -111,6 +111,7 @@ def main():
     parser.add_argument("--output", default="local_steps.png", help="file of the plot")
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
+    ms.device_context.cpu.op_tuning.threads_num(1)  # more would wait for each other longer than they compute
 
     table = Table("Exchange", "Every", "Validation loss", "By seed", "÷ dense", "Bytes a step", "Of dense")
     runs = [Run("dense"), *(Run(name, every) for name in arguments.names for every in arguments.every)]

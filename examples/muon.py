@@ -147,6 +147,7 @@ def main():
     parser.add_argument("--output", default="muon.png", help="file of the plot")
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE if arguments.mode == "graph" else ms.PYNATIVE_MODE)
+    ms.device_context.cpu.op_tuning.threads_num(1)  # more would wait for each other longer than they compute
 
     console, names = Console(), list(dict.fromkeys(["AdamW", *arguments.optimizer]))
     rates = tune(console, names, arguments.steps) if arguments.tune else {name: RUNS[name].rate for name in names}

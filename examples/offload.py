@@ -110,6 +110,7 @@ def main():
     parser.add_argument("--output", default="offload.png", help="file of the plot")
     arguments = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
+    ms.device_context.cpu.op_tuning.threads_num(1)  # more would wait for each other longer than they compute
 
     results = {label: train(label, arguments.steps, arguments.seed) for label in SETTINGS}
     table = Table("Setting", "MB on the device", "MB on the host", "MB transferred per step", "Loss, last 20 steps")

@@ -115,6 +115,7 @@ def main():
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("trajectories.png"))
     arguments = parser.parse_args()
+    ms.device_context.cpu.op_tuning.threads_num(1)  # more would wait for each other longer than they compute
     functions = (Rosenbrock, Rastrigin)
     plt.rcParams.update({"font.size": 11})
     figure, plots = plt.subplots(len(functions), 1, figsize=(7.5, 12.5), layout="constrained")

@@ -10,6 +10,7 @@ import numpy as np
 from exchange import RAMP, gradients, start
 from harness import numbers, tensor
 from mindspore import Parameter, communication
+from runtime import spare_operators
 
 from ms_optim import AdamW, DGCMomentum, LocalSteps, SparseTopK
 
@@ -26,6 +27,7 @@ MAKERS = {"DGCMomentum": lambda params: DGCMomentum(params, 0.01, **RAMP), "Loca
 
 def main(name, folder):
     communication.init()
+    spare_operators()
     rank = communication.get_rank()
     params = [Parameter(tensor(w, "float32"), name=f"w{i}") for i, w in enumerate(start("float32"))]
     optimizer = MAKERS[name](params)

@@ -25,6 +25,7 @@ from mindformers.parallel_core.training_graph.tensor_parallel.layers import Voca
 from mindformers.parallel_core.training_graph.transformer import norm
 from mindformers.wrapper.wrapper import MFTrainOneStepCell
 from mindspore import Callback, nn, ops
+from runtime import spare_operators
 
 
 class Outer(nn.Cell):
@@ -86,6 +87,7 @@ class Recorder(Callback):
 
 def main():
     run_on_cpu()
+    spare_operators()
     for run in json.loads(pathlib.Path(sys.argv[1]).read_text()):
         record = pathlib.Path(run["record"])
         path = record.with_suffix(".yaml")

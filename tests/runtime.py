@@ -11,16 +11,25 @@ AS_IT_COMES = "MS_OPTIM_TEST_AS_IT_COMES"
 SYNCHRONOUS = not os.environ.get(AS_IT_COMES)
 
 
-def spare_threads():
-    """Run MindSpore's operators in one thread, unless the environment says to leave MindSpore as it comes.
+def spare_operators():
+    """Run each of MindSpore's operators in one thread, unless the environment says to leave MindSpore as it comes.
 
     Its threads wait for each other by yielding without rest, and take ten times as long as they work, more where
-    several processes share the processors. In PyNative mode the first operator of a process settles whether one thread
-    hands operators to the next: pynative_synchronize has its effect later only if that operator was called with it. The
-    package's kernels have threads of their own, which this leaves alone. test_runtime.py leaves MindSpore as it comes.
+    several processes share the processors.
     """
     if SYNCHRONOUS:
         ms.device_context.cpu.op_tuning.threads_num(1)
+
+
+def spare_threads():
+    """Run MindSpore's operators in the thread that calls them, unless the environment says otherwise.
+
+    In PyNative mode the first operator of a process settles whether one thread
+    hands operators to the next: pynative_synchronize has its effect later only if that operator was called with it. The
+    package's kernels have threads of their own, which this leaves alone. test_runtime.py leaves MindSpore as it comes.
+    """
+    spare_operators()
+    if SYNCHRONOUS:
         ms.set_context(pynative_synchronize=True)
         ms.ops.cast(ms.Tensor([1.0], ms.float32), ms.float16).asnumpy()
 

@@ -326,7 +326,9 @@ def test_the_learning_rate_of_a_parameter(case):
 RESUME = """
 import pathlib, sys
 sys.path.insert(0, sys.argv[1])
+from runtime import spare_operators
 from test_state import resume
+spare_operators()
 for line in resume(sys.argv[2]):
     print("digest", line)
 """

@@ -13,7 +13,9 @@ import pathlib
 import sys
 import traceback
 
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1])]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from runtime import spare_operators
 
 
 def answered(request):
@@ -28,6 +30,7 @@ def answered(request):
 
 def main():
     faulthandler.enable()
+    spare_operators()
     with os.fdopen(int(sys.argv[1]), "w") as answers:
         for line in sys.stdin:
             answers.write(json.dumps(answered(json.loads(line))) + "\n")

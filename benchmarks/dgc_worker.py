@@ -215,7 +215,7 @@ class Points:
     """Draws points around a center for each class, in more dimensions than there are points in many batches."""
 
     def __init__(self, seed, batch):
-        self.centers = 0.06 * np.random.default_rng(0).standard_normal((LAYERS[-1], LAYERS[0]), np.float32)
+        self.centers = 0.1 * np.random.default_rng(0).standard_normal((LAYERS[-1], LAYERS[0]), np.float32)
         self.rng, self.batch = np.random.default_rng(seed), batch
 
     def __call__(self):
@@ -238,7 +238,7 @@ def work_to_loss(options):
     rules = {
         f"SparseLoCo, every {EVERY}": (EVERY, None, local_adamw(**SPARSE, compress=SparseTopK())),
         f"DiLoCo, every {EVERY}": (EVERY, None, local_adamw(outer_learning_rate=1.0, outer_momentum=0.5)),
-        "DGC": (5, None, lambda weights: DGCMomentum(weights, RATE, MOMENTUM, 0, backend="aot")),
+        "DGC": (5, None, lambda weights: DGCMomentum(weights, 10 * RATE, MOMENTUM, 0, backend="aot")),
         "dense": (5, OneAllReduce, adamw),
     }
     for name, (every, exchange, optimizer) in rules.items():

@@ -81,10 +81,10 @@ class Affine(nn.Cell):
 class Norm(nn.Cell):
     """Layer normalization whose parameters may be bfloat16, while the arithmetic is float32."""
 
-    def __init__(self, dtype):
+    def __init__(self, width, dtype):
         super().__init__()
-        self.gamma = Parameter(ops.ones((WIDTH,), dtype))
-        self.beta = Parameter(ops.zeros((WIDTH,), dtype))
+        self.gamma = Parameter(ops.ones((width,), dtype))
+        self.beta = Parameter(ops.zeros((width,), dtype))
         self.norm = ops.LayerNorm(-1, -1, 1e-5)
 
     def construct(self, x):
@@ -95,15 +95,16 @@ class Norm(nn.Cell):
 class Block(nn.Cell):
     """Causal self-attention and two layers, each with a residual connection."""
 
-    def __init__(self, rng, dtype):
+    def __init__(self, rng, width, dtype):
         super().__init__()
+        self.width = width
         # As in GPT-2: the initial weights of residual branches are scaled down.
         small = 1 / math.sqrt(2 * BLOCKS)
-        self.norm1, self.norm2 = Norm(dtype), Norm(dtype)
-        self.qkv = Affine(rng, WIDTH, 3 * WIDTH, dtype)
-        self.merge = Affine(rng, WIDTH, WIDTH, dtype, small)
-        self.widen = Affine(rng, WIDTH, 4 * WIDTH, dtype)
-        self.narrow = Affine(rng, 4 * WIDTH, WIDTH, dtype, small)
+        self.norm1, self.norm2 = Norm(width, dtype), Norm(width, dtype)
+        self.qkv = Affine(rng, width, 3 * width, dtype)
+        self.merge = Affine(rng, width, width, dtype, small)
+        self.widen = Affine(rng, width, 4 * width, dtype)
+        self.narrow = Affine(rng, 4 * width, width, dtype, small)
         self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
         # Positions enter only as distances, with a smaller slope for each further head (ALiBi).
         behind = np.arange(CONTEXT)[:, None] - np.arange(CONTEXT)
@@ -111,28 +112,29 @@ class Block(nn.Cell):
         self.bias = ms.Tensor(np.where(behind < 0, -1e9, -slopes * behind), ms.float32)
 
     def construct(self, x):
-        """Return a tensor of shape (batch * CONTEXT, WIDTH) for one of the same shape."""
-        qkv = self.qkv(self.norm1(x)).reshape(-1, CONTEXT, 3 * HEADS, WIDTH // HEADS).transpose(0, 2, 1, 3)
+        """Return a tensor of shape (batch * CONTEXT, width) for one of the same shape."""
+        qkv = self.qkv(self.norm1(x)).reshape(-1, CONTEXT, 3 * HEADS, self.width // HEADS).transpose(0, 2, 1, 3)
         q, k, v = qkv[:, :HEADS], qkv[:, HEADS : 2 * HEADS], qkv[:, 2 * HEADS :]
-        attention = ops.softmax(self.scores(q, k) * math.sqrt(HEADS / WIDTH) + self.bias, -1)
-        x = x + self.merge(self.mix(attention, v).transpose(0, 2, 1, 3).reshape(-1, WIDTH))
+        attention = ops.softmax(self.scores(q, k) * math.sqrt(HEADS / self.width) + self.bias, -1)
+        x = x + self.merge(self.mix(attention, v).transpose(0, 2, 1, 3).reshape(-1, self.width))
         return x + self.narrow(ops.relu(self.widen(self.norm2(x))))
 
 
 class LanguageModel(nn.Cell):
     """A decoder that predicts the next character, with its loss."""
 
-    def __init__(self, rng, vocabulary, dtype):
+    def __init__(self, rng, vocabulary, dtype, width=WIDTH):
         super().__init__()
-        self.characters = Parameter(ms.Tensor(rng.normal(0, 0.02, (vocabulary, WIDTH)), ms.float32).astype(dtype))
-        self.blocks = nn.SequentialCell([Block(rng, dtype) for _ in range(BLOCKS)])
-        self.norm = Norm(dtype)
-        self.head = Affine(rng, WIDTH, vocabulary, dtype)
+        self.width = width
+        self.characters = Parameter(ms.Tensor(rng.normal(0, 0.02, (vocabulary, width)), ms.float32).astype(dtype))
+        self.blocks = nn.SequentialCell([Block(rng, width, dtype) for _ in range(BLOCKS)])
+        self.norm = Norm(width, dtype)
+        self.head = Affine(rng, width, vocabulary, dtype)
 
     def construct(self, text, following):
         """Return the mean cross entropy of what follows each character; both inputs are (batch, CONTEXT)."""
         x = ops.gather(ops.cast(self.characters, ms.float32), text, 0)
-        logits = self.head(self.norm(self.blocks(x.reshape(-1, WIDTH))))
+        logits = self.head(self.norm(self.blocks(x.reshape(-1, self.width))))
         return ops.cross_entropy(logits, following.reshape(-1))
 
 

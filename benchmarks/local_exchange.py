@@ -11,7 +11,6 @@ others that of ``a += b``, both measured in the same run.
 import argparse
 import os
 import statistics
-import threading
 import time
 
 import numpy as np
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ms_optim import AdamW, LocalSteps, Quantized, SparseTopK
-from ms_optim.cli.bench import bandwidth
+from ms_optim.cli.bench import bandwidth, speed_of
 from ms_optim.dgc.transport import together
 from ms_optim.simulated_workers import SimulatedWorker
 
@@ -33,21 +32,9 @@ ROWS = {
 }
 
 
-def reading_speed(threads, size=32_000_000, repeats=5):
+def reading_speed(threads):
     """Return the bytes per second at which threads read two arrays each."""
-    pairs = [(np.ones(size, np.float32), np.ones(size, np.float32)) for _ in range(threads)]
-
-    def read(a, b):
-        for _ in range(repeats):
-            np.dot(a, b)
-
-    workers = [threading.Thread(target=read, args=pair) for pair in pairs]
-    start = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return 8 * size * repeats * threads / (time.perf_counter() - start)
+    return speed_of(np.dot, 8, threads)
 
 
 def measured(arguments, size, workers, rounds):

@@ -9,6 +9,8 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -126,21 +128,36 @@ def tensors(elements: int) -> list[tuple[int, ...]]:
 
 def bandwidth(threads: int, size: int = 32_000_000, repeats: int = 5) -> float:
     """Return the bytes per second of a += b, which reads what it writes, as an update does."""
+    return speed_of(lambda a, b: np.add(a, b, out=a), 12, threads, size, repeats)
+
+
+def speed_of(
+    work: Callable[[np.ndarray, np.ndarray], Any], moved: int, threads: int, size: int = 32_000_000, repeats: int = 5
+) -> float:
+    """Return the bytes per second of work on two float32 arrays, in threads with arrays of their own.
+
+    Args:
+        work: Takes the two arrays.
+        moved: The bytes that it moves for each element.
+        threads: Number of threads.
+        size: Elements of an array.
+        repeats: How often each thread does it.
+    """
     pairs = [(np.ones(size, np.float32), np.ones(size, np.float32)) for _ in range(threads)]
 
-    def add(a, b):
+    def repeat(a, b):
         for _ in range(repeats):
-            np.add(a, b, out=a)
+            work(a, b)
 
     for a, b in pairs:
-        np.add(a, b, out=a)
-    workers = [threading.Thread(target=add, args=pair) for pair in pairs]
+        work(a, b)
+    workers = [threading.Thread(target=repeat, args=pair) for pair in pairs]
     start = time.perf_counter()
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    return 12 * size * repeats * threads / (time.perf_counter() - start)
+    return moved * size * repeats * threads / (time.perf_counter() - start)
 
 
 def least_bytes(optimizer: FusedOptimizer) -> int:

@@ -308,18 +308,33 @@ class LocalEngine {
     found->residual = squares.Total();
     if (!std::isfinite(found->residual)) found->residual = SumOfSquares::Of(residual, chunk.n);
     if (chunk.tensor->residual == nullptr) found->residual = 0.0;
+    MoveReceived(chunk, received, bench, found);
+  }
+
+  // Moves the weights that any worker sent, a vector of their sums at a time.
+  void MoveReceived(const LocalChunk &chunk, int count, Workbench *bench, Found *found) const {
     const auto workers = static_cast<float>(step_.Workers());
     float *start = chunk.Of(chunk.tensor->start);
+    SumOfSquares total;
     WithWeight(chunk.tensor->t, [&](const auto &weight) {
-      for (int j = 0; j < received; ++j) {
-        const int i = bench->received[j];
-        bench->is_received[i] = false;
-        const float sum = bench->sums[i];
-        found->total += double{sum} * double{sum};
-        start[i] -= outer_.rate * (sum / workers);
-        weight.Write(chunk.begin + i, start[i]);
+      for (int first = 0; first < count; first += kLanes) {
+        const int *places = bench->received + first;
+        const int lanes = std::min(kLanes, count - first);
+        float sums[kLanes] = {}, moves[kLanes];
+        for (int k = 0; k < lanes; ++k) {
+          sums[k] = bench->sums[places[k]];
+          bench->is_received[places[k]] = false;
+        }
+        total.Add(first, LoadLanes(sums));
+        StoreLanes(outer_.rate * (LoadLanes(sums) / workers), moves);
+        for (int k = 0; k < lanes; ++k) {
+          const int i = places[k];
+          start[i] -= moves[k];
+          weight.Write(chunk.begin + i, start[i]);
+        }
       }
     });
+    found->total = total.Total();
   }
 
   // Few elements were sent, but all move along their velocities.

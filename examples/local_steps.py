@@ -25,8 +25,8 @@ import matplotlib.pyplot as plt
 
 WORKERS, BATCH, WIDTH = 4, 32, 32
 RATE = 8e-3  # the best of 4e-3, this and 16e-3, for dense training
-# In a run of a few hundred exchanges, DiLoCo's own momentum of 0.9 has little time to act. SparseLoCo sends few elements
-# of each difference, and needs a larger rate.
+# In a run of a few hundred exchanges, DiLoCo's own momentum of 0.9 has little time to act. SparseLoCo sends few
+# elements of each difference, and needs a larger rate.
 OUTER = {
     "DiLoCo": {"outer_learning_rate": 1.0, "outer_momentum": 0.3},
     "SparseLoCo": {"outer_learning_rate": 3.0, "outer_momentum": 0.0, "compress": SparseTopK()},

@@ -5,13 +5,19 @@
 The bytes are those that the launches read and write. To send: the weights, the weights at the last exchange and the
 residuals are read, and the send buffer is written. To apply: the same arrays, the velocities and what all workers sent
 are read, and what changes is written. Bytes that are only read take the time that ``numpy.dot`` takes to read them, all
-others that of ``a += b``, both measured in the same run.
+others that of ``a += b``, both measured in the same run. The last column compares with bare loops, which read and write
+the same arrays as the launches and do nothing else (streams.cc, compiled with ``c++``), also in the same run.
 """
 
 import argparse
+import ctypes
 import os
 import statistics
+import subprocess
+import tempfile
 import time
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 from mindspore import Parameter, Tensor
@@ -37,8 +43,35 @@ def reading_speed(threads):
     return speed_of(np.dot, 8, threads)
 
 
+@cache
+def streams():
+    """Compile and load streams.cc."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "streams.so")
+        source = Path(__file__).with_name("streams.cc")
+        options = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
+        subprocess.run(["c++", *options, str(source), "-o", str(library)], check=True)
+        found = ctypes.CDLL(str(library))
+    found["pass"].argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    found["pass"].restype = ctypes.c_float
+    return found["pass"]
+
+
+def passing(read, updated, writes, size, rounds):
+    """Return the seconds of a loop that reads arrays, updates others, and writes one without reading it."""
+    arrays = [np.ones(size // 16 * 16, np.float32) for _ in range(read + updated + writes)]
+    addresses = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
+    seconds = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        if streams()(addresses, read, updated, writes, len(arrays[0])) < 0:
+            raise ValueError(f"streams.cc has no loop that reads {read} arrays and updates {updated}")
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
 def measured(arguments, size, workers, rounds):
-    """Return the seconds of sending and of applying, and the bytes that each only reads, and moves besides."""
+    """Return the seconds of sending and of applying, the bytes that each only reads and moves, and the loops' seconds."""
     rng = np.random.default_rng(0)
     start = rng.standard_normal(size).astype(np.float32)
     params = [Parameter(Tensor(start), name="w")]
@@ -62,7 +95,11 @@ def measured(arguments, size, workers, rounds):
     start_moves = velocities > 0 or residuals == 0
     send = ((2 + residuals) * array, wire.nbytes)
     apply = (wires.nbytes + (not start_moves) * array, 2 * (1 + start_moves + residuals + velocities) * array)
-    return statistics.median(sending), statistics.median(applying), send, apply
+    is_dense = "compress" not in arguments
+    changed = 1 + start_moves + residuals + velocities
+    loops = passing(2 + residuals, 0, is_dense, size, rounds)
+    loops += passing(is_dense or not start_moves, changed, False, size, rounds)
+    return statistics.median(sending), statistics.median(applying), send, apply, loops
 
 
 def main():
@@ -81,15 +118,16 @@ def main():
         moves.append(bandwidth(threads))
     read, move = statistics.median(reads), statistics.median(moves)
     table = Table(
-        "Exchange", "send, ns", "apply, ns", "bytes", "÷ moving them",
+        "Exchange", "send, ns", "apply, ns", "bytes", "÷ moving them", "÷ bare loops",
         title=f"A parameter of {given.size:,}; {threads} threads; "
         f"dot(a, b) reads {read / 1e9:.1f} GB/s, a += b moves {move / 1e9:.1f} GB/s",
     )  # fmt: skip
-    for name, (send, apply, of_send, of_apply) in rows.items():
+    for name, (send, apply, of_send, of_apply, loops) in rows.items():
         each, read_bytes, moved_bytes = 1e9 / given.size, of_send[0] + of_apply[0], of_send[1] + of_apply[1]
         ratio = (send + apply) / (read_bytes / read + moved_bytes / move)
         total = (read_bytes + moved_bytes) / given.size
-        table.add_row(name, f"{send * each:.2f}", f"{apply * each:.2f}", f"{total:.1f}", f"{ratio:.2f}")
+        of_loops = f"{(send + apply) / loops:.2f}"
+        table.add_row(name, f"{send * each:.2f}", f"{apply * each:.2f}", f"{total:.1f}", f"{ratio:.2f}", of_loops)
     Console().print(table)
 
 

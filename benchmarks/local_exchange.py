@@ -71,7 +71,7 @@ def passing(read, updated, writes, size, rounds):
 
 
 def measured(arguments, size, workers, rounds):
-    """Return the seconds of sending and of applying, the bytes that each only reads and moves, and the loops' seconds."""
+    """Return the seconds of sending and of applying, the bytes that each only reads and moves, and the loops' time."""
     rng = np.random.default_rng(0)
     start = rng.standard_normal(size).astype(np.float32)
     params = [Parameter(Tensor(start), name="w")]

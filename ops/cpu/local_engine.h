@@ -15,10 +15,12 @@
 namespace ms_optim {
 namespace {
 
-constexpr int kDenseChunk = 1024;  // all that is read and written of a chunk stays in the first cache
+constexpr int kDenseChunk = 8192;  // elements; what is stored past the caches is ordered once for each chunk
 // Elements of a chunk that are received and moved before the next ones: no more than a processor fetches ahead, so that
 // memory does not wait while values are read.
 constexpr int kMovedAtOnce = 256;
+constexpr int kFetchedOften = 4;  // received elements for which 16 of the next chunk are read
+constexpr int kLineBytes = 64;
 
 // A part of a tensor that one thread works on at a time.
 struct LocalChunk {
@@ -31,11 +33,51 @@ struct LocalChunk {
   LocalChunk Part(int first, int count) const { return {tensor, begin + first, count, place}; }
 };
 
-// Room for a chunk. Between two chunks, nothing is sent, and no element is marked as received.
+// Reads what is kept of elements into a cache, a little at a time, before their turn comes.
+class Ahead {
+ public:
+  // Of so many elements, from one on that is counted from the chunk's first; of no more than the tensor has.
+  Ahead(const LocalChunk &chunk, int first, int count) : next_(chunk.begin + first), end_(next_ + count) {
+    const LocalTensor &tensor = *chunk.tensor;
+    end_ = std::min(end_, tensor.t.size);
+    Add(tensor.t.weight, tensor.t.weight_type == DType::kFloat32 ? 4 : 2);
+    Add(tensor.start, sizeof(float));
+    Add(tensor.velocity, sizeof(float));
+    Add(tensor.residual, sizeof(float));
+  }
+
+  // Reads the next 16 elements into the second cache, or into the first one.
+  MS_OPTIM_FN void Fetch() { FetchInto<2>(); }
+  MS_OPTIM_FN void FetchClose() { FetchInto<3>(); }
+
+ private:
+  struct Array {
+    const char *first;
+    int bytes;  // of an element
+  };
+
+  void Add(const void *array, int bytes) {
+    if (array != nullptr) arrays_[count_++] = {static_cast<const char *>(array), bytes};
+  }
+
+  template <int kLocality>
+  MS_OPTIM_FN void FetchInto() {
+    if (next_ >= end_) return;
+    for (int a = 0; a < count_; ++a) __builtin_prefetch(arrays_[a].first + next_ * arrays_[a].bytes, 0, kLocality);
+    next_ += kLanes;
+  }
+
+  int64_t next_, end_;
+  Array arrays_[4];
+  int count_ = 0;
+};
+
+// Room for a chunk. Between two chunks, no element is marked as received, or as this worker's own.
 struct Workbench {
-  float x[kChunkRoom], values[kChunkRoom], sums[kChunkRoom], sent[kChunkRoom] = {};
-  int32_t places[kChunkRoom], own[kChunkRoom], received[kChunkRoom];
+  float values[kChunkRoom], own_values[kChunkRoom], sums[kChunkRoom];
+  int32_t places[kChunkRoom], own_places[kChunkRoom], received[kChunkRoom];
   bool is_received[kChunkRoom] = {};
+  uint16_t is_own[kChunkRoom / kLanes] = {};  // a bit for each element
   LargestElements largest;
 };
 
@@ -205,28 +247,30 @@ class LocalEngine {
 
   void SendCoded(const LocalChunk &chunk, Workbench *bench, Found *found) const {
     const ChunkCode code = CodeOf(chunk);
-    LargestElements *largest = code.HasPlaces() ? &bench->largest : nullptr;
-    Checksum checksum(FirstPlace(chunk));
-    ForEachDifference(chunk, found, [&](const auto &, int i, auto x, auto start) {
-      StoreAt(x, bench->x + i);
-      checksum.Add(start);
-      if constexpr (sizeof(x) > sizeof(float)) {
-        if (largest != nullptr) largest->Compare(i, x);
-      }
-    });
-    found->checksum = checksum.Total();
     uint8_t *wire = static_cast<uint8_t *>(step_.wire) + chunk.place;
     memset(wire, 0, static_cast<size_t>(code.bytes));
-    float *chosen = bench->x;
-    if (largest != nullptr) {
-      chosen = bench->values;
-      largest->Find(bench->x, code.elements, code.sent, chunk.n / SumOfSquares::kStep * SumOfSquares::kStep,
-                    bench->places);
-      for (int j = 0; j < code.sent; ++j) chosen[j] = bench->x[bench->places[j]];
+    Checksum checksum(FirstPlace(chunk));
+    if (code.HasPlaces()) {
+      Candidates candidates = bench->largest.None();
+      ForEachDifference(chunk, found, [&](const auto &, int i, auto x, auto start) {
+        candidates.Add(i, x);
+        checksum.Add(start);
+      });
+      const auto fill = [&](float *to) {
+        Found again;
+        ForEachDifference(chunk, &again, [&](const auto &, int i, auto x, auto) { StoreAt(x, to + i); });
+      };
+      bench->largest.Find(candidates, chunk.n, code.sent, fill, bench->values, bench->places);
       PutPlaces(code, bench->places, wire);
+    } else {
+      ForEachDifference(chunk, found, [&](const auto &, int i, auto x, auto start) {
+        StoreAt(x, bench->values + i);
+        checksum.Add(start);
+      });
     }
-    std::fill_n(chosen + code.sent, kLanes, 0.0f);
-    PutValues(code, chosen, wire);
+    found->checksum = checksum.Total();
+    std::fill_n(bench->values + code.sent, kLanes, 0.0f);
+    PutValues(code, bench->values, wire);
   }
 
   // ---- Applying what all sent ---------------------------------------------------------------------------------------
@@ -245,6 +289,7 @@ class LocalEngine {
   // Every worker sent all elements. Sums are in the workers' order.
   void ApplyToAll(const LocalChunk &chunk, Workbench *bench, Found *found) const {
     const ChunkCode code = CodeOf(chunk);
+    Ahead ahead(chunk, kMovedAtOnce, chunk.n);
     float *residual = chunk.Of(chunk.tensor->residual);
     if (residual != nullptr) KeepDifferences(chunk, found);
     SumOfSquares squares;
@@ -254,6 +299,7 @@ class LocalEngine {
       for (int worker = 0; worker < step_.Workers(); ++worker) {
         const bool leaves = residual != nullptr && IsOwn(worker);
         ReadValues(code, WireOf(chunk, worker), begin, end, [&](int j, LanesOf<float> values) {
+          if (worker == 0) ahead.FetchClose();
           squares.Add(j, values);
           const LanesOf<float> before = worker == 0 ? LanesOf<float>{} : LoadLanes(bench->sums + j);
           StoreLanes(before + values, bench->sums + j);
@@ -271,67 +317,80 @@ class LocalEngine {
   }
 
   // Few elements were sent, and there is no velocity: all weights go back to where they started, and only those that
-  // any worker sent move from there.
+  // any worker sent move from there. The next chunk is read meanwhile, since what was received takes a while to unpack.
   void ApplyToFew(const LocalChunk &chunk, Workbench *bench, Found *found) const {
     const ChunkCode code = CodeOf(chunk);
+    Ahead ahead(chunk, chunk.n, chunk.n);
+    const int received = Receive(chunk, code, bench, &ahead, found);
+    float *residual = chunk.Of(chunk.tensor->residual);
+    SumOfSquares squares;
+    ForEachDifference(chunk, found, [&](const auto &weight, int i, auto x, auto start) {
+      if (i % SumOfSquares::kStep == 0) ahead.Fetch();
+      if (residual != nullptr) {
+        squares.Add(i, WithoutLanes(x, bench->is_own[i / kLanes] >> i % kLanes));
+        StoreAt(x, residual + i);
+      }
+      WriteAt(weight, chunk.begin + i, start);
+    });
+    for (int j = 0; j < code.sent; ++j) {
+      const int i = bench->own_places[j];
+      bench->is_own[i / kLanes] = 0;
+      if (residual == nullptr) continue;
+      residual[i] = Left(residual[i], bench->own_values[j]);
+      bench->own_values[j] = residual[i];
+    }
+    if (residual != nullptr) found->residual = squares.Total() + SumOfSquares::Of(bench->own_values, code.sent);
+    MoveReceived(chunk, received, bench, &ahead, found);
+  }
+
+  // Adds up what all workers sent of few elements, and returns how many elements these are.
+  int Receive(const LocalChunk &chunk, const ChunkCode &code, Workbench *bench, Ahead *ahead, Found *found) const {
     int received = 0;
     for (int worker = 0; worker < step_.Workers(); ++worker) {
-      int32_t *places = IsOwn(worker) ? bench->own : bench->places;
-      found->each += ReadChunk(code, WireOf(chunk, worker), bench->values, places);
+      float *values = IsOwn(worker) ? bench->own_values : bench->values;
+      int32_t *places = IsOwn(worker) ? bench->own_places : bench->places;
+      const uint8_t *wire = WireOf(chunk, worker);
+      for (int next = 0; next < code.bytes; next += kLineBytes) __builtin_prefetch(wire + code.bytes + next);
+      found->each += ReadChunk(code, wire, values, places);
       for (int j = 0; j < code.sent; ++j) {
         const int i = places[j];
         const bool again = bench->is_received[i];
         bench->is_received[i] = true;
         bench->received[received] = i;
         received += !again;
-        bench->sums[i] = (again ? bench->sums[i] : 0.0f) + bench->values[j];
-        if (IsOwn(worker)) bench->sent[i] = bench->values[j];
+        bench->sums[i] = (again ? bench->sums[i] : 0.0f) + values[j];
+        if (j % kFetchedOften == 0) ahead->Fetch();
       }
     }
-    float *residual = chunk.tensor->residual == nullptr ? bench->x : chunk.Of(chunk.tensor->residual);
-    SumOfSquares squares;
-    ForEachDifference(chunk, found, [&](const auto &weight, int i, auto x, auto start) {
-      if constexpr (sizeof(x) > sizeof(float)) {
-        x -= LoadLanes(bench->sent + i);
-      } else {
-        x -= bench->sent[i];
-      }
-      squares.Add(i, x);
-      StoreAt(x, residual + i);
-      WriteAt(weight, chunk.begin + i, start);
-    });
     for (int j = 0; j < code.sent; ++j) {
-      const int i = bench->own[j];
-      bench->sent[i] = 0.0f;
-      residual[i] = Left(residual[i], 0.0f);
+      const int i = bench->own_places[j];
+      bench->is_own[i / kLanes] = static_cast<uint16_t>(bench->is_own[i / kLanes] | 1u << i % kLanes);
     }
-    found->residual = squares.Total();
-    if (!std::isfinite(found->residual)) found->residual = SumOfSquares::Of(residual, chunk.n);
-    if (chunk.tensor->residual == nullptr) found->residual = 0.0;
-    MoveReceived(chunk, received, bench, found);
+    return received;
   }
 
   // Moves the weights that any worker sent, a vector of their sums at a time.
-  void MoveReceived(const LocalChunk &chunk, int count, Workbench *bench, Found *found) const {
+  void MoveReceived(const LocalChunk &chunk, int count, Workbench *bench, Ahead *ahead, Found *found) const {
     const auto workers = static_cast<float>(step_.Workers());
-    float *start = chunk.Of(chunk.tensor->start);
+    float *start = chunk.Of(chunk.tensor->start), *moves = bench->values;
+    const int32_t *places = bench->received;
+    for (int j = 0; j < count; ++j) {
+      moves[j] = bench->sums[places[j]];
+      bench->is_received[places[j]] = false;
+      if (j % kFetchedOften == 0) ahead->Fetch();
+    }
+    std::fill_n(moves + count, kLanes, 0.0f);
     SumOfSquares total;
+    for (int j = 0; j < count; j += kLanes) {
+      const LanesOf<float> sums = LoadLanes(moves + j);
+      total.Add(j, sums);
+      StoreLanes(outer_.rate * (sums / workers), moves + j);
+    }
     WithWeight(chunk.tensor->t, [&](const auto &weight) {
-      for (int first = 0; first < count; first += kLanes) {
-        const int *places = bench->received + first;
-        const int lanes = std::min(kLanes, count - first);
-        float sums[kLanes] = {}, moves[kLanes];
-        for (int k = 0; k < lanes; ++k) {
-          sums[k] = bench->sums[places[k]];
-          bench->is_received[places[k]] = false;
-        }
-        total.Add(first, LoadLanes(sums));
-        StoreLanes(outer_.rate * (LoadLanes(sums) / workers), moves);
-        for (int k = 0; k < lanes; ++k) {
-          const int i = places[k];
-          start[i] -= moves[k];
-          weight.Write(chunk.begin + i, start[i]);
-        }
+      for (int j = 0; j < count; ++j) {
+        const int i = places[j];
+        start[i] -= moves[j];
+        weight.Write(chunk.begin + i, start[i]);
       }
     });
     found->total = total.Total();

@@ -48,6 +48,20 @@ inline void OrderStores() {
 #endif
 }
 
+// The lanes of a vector that are not left out, a bit each, and 0 in the others.
+inline LanesOf<float> WithoutLanes(LanesOf<float> x, uint32_t left_out) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<LanesOf<float>>(
+      _mm512_maskz_mov_ps(static_cast<__mmask16>(~left_out), reinterpret_cast<__m512>(x)));
+#else
+  LanesOf<int32_t> bits;
+  for (int k = 0; k < kLanes; ++k) bits[k] = 1 << k;
+  const LanesOf<int32_t> stays = (bits & static_cast<int32_t>(left_out)) == 0;
+  return reinterpret_cast<LanesOf<float>>(reinterpret_cast<LanesOf<int32_t>>(x) & stays);
+#endif
+}
+inline float WithoutLanes(float x, uint32_t left_out) { return left_out % 2 != 0 ? 0.0f : x; }
+
 // Sums of squares in 32 lanes, element i of a chunk in lane i mod 32, which are added in order: two vectors, so that no
 // addition waits for the one before. In float32: a chunk is short, and this is for a report alone.
 class SumOfSquares {

@@ -259,21 +259,37 @@ T ReadBefore(const uint8_t *end, const uint8_t *from) {
   return bits;
 }
 
-// What is no place of the chunk is read as 0.
+// What is no place of the chunk is read as 0. The high bits are read first: what is read of each place is little, and
+// the processor reads many at once.
 inline void ReadPlaces(const ChunkCode &code, const uint8_t *wire, int32_t *places) {
   const uint8_t *low = wire + code.low, *high = wire + code.high, *end = wire + code.bytes;
-  const uint32_t mask = (1u << code.low_bits) - 1u;
   int j = 0;
   for (int byte = 0; byte < end - high; byte += 8) {
-    for (auto flags = ReadBefore<uint64_t>(end, high + byte); flags != 0 && j < code.sent; flags &= flags - 1, ++j) {
+    auto flags = ReadBefore<uint64_t>(end, high + byte);
+    const int last = std::min(j + __builtin_popcountll(flags), code.sent);
+    for (; j < last; ++j, flags &= flags - 1) {
       const auto step = static_cast<uint32_t>(8 * byte + __builtin_ctzll(flags) - j);
-      const int at = j * code.low_bits;
-      const uint32_t of_low = ReadBefore<uint32_t>(end, low + at / 8) >> at % 8 & mask;
-      const uint32_t place = step << code.low_bits | of_low;
-      places[j] = place < static_cast<uint32_t>(code.elements) ? static_cast<int32_t>(place) : 0;
+      places[j] = static_cast<int32_t>(step << code.low_bits);
     }
   }
-  for (; j < code.sent; ++j) places[j] = 0;
+  for (; j < code.sent; ++j) places[j] = code.elements;
+  const uint32_t mask = (1u << code.low_bits) - 1u;
+  const auto add_low = [&](const auto &read) {
+    for (int k = 0, at = 0; k < code.sent; ++k, at += code.low_bits) {
+      const uint32_t place = static_cast<uint32_t>(places[k]) | (read(low + at / 8) >> at % 8 & mask);
+      places[k] = place < static_cast<uint32_t>(code.elements) ? static_cast<int32_t>(place) : 0;
+    }
+  };
+  // 32 bits from where low bits begin are in the wire if at least so many bits follow them.
+  if (end - high >= static_cast<int>(sizeof(uint32_t))) {
+    add_low([](const uint8_t *from) {
+      uint32_t bits;
+      memcpy(&bits, from, sizeof(bits));
+      return bits;
+    });
+  } else {
+    add_low([=](const uint8_t *from) { return ReadBefore<uint32_t>(end, from); });
+  }
 }
 
 }  // namespace

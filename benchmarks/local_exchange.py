@@ -5,9 +5,12 @@
 The bytes are those that the launches read and write. To send: the weights, the weights at the last exchange and the
 residuals are read, and the send buffer is written. To apply: the same arrays, the velocities and what all workers sent
 are read, and what changes is written. Bytes that are only read take the time that ``numpy.dot`` takes to read them, all
-others that of ``a += b``, both measured in the same run. The last column compares with bare loops, which read and write
-as many arrays as the launches and do nothing else (streams.cc, compiled with ``c++``), also in the same run. Their
-arrays are NumPy's, which are on huge pages where the system has them. What compression sends and receives is omitted.
+others that of ``a += b``. The last column compares with bare loops, which read and write as many arrays as the launches
+and do nothing else (streams.cc, compiled with ``c++``). Their arrays are NumPy's, which are on huge pages where the
+system has them. What compression sends and receives is omitted.
+
+The memory of a shared machine is faster at one time than at another. So all is measured in each round, one behind the
+other; the ratios are medians of the rounds' ratios.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -39,9 +43,15 @@ ROWS = {
 }
 
 
-def reading_speed(threads):
-    """Return the bytes per second at which threads read two arrays each."""
-    return speed_of(np.dot, 8, threads)
+@dataclass
+class Round:
+    """What was measured in one round: seconds, and bytes per second."""
+
+    send: float
+    apply: float
+    loops: float
+    read: float
+    move: float
 
 
 @cache
@@ -58,8 +68,15 @@ def streams():
     return found["pass"]
 
 
-def passing(read, updated, writes, size, rounds):
-    """Return the seconds of a loop that reads arrays, updates others, and writes one without reading it."""
+def timed(work):
+    """Return the seconds that work takes."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def passing(read, updated, writes, size):
+    """Return a loop that reads arrays, updates others, and writes one without reading it; it was checked once."""
     arrays = [np.ones(size // 16 * 16, np.float32) for _ in range(read + updated + writes)]
     addresses = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
     if streams()(addresses, read, updated, writes, len(arrays[0])) < 0:
@@ -67,44 +84,43 @@ def passing(read, updated, writes, size, rounds):
     values = [1.0] * read + [0.5 + read] * updated + [read] * writes
     if not all((a == value).all() for a, value in zip(arrays, values, strict=True)):
         raise ValueError("a loop of streams.cc left out elements")
-    seconds = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        streams()(addresses, read, updated, writes, len(arrays[0]))
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
+    return lambda: streams()(addresses, read, updated, writes, len(arrays[0]))
 
 
-def measured(arguments, size, workers, rounds):
-    """Return the seconds of sending and of applying, the bytes that each only reads and moves, and the loops' time."""
+def measured(arguments, size, workers, rounds, threads):
+    """Return what was measured in each round, and the bytes of an exchange that are only read, and that are moved."""
     rng = np.random.default_rng(0)
     start = rng.standard_normal(size).astype(np.float32)
     params = [Parameter(Tensor(start), name="w")]
     local = LocalSteps(AdamW(params), group=SimulatedWorker(workers, 0), **arguments)
     exchange = local.exchanges[0]
     exchange.begin_here()
-    sending, applying = [], []
     moved = (1e-3 * rng.standard_normal(size)).astype(np.float32)
+
+    is_dense = "compress" not in arguments
+    residuals, velocities = len(local.local_residual), len(local.local_velocity)
+    # Without velocities, the few that were sent are all that changes of the weights at the last exchange.
+    start_moves = velocities > 0 or residuals == 0
+    changed = 1 + start_moves + residuals + velocities
+    loops = [
+        passing(2 + residuals, 0, is_dense, size),
+        passing(is_dense or not start_moves, changed, False, size),
+    ]
+
+    measurements = []
     for _ in range(rounds):
         params[0].asnumpy()[...] += moved
         begin = time.perf_counter()
         wire, _ = exchange.send_here()
-        sending.append(time.perf_counter() - begin)
-        wires = together([wire] * workers, "compress" in arguments)
-        begin = time.perf_counter()
-        exchange.apply_here(wires)
-        applying.append(time.perf_counter() - begin)
-    residuals, velocities = len(local.local_residual), len(local.local_velocity)
+        send = time.perf_counter() - begin
+        wires = together([wire] * workers, not is_dense)
+        apply = timed(lambda sent=wires: exchange.apply_here(sent))
+        of_loops = sum(timed(loop) for loop in loops)
+        read, move = speed_of(np.dot, 8, threads, repeats=2), bandwidth(threads, repeats=2)
+        measurements.append(Round(send, apply, of_loops, read, move))
     array = 4 * size
-    # Without velocities, the few that were sent are all that changes of the weights at the last exchange.
-    start_moves = velocities > 0 or residuals == 0
-    send = ((2 + residuals) * array, wire.nbytes)
-    apply = (wires.nbytes + (not start_moves) * array, 2 * (1 + start_moves + residuals + velocities) * array)
-    is_dense = "compress" not in arguments
-    changed = 1 + start_moves + residuals + velocities
-    loops = passing(2 + residuals, 0, is_dense, size, rounds)
-    loops += passing(is_dense or not start_moves, changed, False, size, rounds)
-    return statistics.median(sending), statistics.median(applying), send, apply, loops
+    read_bytes = (2 + residuals) * array + wires.nbytes + (not start_moves) * array
+    return measurements, read_bytes, wire.nbytes + 2 * changed * array
 
 
 def main():
@@ -112,27 +128,31 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=50_000_000, help="number of parameters")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     given = parser.parse_args()
-    rows = {}
     threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
-    reads, moves = [reading_speed(threads)], [bandwidth(threads)]
-    for name, arguments in ROWS.items():
-        rows[name] = measured(arguments, given.size, given.workers, given.rounds)
-        reads.append(reading_speed(threads))
-        moves.append(bandwidth(threads))
-    read, move = statistics.median(reads), statistics.median(moves)
     table = Table(
-        "Exchange", "send, ns", "apply, ns", "bytes", "÷ moving them", "÷ bare loops",
-        title=f"A parameter of {given.size:,}; {threads} threads; "
-        f"dot(a, b) reads {read / 1e9:.1f} GB/s, a += b moves {move / 1e9:.1f} GB/s",
+        "Exchange", "send + apply, ns", "bytes", "dot, a += b, GB/s", "÷ bytes", "÷ loops",
+        title=f"A parameter of {given.size:,}; {threads} threads; medians of {given.rounds} rounds",
     )  # fmt: skip
-    for name, (send, apply, of_send, of_apply, loops) in rows.items():
-        each, read_bytes, moved_bytes = 1e9 / given.size, of_send[0] + of_apply[0], of_send[1] + of_apply[1]
-        ratio = (send + apply) / (read_bytes / read + moved_bytes / move)
-        total = (read_bytes + moved_bytes) / given.size
-        of_loops = f"{(send + apply) / loops:.2f}"
-        table.add_row(name, f"{send * each:.2f}", f"{apply * each:.2f}", f"{total:.1f}", f"{ratio:.2f}", of_loops)
+    for name, arguments in ROWS.items():
+        measurements, read_bytes, moved_bytes = measured(arguments, given.size, given.workers, given.rounds, threads)
+
+        def median(of, measurements=measurements):
+            return statistics.median(map(of, measurements))
+
+        def of_bytes(m, read=read_bytes, moved=moved_bytes):
+            return (m.send + m.apply) / (read / m.read + moved / m.move)
+
+        each = 1e9 / given.size
+        table.add_row(
+            name,
+            f"{median(lambda m: m.send) * each:.2f} + {median(lambda m: m.apply) * each:.2f}",
+            f"{(read_bytes + moved_bytes) / given.size:.1f}",
+            f"{median(lambda m: m.read) / 1e9:.1f}, {median(lambda m: m.move) / 1e9:.1f}",
+            f"{median(of_bytes):.2f}",
+            f"{median(lambda m: (m.send + m.apply) / m.loops):.2f}",
+        )
     Console().print(table)
 
 

@@ -15,64 +15,30 @@
 namespace ms_optim {
 namespace {
 
-constexpr int kDenseChunk = 8192;  // elements; what is stored past the caches is ordered once for each chunk
+// Elements that a thread works on at a time. Few, so that they stay in its second cache; many, since memory waits where
+// one thing ends and the next one begins.
+constexpr int kStretch = 1 << 14;
+constexpr int kChunksAtOnce = 4;
 // Elements of a chunk that are received and moved before the next ones: no more than a processor fetches ahead, so that
 // memory does not wait while values are read.
 constexpr int kMovedAtOnce = 256;
-constexpr int kFetchedOften = 4;  // received elements for which 16 of the next chunk are read
-constexpr int kLineBytes = 64;
 
-// A part of a tensor that one thread works on at a time.
-struct LocalChunk {
+// A part of a tensor that one thread works on at a time: chunks of one length that follow each other.
+struct Stretch {
   const LocalTensor *tensor;
   int64_t begin;
-  int n;
-  int64_t place;  // byte in a wire
+  int n, of_chunk;  // elements, and those of a chunk
+  int64_t place;    // of the first chunk in a wire, in bytes
 
   float *Of(float *array) const { return array == nullptr ? nullptr : array + begin; }
-  LocalChunk Part(int first, int count) const { return {tensor, begin + first, count, place}; }
+  int Chunks() const { return n / of_chunk; }
+  Stretch Part(int first, int count) const { return {tensor, begin + first, count, of_chunk, place}; }
+  Stretch Chunk(int c, const ChunkCode &code) const {
+    return {tensor, begin + c * of_chunk, of_chunk, of_chunk, place + c * code.bytes};
+  }
 };
 
-// Reads what is kept of elements into a cache, a little at a time, before their turn comes.
-class Ahead {
- public:
-  // Of so many elements, from one on that is counted from the chunk's first; of no more than the tensor has.
-  Ahead(const LocalChunk &chunk, int first, int count) : next_(chunk.begin + first), end_(next_ + count) {
-    const LocalTensor &tensor = *chunk.tensor;
-    end_ = std::min(end_, tensor.t.size);
-    Add(tensor.t.weight, tensor.t.weight_type == DType::kFloat32 ? 4 : 2);
-    Add(tensor.start, sizeof(float));
-    Add(tensor.velocity, sizeof(float));
-    Add(tensor.residual, sizeof(float));
-  }
-
-  // Reads the next 16 elements into the second cache, or into the first one.
-  MS_OPTIM_FN void Fetch() { FetchInto<2>(); }
-  MS_OPTIM_FN void FetchClose() { FetchInto<3>(); }
-
- private:
-  struct Array {
-    const char *first;
-    int bytes;  // of an element
-  };
-
-  void Add(const void *array, int bytes) {
-    if (array != nullptr) arrays_[count_++] = {static_cast<const char *>(array), bytes};
-  }
-
-  template <int kLocality>
-  MS_OPTIM_FN void FetchInto() {
-    if (next_ >= end_) return;
-    for (int a = 0; a < count_; ++a) __builtin_prefetch(arrays_[a].first + next_ * arrays_[a].bytes, 0, kLocality);
-    next_ += kLanes;
-  }
-
-  int64_t next_, end_;
-  Array arrays_[4];
-  int count_ = 0;
-};
-
-// Room for a chunk. Between two chunks, no element is marked as received, or as this worker's own.
+// Room for a stretch. Between two of them, no element is marked as received, or as this worker's own.
 struct Workbench {
   float values[kChunkRoom], own_values[kChunkRoom], sums[kChunkRoom];
   int32_t places[kChunkRoom], own_places[kChunkRoom], received[kChunkRoom];
@@ -81,7 +47,7 @@ struct Workbench {
   LargestElements largest;
 };
 
-// What a chunk adds to the norms of a report, to the sum of squares of what all workers sent, and to the checksum of
+// What a stretch adds to the norms of a report, to the sum of squares of what all workers sent, and to the checksum of
 // the weights that they started from.
 struct Found {
   double difference, residual, total, each;
@@ -93,8 +59,8 @@ struct MoveSums {
   SumOfSquares total, difference;
 
   void Report(bool has_differences, Found *found) const {
-    found->total = total.Total();
-    if (has_differences) found->difference = difference.Total();
+    found->total += total.Total();
+    if (has_differences) found->difference += difference.Total();
   }
 };
 
@@ -104,17 +70,18 @@ class LocalEngine {
 
   // Begins: the weights are what all start from.
   Status Begin() {
-    return ForEachChunk([](const LocalChunk &chunk, Workbench *, Found *) {
-      float *start = chunk.Of(chunk.tensor->start);
-      WithWeight(chunk.tensor->t, [&](const auto &weight) {
-        for (int i = 0; i < chunk.n; ++i) start[i] = weight.Read(chunk.begin + i);
+    return ForEachStretch([](const Stretch &stretch, Workbench *, Found *) {
+      float *start = stretch.Of(stretch.tensor->start);
+      WithWeight(stretch.tensor->t, [&](const auto &weight) {
+        for (int i = 0; i < stretch.n; ++i) start[i] = weight.Read(stretch.begin + i);
       });
     });
   }
 
   Status Send() {
-    const Status status = ForEachChunk([this](const LocalChunk &chunk, Workbench *bench, Found *found) {
-      step_.IsDense() ? SendAll(chunk, found) : SendCoded(chunk, bench, found);
+    const Status status = ForEachStretch([this](const Stretch &stretch, Workbench *bench, Found *found) {
+      if (step_.IsDense()) return SendAll(stretch, found);
+      CodeOf(stretch).HasPlaces() ? SendFew(stretch, bench, found) : SendCodesOfAll(stretch, bench, found);
     });
     if (status != kOk) return status;
     const Found all = Total();
@@ -124,17 +91,17 @@ class LocalEngine {
   }
 
   Status Apply() {
-    const Status status = ForEachChunk([this](const LocalChunk &chunk, Workbench *bench, Found *found) {
+    const Status status = ForEachStretch([this](const Stretch &stretch, Workbench *bench, Found *found) {
       if (step_.IsDense()) {
         MoveSums moved;
-        Move<true>(chunk, static_cast<const float *>(step_.wires) + chunk.tensor->before + chunk.begin, &moved);
+        Move<true>(stretch, static_cast<const float *>(step_.wires) + stretch.tensor->before + stretch.begin, &moved);
         moved.Report(true, found);
-      } else if (!CodeOf(chunk).HasPlaces()) {
-        ApplyToAll(chunk, bench, found);
-      } else if (chunk.tensor->velocity == nullptr) {
-        ApplyToFew(chunk, bench, found);
+      } else if (!CodeOf(stretch).HasPlaces()) {
+        ApplyToAll(stretch, bench, found);
+      } else if (stretch.tensor->velocity == nullptr) {
+        ApplyToFew(stretch, bench, found);
       } else {
-        ApplyAtPlaces(chunk, bench, found);
+        ApplyAtPlaces(stretch, bench, found);
       }
     });
     if (status != kOk) return status;
@@ -151,18 +118,10 @@ class LocalEngine {
 
  private:
   template <class Work>
-  Status ForEachChunk(const Work &work) {
-    const auto most = step_.IsDense() ? int64_t{kDenseChunk} : static_cast<int64_t>(step_.numbers[kChunkElements]);
-    std::vector<LocalChunk> chunks;
-    for (int k = 0; k < step_.count; ++k) {
-      const LocalTensor &tensor = step_.tensors[k];
-      int64_t place = tensor.place;
-      for (int64_t begin = 0; begin < tensor.t.size; begin += most) {
-        chunks.push_back({&tensor, begin, static_cast<int>(std::min(most, tensor.t.size - begin)), place});
-        if (!step_.IsDense()) place += CodeOf(chunks.back()).bytes;
-      }
-    }
-    found_.assign(chunks.size(), Found{});
+  Status ForEachStretch(const Work &work) {
+    std::vector<Stretch> stretches;
+    for (int k = 0; k < step_.count; ++k) AddStretches(step_.tensors[k], &stretches);
+    found_.assign(stretches.size(), Found{});
     bool has_memory = true;
 #pragma omp parallel
     {
@@ -175,14 +134,28 @@ class LocalEngine {
       // No thread changes anything before all have room.
 #pragma omp barrier
 #pragma omp for schedule(static)
-      for (size_t k = 0; k < chunks.size(); ++k) {
-        if (has_memory) work(chunks[k], bench.get(), &found_[k]);
+      for (size_t k = 0; k < stretches.size(); ++k) {
+        if (has_memory) work(stretches[k], bench.get(), &found_[k]);
       }
     }
     return has_memory ? kOk : kNoMemory;
   }
 
-  // The order of the chunks is that of the sum, whatever thread had which.
+  void AddStretches(const LocalTensor &tensor, std::vector<Stretch> *stretches) const {
+    const int64_t chunk = step_.IsDense() ? kStretch : static_cast<int64_t>(step_.numbers[kChunkElements]);
+    const int64_t most = std::clamp<int64_t>(kStretch / chunk, 1, kChunksAtOnce) * chunk;
+    int64_t place = tensor.place, n = 0;
+    for (int64_t begin = 0; begin < tensor.t.size; begin += n) {
+      // The tensor's last chunk, which may be shorter than the others, is a stretch of its own.
+      const int64_t left = tensor.t.size - begin, of_chunk = std::min(chunk, left);
+      n = std::min(most, left / of_chunk * of_chunk);
+      const Stretch stretch{&tensor, begin, static_cast<int>(n), static_cast<int>(of_chunk), place};
+      if (!step_.IsDense()) place += int64_t{stretch.Chunks()} * CodeOf(stretch).bytes;
+      stretches->push_back(stretch);
+    }
+  }
+
+  // The order of the stretches is that of the sum, whatever thread had which.
   Found Total() const {
     Found all{};
     for (const Found &one : found_) {
@@ -195,49 +168,49 @@ class LocalEngine {
     return all;
   }
 
-  ChunkCode CodeOf(const LocalChunk &chunk) const {
-    return ChunkCode(chunk.n, step_.numbers[kDensity], static_cast<int>(step_.numbers[kValueBits]));
+  ChunkCode CodeOf(const Stretch &stretch) const {
+    return ChunkCode(stretch.of_chunk, step_.numbers[kDensity], static_cast<int>(step_.numbers[kValueBits]));
   }
 
   // Calls with the differences of the weights from where they started, what was not sent before added, and with where
   // they started: with vectors, and with the numbers of the rest.
   template <class Use>
-  MS_OPTIM_FN void ForEachDifference(const LocalChunk &chunk, Found *found, const Use &use) const {
-    const float *start = chunk.Of(chunk.tensor->start), *residual = chunk.Of(chunk.tensor->residual);
+  MS_OPTIM_FN void ForEachDifference(const Stretch &stretch, Found *found, const Use &use) const {
+    const float *start = stretch.Of(stretch.tensor->start), *residual = stretch.Of(stretch.tensor->residual);
     const auto decay = static_cast<float>(step_.numbers[kResidualDecay]);
     SumOfSquares squares;
-    WithWeight(chunk.tensor->t, [&](const auto &weight) {
+    WithWeight(stretch.tensor->t, [&](const auto &weight) {
       int i = 0;
-      for (; i + SumOfSquares::kStep <= chunk.n; i += SumOfSquares::kStep) {
+      for (; i + SumOfSquares::kStep <= stretch.n; i += SumOfSquares::kStep) {
         for (int at = i; at < i + SumOfSquares::kStep; at += kLanes) {
           const LanesOf<float> from = LoadLanes(start + at);
-          LanesOf<float> x = WrittenLanes(weight, from) - ReadLanes(weight, chunk.begin + at);
+          LanesOf<float> x = WrittenLanes(weight, from) - ReadLanes(weight, stretch.begin + at);
           squares.Add(at, x);
           if (residual != nullptr) x = decay * LoadLanes(residual + at) + x;
           use(weight, at, x, from);
         }
       }
-      for (; i < chunk.n; ++i) {
-        float x = weight.Written(start[i]) - weight.Read(chunk.begin + i);
+      for (; i < stretch.n; ++i) {
+        float x = weight.Written(start[i]) - weight.Read(stretch.begin + i);
         squares.Add(i, x);
         if (residual != nullptr) x = decay * residual[i] + x;
         use(weight, i, x, start[i]);
       }
     });
-    found->difference = squares.Total();
+    found->difference += squares.Total();
   }
 
   // ---- Sending ------------------------------------------------------------------------------------------------------
 
   // The place of a chunk's first element among those of all tensors.
-  static uint32_t FirstPlace(const LocalChunk &chunk) {
-    return static_cast<uint32_t>(chunk.tensor->before + chunk.begin);
+  static uint32_t FirstPlace(const Stretch &stretch) {
+    return static_cast<uint32_t>(stretch.tensor->before + stretch.begin);
   }
 
-  void SendAll(const LocalChunk &chunk, Found *found) const {
-    float *wire = static_cast<float *>(step_.wire) + chunk.tensor->before + chunk.begin;
-    Checksum checksum(FirstPlace(chunk));
-    ForEachDifference(chunk, found, [&](const auto &, int i, auto x, auto start) {
+  void SendAll(const Stretch &stretch, Found *found) const {
+    float *wire = static_cast<float *>(step_.wire) + stretch.tensor->before + stretch.begin;
+    Checksum checksum(FirstPlace(stretch));
+    ForEachDifference(stretch, found, [&](const auto &, int i, auto x, auto start) {
       StoreOnce(x, wire + i);
       checksum.Add(start);
     });
@@ -245,37 +218,63 @@ class LocalEngine {
     found->checksum = checksum.Total();
   }
 
-  void SendCoded(const LocalChunk &chunk, Workbench *bench, Found *found) const {
-    const ChunkCode code = CodeOf(chunk);
-    uint8_t *wire = static_cast<uint8_t *>(step_.wire) + chunk.place;
-    memset(wire, 0, static_cast<size_t>(code.bytes));
-    Checksum checksum(FirstPlace(chunk));
-    if (code.HasPlaces()) {
-      Candidates candidates = bench->largest.None();
+  // The differences of several chunks are read before any of them is coded.
+  void SendFew(const Stretch &stretch, Workbench *bench, Found *found) const {
+    const ChunkCode code = CodeOf(stretch);
+    Candidates candidates[kChunksAtOnce];
+    int in_use = 0;
+    for (int c = 0; c < stretch.Chunks(); ++c) {
+      const Stretch chunk = stretch.Chunk(c, code);
+      Candidates of_chunk = bench->largest.None(in_use);
+      Checksum checksum(FirstPlace(chunk));
       ForEachDifference(chunk, found, [&](const auto &, int i, auto x, auto start) {
-        candidates.Add(i, x);
+        of_chunk.Add(i, x);
         checksum.Add(start);
       });
+      candidates[c] = of_chunk;
+      in_use += of_chunk.count + kLanes;
+      found->checksum += checksum.Total();
+    }
+    for (int c = 0; c < stretch.Chunks(); ++c) {
+      const Stretch chunk = stretch.Chunk(c, code);
       const auto fill = [&](float *to) {
-        Found again;
+        Found again{};
         ForEachDifference(chunk, &again, [&](const auto &, int i, auto x, auto) { StoreAt(x, to + i); });
       };
-      bench->largest.Find(candidates, chunk.n, code.sent, fill, bench->values, bench->places);
+      bench->largest.Find(candidates[c], chunk.n, code.sent, fill, bench->values, bench->places);
+      uint8_t *wire = EmptyWire(chunk, code);
       PutPlaces(code, bench->places, wire);
-    } else {
+      Put(code, bench->values, wire);
+    }
+  }
+
+  void SendCodesOfAll(const Stretch &stretch, Workbench *bench, Found *found) const {
+    const ChunkCode code = CodeOf(stretch);
+    for (int c = 0; c < stretch.Chunks(); ++c) {
+      const Stretch chunk = stretch.Chunk(c, code);
+      Checksum checksum(FirstPlace(chunk));
       ForEachDifference(chunk, found, [&](const auto &, int i, auto x, auto start) {
         StoreAt(x, bench->values + i);
         checksum.Add(start);
       });
+      found->checksum += checksum.Total();
+      Put(code, bench->values, EmptyWire(chunk, code));
     }
-    found->checksum = checksum.Total();
-    std::fill_n(bench->values + code.sent, kLanes, 0.0f);
-    PutValues(code, bench->values, wire);
+  }
+
+  uint8_t *EmptyWire(const Stretch &chunk, const ChunkCode &code) const {
+    void *wire = static_cast<uint8_t *>(step_.wire) + chunk.place;
+    return static_cast<uint8_t *>(memset(wire, 0, static_cast<size_t>(code.bytes)));
+  }
+
+  static void Put(const ChunkCode &code, float *values, uint8_t *wire) {
+    std::fill_n(values + code.sent, kLanes, 0.0f);
+    PutValues(code, values, wire);
   }
 
   // ---- Applying what all sent ---------------------------------------------------------------------------------------
 
-  const uint8_t *WireOf(const LocalChunk &chunk, int worker) const {
+  const uint8_t *WireOf(const Stretch &chunk, int worker) const {
     return static_cast<const uint8_t *>(step_.wires) + 4 * worker * step_.wire_words + chunk.place;
   }
   bool IsOwn(int worker) const { return worker == static_cast<int>(step_.numbers[kLocalRank]); }
@@ -287,19 +286,24 @@ class LocalEngine {
   }
 
   // Every worker sent all elements. Sums are in the workers' order.
-  void ApplyToAll(const LocalChunk &chunk, Workbench *bench, Found *found) const {
-    const ChunkCode code = CodeOf(chunk);
-    Ahead ahead(chunk, kMovedAtOnce, chunk.n);
+  void ApplyToAll(const Stretch &stretch, Workbench *bench, Found *found) const {
+    const ChunkCode code = CodeOf(stretch);
+    MoveSums moved;
+    for (int c = 0; c < stretch.Chunks(); ++c) ApplyToChunk(stretch.Chunk(c, code), code, bench, &moved, found);
+    moved.Report(stretch.tensor->residual == nullptr, found);
+  }
+
+  void ApplyToChunk(const Stretch &chunk, const ChunkCode &code, Workbench *bench, MoveSums *moved,
+                    Found *found) const {
     float *residual = chunk.Of(chunk.tensor->residual);
     if (residual != nullptr) KeepDifferences(chunk, found);
     SumOfSquares squares;
-    MoveSums moved;
     for (int begin = 0; begin < chunk.n; begin += kMovedAtOnce) {
       const int end = std::min(begin + kMovedAtOnce, chunk.n);
       for (int worker = 0; worker < step_.Workers(); ++worker) {
         const bool leaves = residual != nullptr && IsOwn(worker);
         ReadValues(code, WireOf(chunk, worker), begin, end, [&](int j, LanesOf<float> values) {
-          if (worker == 0) ahead.FetchClose();
+          if (worker == 0) FetchToMove(chunk, j + kMovedAtOnce);
           squares.Add(j, values);
           const LanesOf<float> before = worker == 0 ? LanesOf<float>{} : LoadLanes(bench->sums + j);
           StoreLanes(before + values, bench->sums + j);
@@ -307,77 +311,83 @@ class LocalEngine {
           for (int k = 0; k < std::min(kLanes, end - j); ++k) residual[j + k] = Left(residual[j + k], values[k]);
         });
       }
-      const LocalChunk part = chunk.Part(begin, end - begin);
-      residual == nullptr ? Move<true>(part, bench->sums + begin, &moved)
-                          : Move<false>(part, bench->sums + begin, &moved);
+      const Stretch part = chunk.Part(begin, end - begin);
+      residual == nullptr ? Move<true>(part, bench->sums + begin, moved)
+                          : Move<false>(part, bench->sums + begin, moved);
     }
-    found->each = squares.Total();
-    moved.Report(residual == nullptr, found);
-    if (residual != nullptr) found->residual = SumOfSquares::Of(residual, chunk.n);
+    found->each += squares.Total();
+    if (residual != nullptr) found->residual += SumOfSquares::Of(residual, chunk.n);
+  }
+
+  // Reads 16 elements of what moves into the first cache, before their turn comes.
+  static void FetchToMove(const Stretch &stretch, int first) {
+    const int64_t i = stretch.begin + first;
+    const LocalTensor &of = *stretch.tensor;
+    __builtin_prefetch(of.start + i);
+    if (of.velocity != nullptr) __builtin_prefetch(of.velocity + i);
+    if (of.t.weight_type == DType::kFloat32) __builtin_prefetch(static_cast<const float *>(of.t.weight) + i);
   }
 
   // Few elements were sent, and there is no velocity: all weights go back to where they started, and only those that
-  // any worker sent move from there. The next chunk is read meanwhile, since what was received takes a while to unpack.
-  void ApplyToFew(const LocalChunk &chunk, Workbench *bench, Found *found) const {
-    const ChunkCode code = CodeOf(chunk);
-    Ahead ahead(chunk, chunk.n, chunk.n);
-    const int received = Receive(chunk, code, bench, &ahead, found);
-    float *residual = chunk.Of(chunk.tensor->residual);
+  // any worker sent move from there. What was sent of several chunks is received before any weight moves.
+  void ApplyToFew(const Stretch &stretch, Workbench *bench, Found *found) const {
+    const ChunkCode code = CodeOf(stretch);
+    int received = 0;
+    for (int c = 0; c < stretch.Chunks(); ++c) received = Receive(stretch, c, code, received, bench, found);
+    float *residual = stretch.Of(stretch.tensor->residual);
     SumOfSquares squares;
-    ForEachDifference(chunk, found, [&](const auto &weight, int i, auto x, auto start) {
-      if (i % SumOfSquares::kStep == 0) ahead.Fetch();
+    ForEachDifference(stretch, found, [&](const auto &weight, int i, auto x, auto start) {
       if (residual != nullptr) {
         squares.Add(i, WithoutLanes(x, bench->is_own[i / kLanes] >> i % kLanes));
         StoreAt(x, residual + i);
       }
-      WriteAt(weight, chunk.begin + i, start);
+      WriteAt(weight, stretch.begin + i, start);
     });
-    for (int j = 0; j < code.sent; ++j) {
+    const int own = stretch.Chunks() * code.sent;
+    for (int j = 0; j < own; ++j) {
       const int i = bench->own_places[j];
       bench->is_own[i / kLanes] = 0;
       if (residual == nullptr) continue;
       residual[i] = Left(residual[i], bench->own_values[j]);
       bench->own_values[j] = residual[i];
     }
-    if (residual != nullptr) found->residual = squares.Total() + SumOfSquares::Of(bench->own_values, code.sent);
-    MoveReceived(chunk, received, bench, &ahead, found);
+    if (residual != nullptr) found->residual = squares.Total() + SumOfSquares::Of(bench->own_values, own);
+    MoveReceived(stretch, received, bench, found);
   }
 
-  // Adds up what all workers sent of few elements, and returns how many elements these are.
-  int Receive(const LocalChunk &chunk, const ChunkCode &code, Workbench *bench, Ahead *ahead, Found *found) const {
-    int received = 0;
+  // Adds up what all workers sent of a chunk, and returns how many elements of the stretch were received so far.
+  int Receive(const Stretch &stretch, int c, const ChunkCode &code, int received, Workbench *bench,
+              Found *found) const {
+    const int first = c * stretch.of_chunk, own = c * code.sent;
     for (int worker = 0; worker < step_.Workers(); ++worker) {
-      float *values = IsOwn(worker) ? bench->own_values : bench->values;
-      int32_t *places = IsOwn(worker) ? bench->own_places : bench->places;
-      const uint8_t *wire = WireOf(chunk, worker);
-      for (int next = 0; next < code.bytes; next += kLineBytes) __builtin_prefetch(wire + code.bytes + next);
+      float *values = IsOwn(worker) ? bench->own_values + own : bench->values;
+      int32_t *places = IsOwn(worker) ? bench->own_places + own : bench->places;
+      const uint8_t *wire = WireOf(stretch.Chunk(c, code), worker);
       found->each += ReadChunk(code, wire, values, places);
       for (int j = 0; j < code.sent; ++j) {
-        const int i = places[j];
+        const int i = first + places[j];
         const bool again = bench->is_received[i];
         bench->is_received[i] = true;
         bench->received[received] = i;
         received += !again;
         bench->sums[i] = (again ? bench->sums[i] : 0.0f) + values[j];
-        if (j % kFetchedOften == 0) ahead->Fetch();
       }
     }
-    for (int j = 0; j < code.sent; ++j) {
-      const int i = bench->own_places[j];
+    for (int j = own; j < own + code.sent; ++j) {
+      const int i = bench->own_places[j] += first;
       bench->is_own[i / kLanes] = static_cast<uint16_t>(bench->is_own[i / kLanes] | 1u << i % kLanes);
     }
     return received;
   }
 
   // Moves the weights that any worker sent, a vector of their sums at a time.
-  void MoveReceived(const LocalChunk &chunk, int count, Workbench *bench, Ahead *ahead, Found *found) const {
+  void MoveReceived(const Stretch &stretch, int count, Workbench *bench, Found *found) const {
     const auto workers = static_cast<float>(step_.Workers());
-    float *start = chunk.Of(chunk.tensor->start), *moves = bench->values;
+    float *start = stretch.Of(stretch.tensor->start), *moves = bench->values;
     const int32_t *places = bench->received;
     for (int j = 0; j < count; ++j) {
       moves[j] = bench->sums[places[j]];
       bench->is_received[places[j]] = false;
-      if (j % kFetchedOften == 0) ahead->Fetch();
     }
     std::fill_n(moves + count, kLanes, 0.0f);
     SumOfSquares total;
@@ -386,44 +396,46 @@ class LocalEngine {
       total.Add(j, sums);
       StoreLanes(outer_.rate * (sums / workers), moves + j);
     }
-    WithWeight(chunk.tensor->t, [&](const auto &weight) {
+    WithWeight(stretch.tensor->t, [&](const auto &weight) {
       for (int j = 0; j < count; ++j) {
         const int i = places[j];
         start[i] -= moves[j];
-        weight.Write(chunk.begin + i, start[i]);
+        weight.Write(stretch.begin + i, start[i]);
       }
     });
     found->total = total.Total();
   }
 
   // Few elements were sent, but all move along their velocities.
-  void ApplyAtPlaces(const LocalChunk &chunk, Workbench *bench, Found *found) const {
-    const ChunkCode code = CodeOf(chunk);
-    float *residual = chunk.Of(chunk.tensor->residual);
-    if (residual != nullptr) KeepDifferences(chunk, found);
-    std::fill_n(bench->sums, chunk.n, 0.0f);
-    for (int worker = 0; worker < step_.Workers(); ++worker) {
-      found->each += ReadChunk(code, WireOf(chunk, worker), bench->values, bench->places);
-      const bool leaves = residual != nullptr && IsOwn(worker);
-      for (int j = 0; j < code.sent; ++j) {
-        const int i = bench->places[j];
-        bench->sums[i] += bench->values[j];
-        if (leaves) residual[i] = Left(residual[i], bench->values[j]);
+  void ApplyAtPlaces(const Stretch &stretch, Workbench *bench, Found *found) const {
+    const ChunkCode code = CodeOf(stretch);
+    float *residual = stretch.Of(stretch.tensor->residual);
+    if (residual != nullptr) KeepDifferences(stretch, found);
+    std::fill_n(bench->sums, stretch.n, 0.0f);
+    for (int c = 0; c < stretch.Chunks(); ++c) {
+      for (int worker = 0; worker < step_.Workers(); ++worker) {
+        found->each += ReadChunk(code, WireOf(stretch.Chunk(c, code), worker), bench->values, bench->places);
+        const bool leaves = residual != nullptr && IsOwn(worker);
+        for (int j = 0; j < code.sent; ++j) {
+          const int i = c * stretch.of_chunk + bench->places[j];
+          bench->sums[i] += bench->values[j];
+          if (leaves) residual[i] = Left(residual[i], bench->values[j]);
+        }
       }
     }
     MoveSums moved;
-    residual == nullptr ? Move<true>(chunk, bench->sums, &moved) : Move<false>(chunk, bench->sums, &moved);
+    residual == nullptr ? Move<true>(stretch, bench->sums, &moved) : Move<false>(stretch, bench->sums, &moved);
     moved.Report(residual == nullptr, found);
-    if (residual != nullptr) found->residual = SumOfSquares::Of(residual, chunk.n);
+    if (residual != nullptr) found->residual = SumOfSquares::Of(residual, stretch.n);
   }
 
   // Adds the differences to the residual.
-  void KeepDifferences(const LocalChunk &chunk, Found *found) const {
-    float *residual = chunk.Of(chunk.tensor->residual);
-    ForEachDifference(chunk, found, [&](const auto &, int i, auto x, auto) { StoreAt(x, residual + i); });
+  void KeepDifferences(const Stretch &stretch, Found *found) const {
+    float *residual = stretch.Of(stretch.tensor->residual);
+    ForEachDifference(stretch, found, [&](const auto &, int i, auto x, auto) { StoreAt(x, residual + i); });
   }
 
-  // Reads what a worker sent of a chunk, and returns its sum of squares.
+  // Reads what a worker sent of a stretch, and returns its sum of squares.
   static double ReadChunk(const ChunkCode &code, const uint8_t *wire, float *values, int32_t *places) {
     SumOfSquares squares;
     ReadValues(code, wire, 0, code.sent, [&](int j, LanesOf<float> lanes) {
@@ -437,19 +449,19 @@ class LocalEngine {
   // The outer step, from the sum of what all workers sent. kReports: the difference of this worker's weights is yet to
   // be reported.
   template <bool kReports>
-  void Move(const LocalChunk &chunk, const float *sum, MoveSums *found) const {
+  void Move(const Stretch &stretch, const float *sum, MoveSums *found) const {
     const int count = step_.Workers();
     // A power of two divides as exactly, and faster, by its inverse.
     const auto workers = static_cast<float>(count);
     const float inverse = 1.0f / workers;
     // A worker that is alone goes on from where it is, to the last bit, which a difference may have lost.
-    const bool stays = step_.IsDense() && count == 1 && outer_.rate == 1.0f && chunk.tensor->velocity == nullptr;
+    const bool stays = step_.IsDense() && count == 1 && outer_.rate == 1.0f && stretch.tensor->velocity == nullptr;
     const auto move = [&](const auto &mean) {
-      WithWeight(chunk.tensor->t, [&](const auto &weight) {
-        if (chunk.tensor->velocity == nullptr) {
-          MoveAlong<kReports, false>(chunk, weight, sum, stays, found, mean);
+      WithWeight(stretch.tensor->t, [&](const auto &weight) {
+        if (stretch.tensor->velocity == nullptr) {
+          MoveAlong<kReports, false>(stretch, weight, sum, stays, found, mean);
         } else {
-          MoveAlong<kReports, true>(chunk, weight, sum, false, found, mean);
+          MoveAlong<kReports, true>(stretch, weight, sum, false, found, mean);
         }
       });
     };
@@ -461,19 +473,19 @@ class LocalEngine {
   }
 
   template <bool kReports, bool kHasVelocity, class Weight, class Mean>
-  void MoveAlong(const LocalChunk &chunk, const Weight &weight, const float *sum, bool stays, MoveSums *found,
+  void MoveAlong(const Stretch &stretch, const Weight &weight, const float *sum, bool stays, MoveSums *found,
                  const Mean &mean) const {
     const OuterStep outer = outer_;
-    float *start = chunk.Of(chunk.tensor->start), *velocity = chunk.Of(chunk.tensor->velocity);
+    float *start = stretch.Of(stretch.tensor->start), *velocity = stretch.Of(stretch.tensor->velocity);
     SumOfSquares total = found->total, difference = found->difference;
     int i = 0;
-    for (; i + SumOfSquares::kStep <= chunk.n; i += SumOfSquares::kStep) {
+    for (; i + SumOfSquares::kStep <= stretch.n; i += SumOfSquares::kStep) {
       for (int at = i; at < i + SumOfSquares::kStep; at += kLanes) {
         const LanesOf<float> received = LoadLanes(sum + at), from = LoadLanes(start + at);
         LanesOf<float> along = mean(received), moved = from;
         total.Add(at, received);
         if (kReports) {
-          moved = ReadLanes(weight, chunk.begin + at);
+          moved = ReadLanes(weight, stretch.begin + at);
           difference.Add(at, WrittenLanes(weight, from) - moved);
         }
         if (kHasVelocity) {
@@ -483,12 +495,12 @@ class LocalEngine {
         }
         if (!stays) moved = from - outer.rate * along;
         StoreLanes(moved, start + at);
-        WriteAt(weight, chunk.begin + at, moved);
+        WriteAt(weight, stretch.begin + at, moved);
       }
     }
-    for (; i < chunk.n; ++i) {
+    for (; i < stretch.n; ++i) {
       total.Add(i, sum[i]);
-      const float held = weight.Read(chunk.begin + i);
+      const float held = weight.Read(stretch.begin + i);
       if (kReports) difference.Add(i, weight.Written(start[i]) - held);
       float along = mean(sum[i]);
       if (kHasVelocity) {
@@ -496,7 +508,7 @@ class LocalEngine {
         along = outer.Direction(along, velocity[i]);
       }
       start[i] = stays ? held : start[i] - outer.rate * along;
-      weight.Write(chunk.begin + i, start[i]);
+      weight.Write(stretch.begin + i, start[i]);
     }
     *found = {total, difference};
   }

@@ -50,11 +50,12 @@ void KeepLanes(const Vector &lanes, uint32_t chosen, T *to) {
 
 // Elements of a chunk whose keys reach a bound, and their places, one behind the other.
 struct Candidates {
-  int32_t bound, *places;
-  float *values;
+  int32_t bound = 0, *places = nullptr;
+  float *values = nullptr;
   int count = 0;
-  LanesOf<int32_t> lanes;  // numbers of a vector's lanes
+  LanesOf<int32_t> lanes = {};  // numbers of a vector's lanes
 
+  Candidates() = default;
   Candidates(int32_t least, int32_t *to_places, float *to_values) : bound(least), places(to_places), values(to_values) {
     for (int k = 0; k < kLanes; ++k) lanes[k] = k;
   }
@@ -81,23 +82,24 @@ struct Candidates {
 // not depend on it.
 class LargestElements {
  public:
-  // None yet of the chunk to come. All its elements are to be added, in their order.
-  Candidates None() { return {likely_, places_, values_}; }
+  // None yet of a chunk to come. All its elements are to be added, in their order. There is room for those of several
+  // chunks, together no longer than the largest one; they are behind those that are in use.
+  Candidates None(int in_use) { return {likely_, places_ + in_use, values_ + in_use}; }
 
-  // Writes the k largest of n elements and their places, which ascend; of equal ones the first. `fill` writes all n
-  // elements to an array with room for whole vectors.
+  // Writes the k largest of a chunk's n elements and their places, which ascend; of equal ones the first. `fill` writes
+  // all n elements to an array with room for whole vectors.
   template <class Fill>
-  void Find(Candidates candidates, int n, int k, const Fill &fill, float *values, int32_t *places) {
-    if (candidates.count < k || candidates.count > 4 * k) candidates = OfGroups(n, k, fill);
-    const int count = candidates.count;
-    for (int j = 0; j < count; j += kLanes) StoreLanes(KeysOf(LoadLanes(values_ + j)), keys_ + j);
-    const int32_t low = ReachedBy(count, k, k, candidates.bound);
+  void Find(Candidates of_chunk, int n, int k, const Fill &fill, float *values, int32_t *places) {
+    if (of_chunk.count < k || of_chunk.count > 4 * k) of_chunk = OfGroups(n, k, fill);
+    const int count = of_chunk.count;
+    for (int j = 0; j < count; j += kLanes) StoreLanes(KeysOf(LoadLanes(of_chunk.values + j)), keys_ + j);
+    const int32_t low = ReachedBy(count, k, k, of_chunk.bound);
     likely_ = std::max(low - kMargin, 0);
     int found = 0;
     for (int j = 0; j < count; j += kLanes) {
       const uint32_t chosen = LanesReaching(LoadLanes(keys_ + j), low);
-      KeepLanes(LoadLanes(places_ + j), chosen, places + found);
-      KeepLanes(LoadLanes(values_ + j), chosen, values + found);
+      KeepLanes(LoadLanes(of_chunk.places + j), chosen, places + found);
+      KeepLanes(LoadLanes(of_chunk.values + j), chosen, values + found);
       found += __builtin_popcount(chosen);
     }
     if (found > k) LeaveOutTies(low, found, k, values, places);
@@ -110,7 +112,7 @@ class LargestElements {
   template <class Fill>
   Candidates OfGroups(int n, int k, const Fill &fill) {
     fill(x_);
-    Candidates candidates{ReachedByGroups(n, k), places_, values_};
+    Candidates candidates(ReachedByGroups(n, k), group_places_, group_values_);
     int i = 0;
     for (; i + kLanes <= n; i += kLanes) candidates.Add(i, LoadLanes(x_ + i));
     for (; i < n; ++i) candidates.Add(i, x_[i]);
@@ -173,8 +175,8 @@ class LargestElements {
   }
 
   int32_t likely_ = 0;
-  float x_[kChunkRoom], values_[kChunkRoom];
-  int32_t keys_[kChunkRoom], places_[kChunkRoom];
+  float values_[kChunkRoom], x_[kChunkRoom], group_values_[kChunkRoom];
+  int32_t places_[kChunkRoom], keys_[kChunkRoom], group_places_[kChunkRoom];
 };
 
 }  // namespace

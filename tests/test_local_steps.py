@@ -15,6 +15,7 @@ from tolerances import TOLERANCE, U
 
 import ms_optim
 from ms_optim import AdamW, LocalSteps, Quantized, SimulatedWorkers, SparseTopK, _kernels, _libraries
+from ms_optim._abi_local import LocalMark
 from ms_optim.local.exchange import Exchange
 from ms_optim.local.wire import due, fragments_of
 from ms_optim.simulated_workers import SimulatedWorker
@@ -451,6 +452,21 @@ def test_a_large_tensor_follows_the_reference(chunk, density):
     local((tensor(w, "float32"),))
     assert np.isnan(params[0].asnumpy()[7])
     assert np.isfinite(np.delete(params[0].asnumpy(), 7)).all()
+
+
+@pytest.mark.parametrize("compress", [None, SparseTopK(chunk=4096), SparseTopK(chunk=100), Quantized(8, 1000)])
+def test_the_checksum_is_that_of_the_weights(compress):
+    """Each weight at the place that it has among all, however they are divided."""
+    drawn = np.random.default_rng(3).standard_normal(70_007).astype(np.float32)
+    params = [Parameter(tensor(w, "float32"), name=f"w{i}") for i, w in enumerate((drawn[:5], drawn[5:]))]
+    local = LocalSteps(AdamW(params), group=SimulatedWorker(2, 0), compress=compress, outer_momentum=0.0)
+    local.exchanges[0].begin_here()
+    _, mark = local.exchanges[0].send_here()
+    mixed = (drawn.view(np.uint32) ^ np.arange(drawn.size, dtype=np.uint32) * np.uint32(0x9E3779B1)) * np.uint32(
+        0x85EBCA77
+    )
+    expected = (mixed ^ mixed >> np.uint32(15)).sum(dtype=np.uint32)
+    assert np.uint32(mark.view(np.uint32)[LocalMark.MARK_START]) == expected
 
 
 def test_a_worker_that_skips_a_step_counts_it():

@@ -232,7 +232,7 @@ class LocalEngine {
         checksum.Add(start);
       });
       candidates[c] = of_chunk;
-      in_use += of_chunk.count + kLanes;
+      in_use += of_chunk.count;
       found->checksum += checksum.Total();
     }
     for (int c = 0; c < stretch.Chunks(); ++c) {

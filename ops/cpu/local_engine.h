@@ -319,7 +319,7 @@ class LocalEngine {
     if (residual != nullptr) found->residual += SumOfSquares::Of(residual, chunk.n);
   }
 
-  // Reads 16 elements of what moves into the first cache, before their turn comes.
+  // Reads 16 elements of what moves into the first cache, before their turn comes. Behind the tensor it does no harm.
   static void FetchToMove(const Stretch &stretch, int first) {
     const int64_t i = stretch.begin + first;
     const LocalTensor &of = *stretch.tensor;

@@ -457,6 +457,22 @@ def test_a_large_tensor_follows_the_reference(chunk, density):
     assert np.isfinite(np.delete(params[0].asnumpy(), 7)).all()
 
 
+@pytest.mark.parametrize("outer_momentum", [0.0, 0.9])
+@pytest.mark.parametrize("bits", [2, 8])
+def test_the_norm_of_residuals_is_that_of_what_is_kept(bits, outer_momentum):
+    """Of elements that were not sent, and of what rounding left of those that were."""
+    moved = np.random.default_rng(4).standard_normal(30_011).astype(np.float32)
+    params = [Parameter(tensor(np.zeros_like(moved), "float32"), name="w")]
+    compress = SparseTopK(0.5, bits, 1000)
+    local = LocalSteps(AdamW(params, 0.0), 1, outer_momentum=outer_momentum, compress=compress)
+    local((tensor(np.zeros_like(moved), "float32"),))
+    params[0].set_data(tensor(moved, "float32"))
+    local((tensor(np.zeros_like(moved), "float32"),))
+    kept = np.linalg.norm(local.local_residual[0].asnumpy().astype(np.float64))
+    assert kept > 0.0
+    np.testing.assert_allclose(local.exchange_report()["residual_norm"], kept, rtol=TOLERANCE["exchange"])
+
+
 @pytest.mark.parametrize("compress", [None, SparseTopK(chunk=4096), SparseTopK(chunk=100), Quantized(8, 1000)])
 def test_the_checksum_is_that_of_the_weights(compress):
     """Each weight at the place that it has among all, however they are divided."""

@@ -20,9 +20,9 @@ TOLERANCE = {
     "state with decay": (24 + 2 * 64) * U,
     # A norm of directions that nearly cancel (moments against decay) carries the errors of either term.
     "statistics": 64 * U,
-    # The norms of an exchange: a lane adds at most 512 squares in float32, each sum off by at most u; the root halves
-    # what the sum of squares is off.
-    "exchange": 256 * U,
+    # The norms of an exchange: a lane adds up to 2,048 squares in float32, of a chunk of 65,536 elements. Roundings of
+    # either sign mostly cancel: the square root of 2,048 is 45, of which the root halves what the sum is off.
+    "exchange": 24 * U,
 }
 
 # Newton and Schulz's iteration multiplies a small singular value by 3.4445 each of 5 times, and what is no more than

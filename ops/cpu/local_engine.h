@@ -202,7 +202,7 @@ class LocalEngine {
 
   // ---- Sending ------------------------------------------------------------------------------------------------------
 
-  // The place of a chunk's first element among those of all tensors.
+  // The place of a stretch's first element among those of all tensors.
   static uint32_t FirstPlace(const Stretch &stretch) {
     return static_cast<uint32_t>(stretch.tensor->before + stretch.begin);
   }

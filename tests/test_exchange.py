@@ -144,4 +144,4 @@ def test_a_worker_that_dies_gives_the_others_an_error(tmp_path):
         said = "".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
         assert all(end != 0 for end in ends[name]), said
         finished = [sorted(path.name for path in folder.glob(f"{rank} after *.npz")) for rank in range(HOSTS)]
-        assert finished == [[f"{rank} after {step}.npz" for step in range(5)] for rank in range(HOSTS)], name
+        assert finished == [[f"{rank} after {step}.npz" for step in range(5)] for rank in range(HOSTS)], said

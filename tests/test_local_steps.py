@@ -185,6 +185,17 @@ def test_reports_are_what_was_exchanged():
     assert report["residual_norm"] == 0.0
 
 
+@pytest.mark.parametrize(
+    "compress", [*(SparseTopK(0.05, bits) for bits in (2, 4, 8, 16)), Quantized(), Quantized(4, 300)]
+)
+def test_workers_that_send_the_same_agree(compress):
+    """Whatever the code; no lane behind the last value counts."""
+    workers = simulated(3, 1, outer_momentum=0.0, compress=compress)
+    workers([tensors(gradients(0, 0))] * 3)
+    for optimizer in workers.optimizers:
+        assert optimizer.exchange_report()["agreement"] == pytest.approx(1.0, rel=TOLERANCE["exchange"])
+
+
 KINDS = {
     "float32": ("float32", {}),
     "masters": ("bfloat16", {"state_dtype": "bfloat16"}),

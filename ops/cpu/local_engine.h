@@ -299,33 +299,33 @@ class LocalEngine {
     if (residual != nullptr) KeepDifferences(chunk, found);
     SumOfSquares squares;
     for (int begin = 0; begin < chunk.n; begin += kMovedAtOnce) {
-      const int end = std::min(begin + kMovedAtOnce, chunk.n);
+      const Stretch part = chunk.Part(begin, std::min(kMovedAtOnce, chunk.n - begin));
       for (int worker = 0; worker < step_.Workers(); ++worker) {
-        const bool leaves = residual != nullptr && IsOwn(worker);
-        ReadValues(code, WireOf(chunk, worker), begin, end, [&](int j, LanesOf<float> values) {
-          if (worker == 0) FetchToMove(chunk, j + kMovedAtOnce);
-          squares.Add(j, values);
-          const LanesOf<float> before = worker == 0 ? LanesOf<float>{} : LoadLanes(bench->sums + j);
-          StoreLanes(before + values, bench->sums + j);
-          if (!leaves) return;
-          for (int k = 0; k < std::min(kLanes, end - j); ++k) residual[j + k] = Left(residual[j + k], values[k]);
-        });
+        float *own = residual != nullptr && IsOwn(worker) ? bench->own_values : nullptr;
+        const uint8_t *wire = WireOf(chunk, worker);
+        worker == 0 ? AddValues<true>(code, wire, begin, part.n, own, bench->sums, &squares)
+                    : AddValues<false>(code, wire, begin, part.n, own, bench->sums, &squares);
+        if (own == nullptr) continue;
+        for (int k = 0; k < part.n; ++k) residual[begin + k] = Left(residual[begin + k], own[k]);
       }
-      const Stretch part = chunk.Part(begin, end - begin);
-      residual == nullptr ? Move<true>(part, bench->sums + begin, moved)
-                          : Move<false>(part, bench->sums + begin, moved);
+      residual == nullptr ? Move<true>(part, bench->sums, moved) : Move<false>(part, bench->sums, moved);
     }
     found->each += squares.Total();
     if (residual != nullptr) found->residual += SumOfSquares::Of(residual, chunk.n);
   }
 
-  // Reads 16 elements of what moves into the first cache, before their turn comes. Behind the tensor it does no harm.
-  static void FetchToMove(const Stretch &stretch, int first) {
-    const int64_t i = stretch.begin + first;
-    const LocalTensor &of = *stretch.tensor;
-    __builtin_prefetch(of.start + i);
-    if (of.velocity != nullptr) __builtin_prefetch(of.velocity + i);
-    if (of.t.weight_type == DType::kFloat32) __builtin_prefetch(static_cast<const float *>(of.t.weight) + i);
+  // Adds values that a worker sent of a chunk to those of the workers before it, of which the first has none; also
+  // stores them, unless own is null.
+  template <bool kIsFirst>
+  static void AddValues(const ChunkCode &code, const uint8_t *wire, int begin, int n, float *own, float *sums,
+                        SumOfSquares *squares) {
+    SumOfSquares found = *squares;
+    ReadValues(code, wire, begin, begin + n, [&](int j, LanesOf<float> values) {
+      found.Add(j, values);
+      if (own != nullptr) StoreLanes(values, own + j);
+      StoreLanes((kIsFirst ? LanesOf<float>{} : LoadLanes(sums + j)) + values, sums + j);
+    });
+    *squares = found;
   }
 
   // Few elements were sent, and there is no velocity: all weights go back to where they started, and only those that

@@ -187,22 +187,34 @@ inline void PutValues(const ChunkCode &code, const float *chosen, uint8_t *wire)
   });
 }
 
+// Reads up to 16 values, and no byte behind them.
+template <class Values>
+MS_OPTIM_FN LanesOf<float> ReadSome(const Values &values, const uint8_t *from, int count) {
+  count = std::min(count, kLanes);
+  uint8_t bytes[2 * Values::kBits] = {};
+  memcpy(bytes, from, static_cast<size_t>((count * Values::kBits + 7) / 8));
+  LanesOf<float> some = values.Read(bytes);
+  for (int k = count; k < kLanes; ++k) some[k] = 0.0f;
+  return some;
+}
+
 // Calls with the values that a worker sent of a chunk from one on, a multiple of 16, to another: 16 at a time, and the
-// number of the first. Behind the last one there are zeros.
+// number of the first, counted from the one that begins. Behind the last one there are zeros. Calls come in pairs whose
+// numbers compilers know modulo 32, so that sums in lanes stay in registers.
 template <class Use>
 MS_OPTIM_FN void ReadValues(const ChunkCode &code, const uint8_t *wire, int begin, int end, const Use &use) {
   WithValues(code.value_bits, [&](auto values) {
     constexpr int kBytes = 2 * decltype(values)::kBits;
     values.ReadHead(wire);
     const uint8_t *from = wire + code.values + begin / kLanes * kBytes;
-    int j = begin;
-    for (; j + kLanes <= end; j += kLanes, from += kBytes) use(j, values.Read(from));
-    if (j == end) return;
-    uint8_t last[kBytes] = {};
-    memcpy(last, from, static_cast<size_t>(((end - j) * values.kBits + 7) / 8));
-    LanesOf<float> rest = values.Read(last);
-    for (int k = end - j; k < kLanes; ++k) rest[k] = 0.0f;
-    use(j, rest);
+    const int n = end - begin;
+    int j = 0;
+    for (; j + 2 * kLanes <= n; j += 2 * kLanes, from += 2 * kBytes) {
+      use(j, values.Read(from));
+      use(j + kLanes, values.Read(from + kBytes));
+    }
+    if (j < n) use(j, ReadSome(values, from, n - j));
+    if (j + kLanes < n) use(j + kLanes, ReadSome(values, from + kBytes, n - j - kLanes));
   });
 }
 

@@ -48,6 +48,12 @@ def build(folder: pathlib.Path, compiler: str, machine: str, flags=(), link=()) 
     return linked(folder / "replay", compiler, machine, flags, link, [(TESTS / "replay.cc", "replay", [])])
 
 
+def setup_script() -> dict:
+    """Return what setup.py defines."""
+    with mock.patch("setuptools.setup"):
+        return runpy.run_path(str(ROOT / "setup.py"))
+
+
 def linked(result: pathlib.Path, compiler: str, machine: str, flags, link, others=(), ops=ROOT / "ops") -> pathlib.Path:
     """Compile the CPU's operators for a machine, as setup.py does, with warnings for errors, and link them to others.
 
@@ -60,23 +66,28 @@ def linked(result: pathlib.Path, compiler: str, machine: str, flags, link, other
         others: Other sources: file, name of the object, flags.
         ops: Where the native sources are.
     """
-    folder, cpu = result.parent, ops / "cpu"
-    with mock.patch("setuptools.setup"):
-        setup = runpy.run_path(str(ROOT / "setup.py"))
-    sets = setup["INSTRUCTION_SETS"].get(machine, {"baseline": []})
-    units = [*others, (cpu / "entry.cc", "entry", [])]
-    for name, options in setup["PRODUCT_SETS"].get(machine, {"baseline": []}).items():
-        options = [f"-DMS_OPTIM_ISA={name}", *setup["PRODUCT_FLAGS"], *options]
-        units.append((cpu / "products.cc", f"products_{name}", options))
+    folder, setup = result.parent, setup_script()
+    units = [(*other, None) for other in others]
     # The kernels take longest: they come first.
-    units[:0] = [(cpu / "kernels.cc", name, [f"-DMS_OPTIM_ISA={name}", *options]) for name, options in sets.items()]
+    units[:0] = [
+        (
+            ops.parent / source,
+            f"{table}_{name}",
+            [f"-DMS_OPTIM_ISA={name}", *own, *options],
+            setup["symbol_of"](name, table),
+        )
+        for source, sets, own, table in setup["CPU_UNITS"]
+        for name, options in sets.get(machine, {"baseline": []}).items()
+    ]
+    units.append((ops / "cpu/entry.cc", "entry", [], None))
     common = [compiler, *setup["FLAGS"], "-fopenmp", "-Wno-psabi", "-Wall", "-Wextra", "-Werror", *flags]
-    common += [f"-I{cpu}", f"-I{ops / 'include'}"]
+    common += [f"-I{ops / 'cpu'}", f"-I{ops / 'include'}"]
 
     def compile(unit):
-        source, name, options = unit
-        run([*common, *options, "-c", str(source), "-o", str(folder / f"{name}.o")])
-        return str(folder / f"{name}.o")
+        source, name, options, symbol = unit
+        compiled = str(folder / f"{name}.o")
+        run([*common, *options, "-c", str(source), "-o", compiled])
+        return compiled if symbol is None else setup["isolate"]([compiler], compiled, symbol)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile, units))
@@ -107,7 +118,7 @@ def replay(folder, program, cases, expected, **environment):
     recording.write(folder / "recording", cases)
     said = run([*program, folder / "recording", folder / "results"], **environment)
     check(cases, recording.read(folder / "results", cases), expected, same_code=False)
-    return said.split()[0]
+    return said.split()[-1]  # an emulator may have said before that it lacks something
 
 
 def needs_sanitizers() -> pathlib.Path:

@@ -23,6 +23,23 @@ def pytest_collection_modifyitems(items):
     gc.freeze()
 
 
+@pytest.fixture
+def proves(record_property):
+    """Return what notes for the closing lines that something for an instruction set runs, and where."""
+    return lambda what, where="natively": record_property("proves", (where, what))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say which instruction sets were tested, and where: machines differ from run to run."""
+    passed = terminalreporter.stats.get("passed", [])
+    proved = sorted({tuple(value) for report in passed for key, value in report.user_properties if key == "proves"})
+    if not proved:
+        return
+    terminalreporter.section("instruction sets that were tested")
+    for where in dict(proved):
+        terminalreporter.line(f"{where}: {', '.join(what for at, what in proved if at == where)}")
+
+
 @pytest.fixture(params=["graph", "pynative"])
 def mode(request):
     """Run the test in Graph mode and in PyNative mode."""

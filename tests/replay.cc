@@ -30,7 +30,7 @@ MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
 MS_OPTIM_LOCAL(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 // Nor have they instruction sets.
-extern "C" __attribute__((weak)) const char *ms_optim_instruction_set() { return "none"; }
+extern "C" __attribute__((weak)) const char *ms_optim_instruction_set();
 
 namespace {
 
@@ -148,7 +148,7 @@ void Replay(File *in, File *out) {
 
 int main(int argc, char **argv) {
   if (argc != 3) Fail("usage: replay RECORDING RESULTS");
-  puts(ms_optim_instruction_set());
+  puts(ms_optim_instruction_set != nullptr ? ms_optim_instruction_set() : "none");
   File in(argv[1], "rb"), out(argv[2], "wb");
   for (int64_t n = in.Number(); n > 0; --n) Replay(&in, &out);
   out.Close();

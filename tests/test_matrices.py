@@ -329,11 +329,12 @@ def test_bfloat16_products_stay_close_to_float32_ones(backend):
 
 
 @pytest.fixture(params=["amx", "avx512bf16", "avx512", "avx2", "baseline"])
-def products(request):
+def products(request, proves):
     """Multiply matrices by one of the ways that this processor has."""
     library = _libraries.library("libms_optim_cpu.so")
     if library.ms_optim_force_products(request.param.encode()) != 0:
         pytest.skip(f"this processor has no {request.param}")
+    proves(f"products for {request.param}")
     yield request.param
     assert library.ms_optim_force_products(None) == 0
 

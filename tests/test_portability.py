@@ -5,17 +5,23 @@ is let off: no sum depends on the width of registers, no product is contracted, 
 corrections, two libms that differ in the last place of a float64 give the same float32 but once in 2^29. Only the sign
 of a NaN is the processor's own. Products of matrices, Muon's, are let off: they are contracted, and compared to
 rounding; of one instruction set they have the same bits for any number of threads.
+
+A processor that lacks an instruction set is shown by an emulator, with the package's own library: to ask a wider
+processor for less shows what is asked for, and not what else was left in the library.
 """
 
 import ctypes
 import platform
+import signal
 import sys
 
 import numpy as np
 import pytest
 import recording
-from builds import attempt, build, check, needs, once, replay, sanitized, shared_folder
-from native import Launch, instruction_sets
+from builds import attempt, build, check, needs, once, replay, run, sanitized, setup_script, shared_folder
+from native import LIBRARY, Launch, instruction_sets
+from setuptools.errors import CompileError
+from sources import ROOT, TESTS
 
 from ms_optim import _kernels, _libraries
 
@@ -39,9 +45,10 @@ def expected(cases):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", ["avx512", "avx2", "baseline"])
-def test_instruction_sets_and_threads_give_the_same_bits(cases, expected, name, threads):
+def test_instruction_sets_and_threads_give_the_same_bits(cases, expected, name, threads, proves):
     if name.encode() not in instruction_sets():
         pytest.skip(f"this processor has no {name}")
+    proves(f"kernels for {name}")
     library, openmp = _libraries.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
     best, most = library.ms_optim_instruction_set(), openmp.omp_get_max_threads()
     try:
@@ -81,30 +88,128 @@ def aarch64(tmp_path_factory):
     return once(shared, "aarch64", lambda f: build(f, "aarch64-linux-gnu-g++", "aarch64", link=["-static"])) / "replay"
 
 
-def fewest(cases):
-    """Return which cases, the smaller first, show every operator each dtype that it takes and each flag by itself."""
-    chosen, shown = [], set()
-    for k in sorted(range(len(cases)), key=lambda k: sum(a.nbytes for a in cases[k].arrays)):
-        case = cases[k]
-        extents = [(axis, bit) for axis, n in enumerate(case.arrays[0].shape) for bit in range(20) if n - 1 >> bit & 1]
-        shows = {(case.function, case.callers, what) for what in (*extents, *(str(a.dtype) for a in case.arrays))}
-        if shows - shown:
-            chosen.append(k)
-            shown |= shows
-    return sorted(chosen)
-
-
-def test_aarch64_gives_the_same_bits(aarch64, tmp_path, cases, expected):
-    """In three threads, for how many there are changes no bit above; few launches, as an emulator is slow."""
-    chosen = fewest(cases)
-    assert {cases[k].function for k in chosen} == {case.function for case in cases}
-    cases, expected = zip(*((cases[k], expected[k]) for k in chosen))
+def test_aarch64_gives_the_same_bits(aarch64, tmp_path, cases, expected, proves):
+    """In three threads, for how many there are changes no bit above."""
     assert replay(tmp_path, ["qemu-aarch64", aarch64], cases, expected, OMP_NUM_THREADS="3") == "baseline"
+    proves("kernels for aarch64 baseline", "qemu-aarch64")
 
 
 needs_linux_x86 = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64", reason="the sanitizers are tried on x86-64 Linux"
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="the library is for another processor"
 )
+# Processors by the emulator's names, and the kernels that they run: two without AVX, the plainest of all among them,
+# and two with AVX2. It knows none with AVX-512, whose instructions end a program there as on those processors.
+EMULATED = {"qemu64": "baseline", "Nehalem": "baseline", "Haswell": "avx2", "EPYC-Rome": "avx2"}
+
+
+def emulator(processor):
+    return ["qemu-x86_64", "-cpu", processor]
+
+
+@pytest.fixture(scope="module")
+def replayer(tmp_path_factory):
+    """tests/replay.cc, linked to the package's own library."""
+    needs("g++", "qemu-x86_64")
+    include = [f"-I{ROOT / 'ops' / folder}" for folder in ("include", "cpu")]
+    link = [LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}", "-pthread"]
+
+    def compile(folder):
+        run(["g++", "-std=c++17", *include, TESTS / "replay.cc", *link, "-o", folder / "replay"])
+
+    return once(shared_folder(tmp_path_factory), "replayer", compile) / "replay"
+
+
+@needs_linux_x86
+@pytest.mark.parametrize("processor", EMULATED)
+def test_the_library_runs_on_processors_that_lack_instructions(replayer, tmp_path, cases, expected, processor, proves):
+    """Every launch, in the kernels that the library picks there."""
+    command = [*emulator(processor), replayer]
+    assert replay(tmp_path, command, cases, expected, OMP_NUM_THREADS="3") == EMULATED[processor]
+    proves(f"kernels for {EMULATED[processor]}", f"qemu-x86_64 -cpu {processor}")
+
+
+WIDE = """
+#include <stdio.h>
+typedef float Vector __attribute__((vector_size(64)));
+int main(int count, char **) {
+  Vector x = {}, y = x + (float)count;
+  __asm__ volatile("" : "+m"(y));
+  return y[3] == 1.0f ? 0 : 2;
+}
+"""
+
+
+@needs_linux_x86
+@pytest.mark.parametrize("processor", EMULATED)
+def test_the_emulator_ends_a_program_at_an_instruction_that_the_processor_lacks(tmp_path, processor):
+    needs("g++", "qemu-x86_64")
+    (tmp_path / "wide.cc").write_text(WIDE)
+    sets = setup_script()["INSTRUCTION_SETS"]["x86_64"]
+    ends = {}
+    for name, options in sets.items():
+        run(["g++", "-O2", "-Wno-psabi", *options, tmp_path / "wide.cc", "-o", tmp_path / name])
+        ends[name] = attempt([*emulator(processor), tmp_path / name]).returncode
+    runs = list(sets)[list(sets).index(EMULATED[processor]) :]
+    assert ends == {name: 0 if name in runs else -signal.SIGILL for name in sets}
+
+
+# What a linker would share, or run on loading: each becomes part of what is compiled for an instruction set.
+SHARED = {
+    "a template of the standard library": "void f(std::vector<double> &x) { x.assign(x.size() + 9, 1.5); }",
+    "an inline function": "inline __attribute__((noinline)) int g() { return 1; } int (*f())() { return g; }",
+    "a function that is not in the table": "int f() { return 1; }",
+}
+# Which the GNU compiler makes unique in the whole process, beyond a linker's choice.
+UNIQUE = "inline int &f() { static int x; return x; } int *g() { return &f(); }"
+ON_LOADING = 'struct A { A(); } a; A::A() { puts(""); }'
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++", "aarch64-linux-gnu-g++"])
+def test_what_is_compiled_for_an_instruction_set_is_shared_with_no_other(tmp_path, compiler):
+    """The build refuses an object that shares, and isolating makes it one that does not."""
+    needs(compiler)
+    setup, compiled = setup_script(), str(tmp_path / "unit.o")
+    symbol = setup["symbol_of"]("baseline", "kernels")
+
+    def refusal(name):
+        try:
+            setup["check_isolation"]([compiler], name, symbol)
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    def compile(body):
+        source = (
+            "#include <cstdio>\n#include <vector>\nnamespace ms_optim::baseline { extern const int kernels = 1; }\n"
+        )
+        (tmp_path / "unit.cc").write_text(source + body)
+        run([compiler, *setup["FLAGS"], "-fPIC", "-c", tmp_path / "unit.cc", "-o", compiled])
+
+    for what, body in SHARED.items():
+        compile(body)
+        assert "must define _ZN8ms_optim8baseline7kernelsE alone" in (refusal(compiled) or ""), what
+        assert refusal(setup["isolate"]([compiler], compiled, symbol)) is None, what
+    if compiler != "clang++":
+        compile(UNIQUE)
+        assert "_ZZ1fvE1x" in refusal(setup["isolate"]([compiler], compiled, symbol))
+    compile(ON_LOADING)
+    assert ".init_array" in refusal(setup["isolate"]([compiler], compiled, symbol))
+    assert "alone" in refusal(setup["isolate"]([compiler], compiled, "no_such_symbol"))
+
+
+def test_without_binutils_the_build_says_what_it_lacks(tmp_path):
+    with pytest.raises(CompileError, match="GNU binutils, and objcopy cannot be run"):
+        setup_script()["run_binutil"](["/bin/echo", "/nowhere"], "objcopy")
+
+
+@pytest.mark.parametrize("device", [d for d in ("CPU", "GPU") if _libraries.path_of(d).exists()])
+def test_a_library_offers_its_operators_alone(device):
+    """Copies of inline functions that it offered would take the place of other libraries', or theirs of its own."""
+    needs("nm")
+    lines = run(["nm", "-D", "--defined-only", "--format=posix", _libraries.path_of(device)]).splitlines()
+    names = [line.split()[0] for line in lines]
+    assert len(names) > 10
+    assert [name for name in names if not name.startswith("ms_optim_")] == []
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def library(name: str) -> ctypes.CDLL:
     """Load one of the package's shared libraries, for functions other than running a step."""
     loaded = ctypes.CDLL(str(FOLDER / name))
     if name == LIBRARIES["CPU"].file:
-        loaded.ms_optim_instruction_set.restype = ctypes.c_char_p
+        loaded.ms_optim_instruction_set.restype = loaded.ms_optim_product_set.restype = ctypes.c_char_p
         loaded.ms_optim_local_words.restype = ctypes.c_int64
     return loaded
 

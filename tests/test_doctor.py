@@ -1,23 +1,22 @@
 """The doctor says what runs and why, and finds a kernel that is wrong; installing works without a compiler."""
 
-import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
-import warnings
 
 import command
+import dying
 import numpy as np
 import pytest
 from builds import once, shared_folder
+from native import instruction_sets
 from sources import ROOT
 
 import ms_optim
-from ms_optim import LANS, OPTIMIZERS, AdamW, DGCMomentum, _kernels, _libraries
-from ms_optim.cli import doctor
-from ms_optim.paths import choice
+from ms_optim import LANS, OPTIMIZERS, AdamW, DGCMomentum, Lion, _kernels, _libraries
+from ms_optim.cli import checks, doctor
 
 # What the doctor is asked for as a whole: of one kernel, of several, and of one that AKG has none for.
 FEW = (AdamW, LANS, DGCMomentum)
@@ -30,7 +29,7 @@ def run(*arguments, **options):
 
 def read(found):
     """Return the checks among what the doctor tells programs."""
-    return [doctor.Check(**check) for check in found["checks"]]
+    return [checks.Check(**check) for check in found["checks"]]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def found(tmp_path_factory):
     def examine(folder):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ms_optim, "OPTIMIZERS", FEW)
-            status, report = command.run("doctor", "--json")
+            status, report = command.run("doctor", "--json", "--all")
         assert status == 0
         (folder / "report.json").write_text(report)
 
@@ -50,108 +49,122 @@ def found(tmp_path_factory):
 def test_doctor_tells_programs_what_it_found(found):
     assert set(found["missing"]) == {"CPU", "GPU", "Ascend", "AKG"}
     assert ("threads" in found) == (found["missing"]["CPU"] is None)
-    checks = {(check.optimizer, check.backend): check for check in read(found)}
-    assert len(checks) == len(found["checks"]) == 2 * sum(len(cls.trials) for cls in FEW) + 1
-    assert all(check.right for check in checks.values())
-    assert checks["AdamW()", "auto"].check.startswith("agrees") == (found["missing"]["CPU"] is None)
+    by_task = {(check.optimizer, check.backend): check for check in read(found)}
+    assert len(by_task) == len(found["checks"]) == 2 * sum(len(cls.trials) for cls in FEW) + 1
+    assert all(check.right for check in by_task.values())
+    assert by_task["AdamW()", "auto"].check.startswith("agrees") == (found["missing"]["CPU"] is None)
+    if found["missing"]["CPU"] is None:
+        assert found["instruction_set"].encode() == instruction_sets()[0]
+        assert found["products"].startswith(found["instruction_set"]) or found["products"] == "amx"
 
 
-def test_doctor_reports_paths_and_checks(found, monkeypatch):
+def test_doctor_reports_each_check_as_it_ends_and_the_verdict_last(found, monkeypatch):
     """As text it says what it tells programs."""
-    by_optimizer = {cls: [c for c in read(found) if c.optimizer.startswith(f"{cls.__name__}(")] for cls in FEW}
-    monkeypatch.setattr(ms_optim, "OPTIMIZERS", FEW)
-    monkeypatch.setattr(doctor, "checked", by_optimizer.__getitem__)
+    told = [(check, "") for check in read(found)]
+    monkeypatch.setattr(checks, "in_child", lambda tasks: iter(told))
     status, report = command.run("doctor")
     assert status == 0
     assert "instruction set" in report
-    assert "threads" in report
-    for optimizer in FEW:
-        assert optimizer.__name__ in report
-    has_kernels = _kernels.why_not("adamw", "CPU") is None
-    rules = [trial for cls in FEW for trial in cls.trials] if has_kernels else []
-    rules += [rule.name for cls in FEW for rule in cls.rules if _kernels.why_not_akg(rule.name) is None]
-    assert report.count("agrees") == len(rules) + has_kernels  # and split masters
+    assert "in an emulator on x86-64 with AVX2 and without AVX-512" in report
+    rows = [line for line in report.splitlines() if line.startswith("  ") and line.split("  ")[1] in str(told)]
+    assert [row.split("  ")[1] for row in rows] == [check.optimizer for check, _ in told]
+    kernels = [check for check, _ in told if check.path in ("fused", "akg")]
+    assert report.count("agrees") == len(kernels)
+    assert report.splitlines()[-1] == f"All {len(kernels)} kernels are right."
+    # A reason that the head has, or an earlier row, is not repeated.
+    assert all(report.count(check.why) <= 1 for check, _ in told if check.path not in ("fused", "akg"))
 
 
-def test_doctor_fails_where_a_kernel_is_wrong(found, monkeypatch):
-    wrong = [dataclasses.replace(check, right=False) for check in read(found)[:1]]
-    for checks, status in ((wrong, 1), ([], 0)):
-        monkeypatch.setattr(doctor, "checked", lambda optimizer, checks=checks: checks)
-        assert command.run("doctor")[0] == command.run("doctor", "--json")[0] == status
+def test_doctor_asks_for_akg_when_told(monkeypatch):
+    asked = []
+    monkeypatch.setattr(checks, "in_child", lambda tasks: iter(asked.append(tasks) or ()))
+    for options, backends in (((), {"auto"}), (("--all",), {"auto", "akg"})):
+        command.run("doctor", *options)
+        assert {task.backend for task in asked.pop()} == backends
+
+
+def test_doctor_survives_a_kernel_that_ends_the_process(monkeypatch, capfd):
+    """Each is a row with what to do, and the checks after it are made."""
+    monkeypatch.setattr(checks, "STEPS", 2)
+    monkeypatch.setattr(ms_optim, "OPTIMIZERS", (dying.Dies, Lion, dying.Segfaults, dying.Fails, dying.Wrong))
+    before = sorted(os.listdir())
+    status, report = command.run("doctor")
+    assert status == 1
+    rows = {line.split("()")[0].strip(): line for line in report.splitlines() if "()" in line}
+    assert "died: SIGILL: this processor lacks an instruction. Set MS_OPTIM_INSTRUCTION_SET=baseline" in rows["Dies"]
+    assert 'died: SIGSEGV: use backend="composite", and report it' in rows["Segfaults"]
+    assert "failed: TypeError: of the optimizer's own" in rows["Fails"]
+    assert ("agrees" in rows["Lion"]) == (_kernels.why_not("lion", "CPU") is None)
+    assert report.splitlines()[-1].startswith("NOT RIGHT: Dies() (died), Segfaults() (died), Fails() (failed)")
+    assert sorted(os.listdir()) == before
+    if _kernels.why_not("adamw", "CPU") is None:
+        assert "WRONG" in rows["Wrong"]
+
+
+def test_what_a_child_printed_is_shown_where_it_is_wrong():
+    (check, printed), (right, nothing) = checks.in_child([checks.Task(dying.Dies, {}), checks.Task(Lion, {})])
+    assert "the last words" in printed
+    assert (check.right, right.right, nothing) == (False, True, "")
+
+
+def test_without_kernels_the_verdict_says_so():
+    def check(path, right):
+        return checks.Check("AdamW()", "auto", path, "", "", right)
+
+    assert doctor.verdict([check("composite", True)]).startswith("No kernel runs here")
+    assert doctor.verdict([check("fused", True)]) == "All 1 kernels are right."
+    assert doctor.verdict([check("fused", True), check("akg", False)]).startswith("NOT RIGHT: AdamW() (akg)")
 
 
 def test_doctor_names_the_package_that_akg_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "decorator", None)
-    path, why, _, _ = doctor.examine(AdamW, {}, "akg")
+    path, why, _, _ = checks.examine(AdamW, {}, "akg")
     assert path == "no akg"
     assert "pip install decorator" in why
 
 
 @pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there are no kernels")
 def test_doctor_checks_every_kernel_of_the_cpu():
-    rules = {doctor.build(cls, trial, "composite").rule.name for cls in OPTIMIZERS for trial in cls.trials}
+    rules = {checks.build(cls, trial, "composite").rule.name for cls in OPTIMIZERS for trial in cls.trials}
     assert rules == set(_kernels.rules("CPU"))
-
-
-def test_what_akg_prints_and_leaves_is_put_away(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    log, key, folder = (tmp_path / name for name in ("dsa_transfrom.log", "kernel_build_tmp.key", "akg_kernel_meta"))
-    log.write_text("the user's own")
-    with doctor.others_put_away() as said:
-        os.system("echo noise")
-        folder.mkdir()
-        for path in (folder / "kernel.json", log, key):
-            path.touch()
-        said.seek(0)
-        assert said.read() == b"noise\n"
-    assert [path.name for path in tmp_path.iterdir()] == [log.name]
-    assert capfd.readouterr().out == ""
 
 
 def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path, monkeypatch):
     monkeypatch.setenv(_kernels.WHITE_LIST, str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "300")
     # AKG has kernels of the one's rules, not of the other's.
     monkeypatch.setattr(ms_optim, "OPTIMIZERS", (AdamW, DGCMomentum))
-    monkeypatch.setattr(doctor, "STEPS", 2)
-    monkeypatch.setattr(choice, "_warned", set())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        status, report = command.run("doctor")
+    status, report = command.run("doctor")
     assert status == 0
     assert f"set {_kernels.WHITE_LIST}={_libraries.FOLDER}" in report
     assert "composite" in report
-    said = [str(warning.message) for warning in caught]
-    assert sum("ms_optim runs in AKG's kernels" in words for words in said) == 1
-    assert sum("ms_optim runs on the slower composite path" in words for words in said) == 1
 
 
 @pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there is no kernel to be wrong")
 def test_doctor_finds_a_wrong_kernel(monkeypatch):
     """A rule whose MindSpore form says something else than its kernel is called wrong."""
-    path, _, verdict, right = doctor.examine(AdamW, {})
+    path, _, verdict, right = checks.examine(AdamW, {})
     assert (path, right) == ("fused", True)
 
     def wrong(self, scalars, m, v):
         return m / scalars[0] * 1.001
 
     monkeypatch.setattr(AdamW, "adam_direction", wrong)
-    _, _, verdict, right = doctor.examine(AdamW, {})
+    _, _, verdict, right = checks.examine(AdamW, {})
     assert not right
     assert "WRONG" in verdict
 
 
 @pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there are no kernels")
 def test_doctor_checks_split_masters(monkeypatch):
-    path, _, verdict, right = doctor.examine_split_masters()
+    path, _, verdict, right = checks.examine_split_masters()
     assert (path, verdict, right) == ("fused", "agrees: masters are bitwise equal to float32 masters", True)
-    restored = doctor._masters.restored
+    restored = checks._masters.restored
 
     def off_by_a_bit(weights, remainders):
         return restored(weights, remainders ^ np.int16(1))
 
-    monkeypatch.setattr(doctor._masters, "restored", off_by_a_bit)
-    *_, verdict, right = doctor.examine_split_masters()
+    monkeypatch.setattr(checks._masters, "restored", off_by_a_bit)
+    *_, verdict, right = checks.examine_split_masters()
     assert not right
     assert verdict.startswith("WRONG")
 

@@ -12,6 +12,7 @@ processor for less shows what is asked for, and not what else was left in the li
 
 import ctypes
 import platform
+import re
 import signal
 import sys
 
@@ -126,6 +127,17 @@ def test_the_library_runs_on_processors_that_lack_instructions(replayer, tmp_pat
     command = [*emulator(processor), replayer]
     assert replay(tmp_path, command, cases, expected, OMP_NUM_THREADS="3") == EMULATED[processor]
     proves(f"kernels for {EMULATED[processor]}", f"qemu-x86_64 -cpu {processor}")
+
+
+@needs_linux_x86
+def test_muon_trains_on_a_processor_without_avx512(tmp_path, proves):
+    """The README's first command, MindSpore and all, for the optimizer that multiplies matrices."""
+    needs("qemu-x86_64")
+    train = [ROOT / "examples" / "train.py", "--optimizer", "Muon", "--epochs", "1", "--output", tmp_path / "train.png"]
+    said = run([*emulator("Haswell"), sys.executable, *train], OMP_NUM_THREADS="1")
+    accuracy = float(re.search(r"Muon +│ +([\d.]+)%", said)[1])
+    assert accuracy > 90.0
+    proves("examples/train.py", "qemu-x86_64 -cpu Haswell")
 
 
 WIDE = """

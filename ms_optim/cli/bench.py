@@ -7,21 +7,20 @@ import dataclasses
 import json
 import os
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor
 from rich.console import Console
-from rich.table import Table
 
 from .. import OPTIMIZERS, _kernels, _libraries, _memory
 from .._base import FusedOptimizer
 from ..compression import CompressedStep
-from . import doctor
+from . import checks
 
 # Shapes of a transformer layer, repeated until there are enough parameters.
 LAYER: list[tuple[int, ...]] = [(768,), (2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072)]
@@ -40,7 +39,7 @@ class Row:
         seconds: Median time of a step.
         nanoseconds: Median time of a step per parameter element.
         bytes: The minimum memory traffic of a step in bytes per parameter element.
-        share: The bandwidth of these bytes in that time, as a fraction of the measured bandwidth.
+        share: The bandwidth of these bytes in that time, as a fraction of the bandwidth measured before and after.
     """
 
     optimizer: str
@@ -87,23 +86,23 @@ def main(arguments: argparse.Namespace) -> int:
     parameters = sum(int(np.prod(shape)) for shape in shapes)
     chosen = [optimizer for optimizer in OPTIMIZERS if optimizer.__name__ in arguments.optimizer]
     threads = thread_count()
-    # The check calls single operators, which is faster in one thread.
-    ms.set_context(pynative_synchronize=True)
-    with doctor.others_put_away():
-        checks = [doctor.examine(optimizer, optimizer.trials[0]) for optimizer in chosen]
-    ms.set_context(pynative_synchronize=False)
-    speeds, times = [], []
-    for optimizer, (_, _, _, right) in zip(chosen, checks):
-        # Measured before each optimizer, because the speed of a shared machine varies.
+    console = Console(highlight=False, soft_wrap=True, quiet=arguments.json)
+    console.print(f"{len(shapes)} tensors, {parameters / 1e6:.1f}M float32 parameters, {threads} threads")
+    console.print(HEADINGS)
+    rows, speeds = [], [bandwidth(threads, max(1, 2 * parameters // threads))]
+    tasks = [checks.Task(optimizer, optimizer.trials[0]) for optimizer in chosen]
+    for optimizer, (check, printed) in zip(chosen, checks.in_child(tasks)):
+        timing = measure(optimizer, shapes, arguments.steps) if check.right else None
+        # Measured before and after each optimizer, because the speed of a shared machine varies.
         speeds.append(bandwidth(threads, max(1, 2 * parameters // threads)))
-        times.append(measure(optimizer, shapes, arguments.steps) if right else None)
+        rows.append(row(optimizer, check, timing, parameters, statistics.mean(speeds[-2:])))
+        console.print(line(rows[-1]), markup=False)
+        print(printed, end="", file=sys.stderr)  # it may say why the check is wrong
     speed = statistics.median(speeds)
-    rows = [row(*one, parameters, speed) for one in zip(chosen, checks, times)]
     if arguments.json:
         summary = {"parameters": parameters, "tensors": len(shapes), "threads": threads, "bandwidth": speed}
         print(json.dumps({**summary, "rows": [dataclasses.asdict(one) for one in rows]}, indent=2))
-    else:
-        show(rows, f"{len(shapes)} tensors, {parameters / 1e6:.1f}M float32 parameters", threads, speed)
+    console.print(f"a += b on as many threads moves {speed / 1e9:.1f} GB/s, the median of {len(speeds)} measurements")
     return 0 if all(one.right for one in rows) else 1
 
 
@@ -202,35 +201,28 @@ def timed(optimizer: FusedOptimizer, gradients: tuple[Tensor, ...], steps: int) 
 
 def row(
     optimizer: type[FusedOptimizer],
-    examined: tuple[str, str, str, bool],
+    check: checks.Check,
     timing: tuple[float, int] | None,
     parameters: int,
     speed: float,
 ) -> Row:
     """Return the row of an optimizer."""
-    path, _, check, right = examined
+    known = (optimizer.__name__, check.path, check.check, check.right)
     if timing is None:
-        return Row(optimizer.__name__, path, check, right)
+        return Row(*known)
     seconds, moved = timing
-    share = moved * parameters / seconds / speed
-    return Row(optimizer.__name__, path, check, right, seconds, seconds / parameters * 1e9, moved, share)
+    return Row(*known, seconds, seconds / parameters * 1e9, moved, moved * parameters / seconds / speed)
 
 
-def show(rows: list[Row], what: str, threads: int, speed: float) -> None:
-    """Print the table."""
-    console = Console(width=max(100, Console().width), highlight=False)
-    title = f"{what}; on {threads} threads a += b moves {speed / 1e9:.1f} GB/s"
-    table = Table(title=title, title_justify="left")
-    formats = {"ms/step": "{:.2f}", "ns/parameter": "{:.3f}", "bytes/parameter": "{}", "of a += b": "{:.0%}"}
-    for heading in ("optimizer", "path", "check"):
-        table.add_column(heading)
-    for heading in formats:
-        table.add_column(heading, justify="right")
-    for one in rows:
-        figures = (one.seconds and one.seconds * 1e3, one.nanoseconds, one.bytes, one.share)
-        cells = [form.format(x) if x is not None else "" for form, x in zip(formats.values(), figures)]
-        table.add_row(one.optimizer, one.path, one.check.split(":")[0], *cells)
-    console.print(table)
-    for one in rows:
-        if not one.right:
-            console.print(f"{one.optimizer} is not timed: {one.check}.", soft_wrap=True)
+HEADINGS = (
+    f"{'optimizer':<18} {'path':<9} {'check':<6} {'ms/step':>9} {'ns/parameter':>12} {'bytes/parameter':>15} "
+    f"{'of a += b':>9}"
+)
+
+
+def line(row: Row) -> str:
+    """Return a row as text, in columns under the headings."""
+    if row.seconds is None:
+        return f"{row.optimizer:<18} not timed: {row.check}"
+    known = f"{row.optimizer:<18} {row.path:<9} {row.check.split(':')[0]:<6}"
+    return f"{known} {row.seconds * 1e3:>9.2f} {row.nanoseconds:>12.3f} {row.bytes:>15} {row.share:>9.0%}"

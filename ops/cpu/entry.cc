@@ -218,4 +218,11 @@ MS_OPTIM_API int ms_optim_force_products(const char *name) {
   return products == nullptr;
 }
 
+MS_OPTIM_API const char *ms_optim_product_set() {
+  for (const ms_optim::NamedProducts &one : ms_optim::kProducts) {
+    if (one.products == ms_optim::OfChosenKernels()) return one.name;
+  }
+  return "";
+}
+
 MS_OPTIM_API int ms_optim_threads() { return omp_get_max_threads(); }

@@ -35,7 +35,7 @@ class Task:
     arguments: dict[str, Any]
     backend: str = "auto"
 
-    def __str__(self):
+    def __str__(self) -> str:
         arguments = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
         return f"{self.optimizer.__name__}({arguments})"
 

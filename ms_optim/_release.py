@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import mindspore as ms
@@ -11,14 +13,36 @@ from mindspore import Tensor, nn, ops
 from . import _capabilities
 from ._arguments import fail
 from ._gradients import check_shapes
+from ._readers import Readers
 from .paths.released import ReleasedPath
 
 if TYPE_CHECKING:
+    from mindspore import Parameter
+
     from .paths.parts import Parts
+
+# What updates parameters inside backward passes, until it is detached or its optimizer is dropped.
+_attached: weakref.WeakSet[Release] = weakref.WeakSet()
+
+
+def released_by_another(own: Release | None, parameters: Iterable[Parameter]) -> tuple[str, str] | None:
+    """Return the name of a parameter that another optimizer updates inside the backward pass, and that optimizer's."""
+    held = {id(p): p.name for p in parameters}
+
+    def found():
+        others = [other for other in _attached if other is not own]
+        return [(held[id(p)], o.parts.layout.optimizer) for o in others for p in o.parameters if id(p) in held]
+
+    if found():
+        gc.collect()  # a dropped optimizer is part of cycles
+    return next(iter(found()), None)
 
 
 class Release:
-    """Updates each parameter when its gradient arrives.
+    """Updates each parameter when its gradient has arrived and the backward pass has no reader of the weight left.
+
+    The backward pass may still need a weight when its gradient is complete: where the forward pass also read it behind
+    ``stop_gradient``. Its gradient is then kept until the last such reader is done.
 
     Args:
         parts: The parts that the optimizer's path is built from.
@@ -29,14 +53,21 @@ class Release:
     def __init__(self, parts: Parts, passes: int, check: Callable[[], None]):
         self.parts, self.check, self.measures = parts, check, passes == 2
         self.path = ReleasedPath(parts, self.measures)
-        self.is_attached = True
         self._rates: Tensor | None = None
         self._measured: Tensor | None = None
         self._sums: dict[int, Tensor] = {}
-        # One element is passed on in place of a gradient; otherwise all gradients would stay alive until the pass ends.
-        self._handed_on = {dtype: ops.zeros((1,), dtype) for dtype in (ms.float32, ms.float16, ms.bfloat16)}
+        self._waiting: dict[int, tuple[Tensor, Callable[[], bool]]] = {}
+        parts.held.check()
+        on_host = parts.settings.weights_on == "CPU"
+        self._readers = [Readers(p) for p in parts.held.parameters] if on_host else []
         for i, p in enumerate(parts.held.parameters):
-            p.register_hook(self._hook(i))
+            p.register_hook(_hook(weakref.ref(self), i))
+        _attached.add(self)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameters that are updated inside the backward pass."""
+        return tuple(self.parts.held.parameters)
 
     @property
     def is_under_way(self) -> bool:
@@ -47,15 +78,11 @@ class Release:
     def _is_measuring(self) -> bool:
         return self.measures and self._measured is None
 
-    def _hook(self, i):
-        # MindSpore continues to call a hook that was removed.
-        return lambda gradient: self._take(i, gradient) if self.is_attached else gradient
-
     def _take(self, i, gradient):
-        """Update a parameter with its gradient, and return the element that is passed on instead."""
+        """Take a parameter's gradient, update all parameters that can be, and return what is passed on instead."""
         layout = self.parts.layout
         name = layout.names[i]
-        if i in self._sums:
+        if i in self._sums or i in self._waiting:
             raise RuntimeError(
                 f"For '{layout.optimizer}', a second gradient of '{name}' has arrived in one backward pass: call "
                 "optimizer.finish() after each. Gradients cannot be accumulated, because the first has already updated "
@@ -70,22 +97,33 @@ class Release:
         if self._is_measuring:
             self._sums[i] = self.path.measure(i, self._rates, gradient)
         else:
-            self._sums[i] = self.path.move(i, self._rates, self._measured, gradient)
-        return self._handed_on[gradient.dtype]
+            self._waiting[i] = gradient, self._readers[i].renew() if self._readers else lambda: True
+            self._move(lambda is_read: not is_read())
+        # This is passed on in place of the gradient; otherwise all gradients would stay alive until the pass ends. It
+        # has one dimension more than the weight, so that nobody takes it for a gradient.
+        return ops.zeros((1,) * (1 + len(layout.shapes[i])), gradient.dtype)
+
+    def _move(self, may_move):
+        """Update those waiting parameters that may move, by what tells whether a parameter is read."""
+        for i, (gradient, is_read) in list(self._waiting.items()):
+            if may_move(is_read):
+                self._sums[i] = self.path.move(i, self._rates, self._measured, gradient)
+                del self._waiting[i]
 
     def finish(self) -> bool:
         """End a backward pass; see :meth:`Released.finish`."""
         layout = self.parts.layout
-        missing = [name for i, name in enumerate(layout.names) if i not in self._sums]
+        arrived = self._sums.keys() | self._waiting.keys()
+        missing = [name for i, name in enumerate(layout.names) if i not in arrived]
         if missing:
-            arrived = layout.count - len(missing)
             moved = self.abandon()
             raise RuntimeError(
                 f"For '{layout.optimizer}', gradients of all {layout.count} parameters must arrive before finish(), "
-                f"but only {arrived} did; the one of '{missing[0]}' is missing. Pass optimizer.parameters to "
+                f"but only {len(arrived)} did; the one of '{missing[0]}' is missing. Pass optimizer.parameters to "
                 f"value_and_grad in PyNative mode, and do not use them in a function compiled with ms.jit. The step is "
                 f"not counted, and {len(moved)} parameters were updated."
             )
+        self._move(lambda is_read: True)  # the backward pass is over
         sums, self._sums = self.path.of_all(self._sums), {}
         if self._is_measuring:
             self._measured = sums
@@ -97,8 +135,22 @@ class Release:
     def abandon(self) -> list[str]:
         """Discard the current step; see :meth:`Released.abandon`."""
         moved = [] if self._is_measuring else [self.parts.layout.names[i] for i in sorted(self._sums)]
-        self._rates, self._measured, self._sums = None, None, {}
+        self._rates, self._measured, self._sums, self._waiting = None, None, {}, {}
         return moved
+
+    def detach(self) -> None:
+        """From now on, pass each gradient on unchanged."""
+        _attached.discard(self)
+
+
+def _hook(of: weakref.ref[Release], i: int) -> Callable[[Tensor], Tensor]:
+    """Return a parameter's hook, which MindSpore continues to call after its removal, or when the optimizer is gone."""
+
+    def take(gradient: Tensor) -> Tensor:
+        release = of()
+        return gradient if release is None or release not in _attached else release._take(i, gradient)
+
+    return take
 
 
 class Released(nn.Optimizer):
@@ -123,7 +175,8 @@ class Released(nn.Optimizer):
 
         Raises:
             RuntimeError: If no fused kernel for CPU or GPU runs; in Graph mode; if the optimizer exchanges data with
-                other processes; or if :meth:`attach` was already called.
+                other processes; or if :meth:`attach` was already called for it, or for another optimizer that has one
+                of its parameters.
             ValueError: If `passes` is neither 1 nor 2; or 1 with `grad_clip_norm` or `skip_nonfinite`.
         """
         name, options = self.cls_name, self._parts.options
@@ -143,6 +196,7 @@ class Released(nn.Optimizer):
             raise RuntimeError(f"For '{name}', {why}.")
         if self._release is not None:
             raise RuntimeError(f"For '{name}', gradients are released already: call detach() before attach().")
+        self._check_released_by_nobody_else()
         object.__setattr__(self, "_release", Release(self._parts, passes, self._check_begin))
 
     def finish(self) -> bool:
@@ -171,7 +225,7 @@ class Released(nn.Optimizer):
             RuntimeError: If a step is in progress.
         """
         self._check_between("detach()")
-        self._attached("detach()").is_attached = False
+        self._attached("detach()").detach()
         object.__setattr__(self, "_release", None)
 
     def _why_not_attached(self):
@@ -203,6 +257,17 @@ class Released(nn.Optimizer):
             raise RuntimeError(
                 f"For '{self.cls_name}', each parameter is updated inside the backward pass since attach(): call "
                 "finish() after it instead of the optimizer, or call detach() for ordinary steps."
+            )
+        if _attached:
+            self._check_released_by_nobody_else()
+
+    def _check_released_by_nobody_else(self):
+        """Raise an error if another optimizer updates one of the parameters inside the backward pass."""
+        found = released_by_another(self._release, self._parts.held.parameters)
+        if found is not None:
+            raise RuntimeError(
+                f"For '{self.cls_name}', the parameter '{found[0]}' is updated inside the backward pass by another "
+                f"optimizer, of the class {found[1]}, since its attach(): call its detach() first."
             )
 
     def _check_between(self, what):

@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
 
 import ms_optim
-from ms_optim import AdamW, DGCMomentum, Lamb, ReleasedTrainStep, _shares
+from ms_optim import AdamW, DGCMomentum, Lamb, ReleasedTrainStep, _readers, _shares
 from ms_optim.paths import released
 
 EXCHANGES = ("DGCMomentum",)
@@ -106,7 +106,99 @@ def test_bfloat16_weights(master_weights):
         released(*data(k))
     check_same(*optimizers)
     _, handed_on = released.forward_and_backward(*data(4))
-    assert (handed_on[0].shape, handed_on[0].dtype) == ((1,), ms.bfloat16)
+    assert (handed_on[0].shape, handed_on[0].dtype) == ((1, 1, 1), ms.bfloat16)
+
+
+# How a layer can read another layer's weight without sending it a gradient.
+READERS = {
+    "matmul": ops.matmul,
+    "mul": lambda x, w: x * w[0],
+    "tanh": lambda x, w: x * ops.tanh(w).sum(),
+    "norm": lambda x, w: x / (1.0 + ops.square(w).sum().sqrt()),
+    "bias": lambda x, w: ops.square(x + w[1]),
+    "gather": lambda x, w: x * ops.gather(w, Tensor([2], ms.int32), 0),
+}
+
+
+class Reading(nn.Cell):
+    """A chain of products, before each of which weights of any layer are read behind stop_gradient."""
+
+    def __init__(self, readers):
+        super().__init__()
+        rng = np.random.default_rng(3)
+        weights = [tensor(rng.standard_normal((6, 6)) * 0.5, "float32") for _ in readers]
+        self.readers, self.weights = (
+            readers,
+            ms.ParameterTuple([Parameter(w, name=f"w{i}") for i, w in enumerate(weights)]),
+        )
+
+    def construct(self, x, y):
+        for weight, reads in zip(self.weights, self.readers):
+            for other, how in reads:
+                x = READERS[how](x, ops.stop_gradient(self.weights[other]))
+            x = ops.tanh(ops.matmul(x, weight))
+        return ops.square(x - y).sum()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_weight_that_the_rest_of_the_pass_reads_is_updated_after_it(seed):
+    """Also a function that was compiled before sees each new weight, and nothing waits that nobody reads."""
+    rng = np.random.default_rng(seed)
+    readers = [
+        [(int(rng.integers(4)), str(rng.choice(list(READERS)))) for _ in range(rng.integers(3))] for _ in range(4)
+    ]
+    ordinary, releasing = Reading(readers), Reading(readers)
+    optimizers = [AdamW(net.trainable_params(), 0.05, eps=1e-3) for net in (ordinary, releasing)]
+
+    @ms.jit
+    def sees(x):
+        return x + releasing.weights[0] + releasing.weights[3]
+
+    zeros = ops.zeros((6, 6))
+    sees(zeros)
+    grad = ms.value_and_grad(ordinary, None, optimizers[0].parameters)
+    step = ReleasedTrainStep(releasing, None, optimizers[1])
+    for k in range(4):
+        x, y = (tensor(np.random.default_rng((k, i)).standard_normal((5, 6)), "float32") for i in range(2))
+        optimizers[0](grad(x, y)[1])
+        step(x, y)
+        np.testing.assert_array_equal(sees(zeros), releasing.weights[0] + releasing.weights[3])
+    check_same(*optimizers)
+
+
+def test_a_weight_is_updated_as_soon_as_nobody_reads_it():
+    net = Reading([[], [(2, "matmul")], [], []])
+    optimizer, waited = AdamW(net.trainable_params(), 0.05), []
+    move = ms_optim._release.Release._move
+
+    def moving(self, may_move):
+        move(self, may_move)
+        waited.append(sorted(self._waiting))
+
+    step = ReleasedTrainStep(net, None, optimizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ms_optim._release.Release, "_move", moving)
+        for _ in range(2):
+            step(ops.ones((5, 6)), ops.zeros((5, 6)))
+    # Gradients arrive last layer first, each before the pass reaches what its layer reads behind stop_gradient.
+    assert [2 in waiting for waiting in waited[-5:]] == [False, True, True, False, False]
+    assert waited[-1] == []
+
+
+def test_what_reads_no_more_than_its_own_weight_waits_for_nothing_but_its_reader():
+    weight = Parameter(ops.ones((3, 3)), name="w")
+    readers = _readers.Readers(weight)
+    for dtype in (ms.float16, ms.bfloat16, ms.float32):
+        weight.set_dtype(dtype)
+        assert readers.renew()()  # it has other memory: who reads the memory from before cannot be seen
+        address = weight.data_ptr()
+        assert not readers.renew()()
+        reader = Tensor(weight)
+        is_read = readers.renew()
+        assert is_read()
+        del reader
+        assert not is_read()
+        assert weight.data_ptr() == address
 
 
 def test_groups_schedules_and_centralization():
@@ -306,7 +398,7 @@ def test_what_is_asked_between_is_refused_in_the_middle_of_a_step(tmp_path):
 def test_an_ordinary_step_is_refused_until_detached():
     grad, optimizer, _ = loop()
     _, gradients = grad(ops.ones((1, 3)))
-    assert [g.shape for g in gradients] == [(1,), (1,)]
+    assert [g.shape for g in gradients] == [(1, 1, 1), (1, 1)]
     optimizer.finish()
     refused(RuntimeError, "since attach.*call finish", optimizer, gradients)
     refused(RuntimeError, "released already: call detach", optimizer.attach)
@@ -319,6 +411,43 @@ def test_an_ordinary_step_is_refused_until_detached():
     grad(ops.ones((1, 3)))
     optimizer.finish()
     assert optimizer.global_step.asnumpy()[0] == 3
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (3,)])
+def test_who_is_dropped_releases_nothing_and_two_never_share_a_weight(shape):
+    ones = tensor(np.ones(shape), "float32")
+    w = Parameter(ones.copy(), name="w")
+    grad = ms.value_and_grad(lambda x: (x * w).sum(), None, ms.ParameterTuple([w]))
+    AdamW([w], 0.1).attach()  # as in a cell of a notebook that is run again
+    second = AdamW([w], 0.5)
+    second.attach()
+    grad(ones)
+    assert second.finish()
+    assert np.all(w.asnumpy() == 0.5)
+    third = AdamW([w], 0.5)
+    refused(RuntimeError, "'w' is updated inside the backward pass by another optimizer.*detach", third.attach)
+    _, gradients = grad(ones)
+    second.finish()
+    refused(RuntimeError, "'w' is updated inside the backward pass by another optimizer.*detach", third, gradients)
+    del second
+    gc.collect()
+    before = w.asnumpy().copy()
+    _, gradients = grad(ones)
+    np.testing.assert_array_equal(gradients[0], ones)
+    np.testing.assert_array_equal(w, before)
+    third(gradients)
+
+
+def test_what_is_handed_on_is_no_gradient_of_any_weight():
+    """A loop that goes on with it elsewhere is refused, also where the weight has one element."""
+    weights = [
+        Parameter(tensor(np.ones(shape), "float32"), name=f"w{len(shape)}") for shape in ((), (1,), (1, 1), (1, 1, 1))
+    ]
+    optimizer, other = AdamW(weights, 0.1), AdamW([Parameter(w.copy(), name=w.name) for w in weights], 0.1)
+    optimizer.attach()
+    grad = ms.value_and_grad(lambda x: sum((x * w).sum() for w in weights), None, optimizer.parameters)
+    _, handed_on = grad(ops.ones((1,)))
+    refused(ValueError, "shape", other, handed_on)
 
 
 def test_weights_that_are_set_or_loaded_after_attach_are_updated():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,16 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from . import _masters
-from ._writing import checksum, write
+from ._writing import checksum, own_memory, write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .paths.parts import Parts
+
+
+class _Block:
+    """A block that needs the averaged weights."""
 
 
 class Swap:
@@ -39,15 +45,25 @@ class Swap:
     def __init__(self, parts: Parts, gather: Callable[[], Any] | None, check_between: Callable[[str], None]):
         self.parts, self.gather, self.check_between = parts, gather, check_between
         self._kept: dict[int, np.ndarray] = {}
-        self._put: list[int] = []
+        self._put: list[int] | None = None
+        # Blocks may overlap in several threads: the last one that ends takes the averaged weights out. One that was
+        # interrupted at its very end is gone with its generator.
+        self._lock, self._stays = threading.RLock(), False
+        self._blocks: weakref.WeakSet[_Block] = weakref.WeakSet()
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether a block, or eval(), needs the averaged weights in the parameters."""
+        return self._stays or len(self._blocks) > 0
 
     @property
     def is_in(self) -> bool:
-        """Whether the averaged weights are in the parameters."""
-        return bool(self._kept)
+        """Whether the averaged weights are in the parameters, all of them."""
+        return self._put is not None
 
     def check_step(self) -> None:
         """Raise an error if a step would update averaged weights."""
+        self.repair()
         if self.is_in:
             raise RuntimeError(
                 f"For '{self.parts.layout.optimizer}', the parameters hold the averaged weights: leave "
@@ -57,36 +73,66 @@ class Swap:
     def check_outside(self, what: str) -> None:
         """Raise an error if the averaged weights are in the parameters; `what` needs the training weights."""
         self.check_between(what)
+        self.repair()
         if self.is_in:
             raise RuntimeError(
                 f"For '{self.parts.layout.optimizer}', {what} cannot be called while the parameters hold the "
                 "averaged weights: call optimizer.train() first."
             )
 
-    def put_in(self) -> None:
-        """Put the averaged weights into the parameters."""
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """Put the averaged weights in, and take them out at the end, unless another block or eval() needs them."""
+        own = _Block()
+        try:
+            with self._lock:
+                self.repair()
+                self._blocks.add(own)
+                self.put_in()
+            yield
+        finally:
+            with self._lock:
+                self._blocks.discard(own)
+                if not self._is_needed:
+                    self.take_out()
+
+    def put_in(self, stays: bool = False) -> None:
+        """Put the averaged weights into the parameters; they stay beyond the end of all blocks if asked to.
+
+        If this is interrupted anywhere, :meth:`repair` restores the training weights.
+        """
         held, statement = self.parts.held, self.parts.statement
         if len(held.averages) == 0 and not statement.averages_iterates:
             raise RuntimeError(
                 f"For '{self.parts.layout.optimizer}', there is no average of the weights: pass 'average_decay'."
             )
-        if self.is_in:
-            return
-        self.check_between("averaged() or eval()")
-        step = held.global_step.asnumpy().copy()
-        averaged = [self._averaged(i) for i in range(len(held.parameters))] if step[0] > 0 else []
-        self._kept = {id(p): p.asnumpy().copy() for p in (held.global_step, *held.parameters)}
-        write(held.global_step, -1 - step)
-        for p, value in zip(held.parameters, averaged):
-            write(p, value)
-        if averaged and self.gather is not None:
-            self.gather()
-        self._put = [checksum(p) for p in held.parameters]
+        with self._lock:
+            self.repair()
+            if not self.is_in:
+                self.check_between("averaged() or eval()")
+                own_memory(held.parameters)
+                step = held.global_step.asnumpy().copy()
+                averaged = [self._averaged(i) for i in range(len(held.parameters))] if step[0] > 0 else []
+                self._kept = {id(p): p.asnumpy().copy() for p in (held.global_step, *held.parameters)}
+                write(held.global_step, -1 - step)
+                for p, value in zip(held.parameters, averaged):
+                    write(p, value)
+                if averaged and self.gather is not None:
+                    self.gather()
+                self._put = [checksum(p) for p in held.parameters]
+            self._stays = self._stays or stays
 
     def take_out(self) -> None:
         """Restore the training weights, and warn if the parameters were changed meanwhile."""
-        held = self.parts.held
-        changed = [p.name for p, put in zip(held.parameters, self._put) if self.is_in and checksum(p) != put]
+        with self._lock:
+            self._stays = False
+            self._blocks.clear()
+            put = zip(self.parts.held.parameters, self._put or ())
+            changed = [p.name for p, before in put if checksum(p) != before]
+            self._put = None
+            for p in (self.parts.held.global_step, *self.parts.held.parameters) if self._kept else ():
+                write(p, self._kept[id(p)])
+            self._kept = {}
         if changed:
             warnings.warn(
                 f"{self.parts.layout.optimizer}: {len(changed)} parameters, the first being '{changed[0]}', were "
@@ -94,9 +140,13 @@ class Swap:
                 "'with optimizer.averaged()'.",
                 stacklevel=3,
             )
-        for p in (held.global_step, *held.parameters) if self.is_in else ():
-            write(p, self._kept[id(p)])
-        self._kept = {}
+
+    def repair(self) -> None:
+        """Restore the training weights if putting averaged weights in, or taking them out, was interrupted."""
+        if self._kept:
+            with self._lock:
+                if not (self.is_in and self._is_needed):
+                    self.take_out()
 
     def in_training(self, parameter: Parameter) -> NDArray[Any]:
         """Return the values that a parameter has in training."""
@@ -163,19 +213,15 @@ class Averaged(nn.Optimizer):
 
         The averaged weights are the average that `average_decay` keeps, or the average of the iterates of
         :class:`ms_optim.ScheduleFreeAdamW`. A step inside the block is an error. :meth:`state_dict` is the same inside
-        and outside of it. A nested block has no effect. Changes to the parameters inside the block, such as loading a
-        checkpoint of the network, are lost when it ends, with a warning.
+        and outside of it. Of nested blocks, and of blocks in several threads, the one that ends last restores the
+        weights. An exception at any time, such as Ctrl-C, restores them too. Changes to the parameters inside the
+        block, such as loading a checkpoint of the network, are lost when it ends, with a warning.
 
         Raises:
             RuntimeError: If there is no average of the weights.
         """
-        was_in = self._swap.is_in
-        self._swap.put_in()
-        try:
+        with self._swap.block():
             yield
-        finally:
-            if not was_in:
-                self._swap.take_out()
 
     def eval(self) -> None:
         """Put the averaged weights into the parameters, until :meth:`train` is called; see :meth:`averaged`.
@@ -183,7 +229,7 @@ class Averaged(nn.Optimizer):
         Raises:
             RuntimeError: If there is no average of the weights.
         """
-        self._swap.put_in()
+        self._swap.put_in(stays=True)
 
     def train(self) -> None:
         """Restore the training weights; before the first :meth:`eval` this has no effect."""

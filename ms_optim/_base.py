@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from ._arguments import LearningRate, Params, Tensors, WeightDecay
     from ._shares import Shares
 
+# MindSpore cannot compile in two threads at once.
+_compiling = threading.RLock()
 # These checks run when a graph is compiled, and when ``construct`` is called from Python.
 _check_shapes, _check_held = constexpr(check=False)(check_shapes), constexpr(check=False)(check_held)
 
@@ -148,6 +151,8 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
     backend_reason: str
     map_: Callable[..., Any]
     _path: Any
+    # Whether a step has compiled what a step from Python runs.
+    _has_run: bool = False
 
     def __init__(
         self, params: Params, learning_rate: LearningRate, weight_decay: WeightDecay, rule: Rule, **shared: Any
@@ -251,7 +256,8 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         if self._path.addresses is None:
             check_tensors(self.cls_name, gradients, (Tensor, RowTensor))
             self._held.check()
-            return super().__call__(gradients)
+            with _compiling:
+                return super().__call__(gradients)
         if not self._has_hooks():
             return self._run_by_address(gradients)
         # Cell calls the hooks, and between them the method that it finds as `construct`.
@@ -270,7 +276,13 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         """Run one step directly on the memory of parameters and gradients."""
         self._held.check()
         gradients = check_gradients(self.cls_name, self._layout.names, self._layout.shapes, gradients)
-        done = self._path.run_by_address(self.global_step, self._path.addresses.fill(gradients))
+        table = self._path.addresses.fill(gradients)
+        if self._has_run:
+            done = self._path.run_by_address(self.global_step, table)
+        else:
+            with _compiling:
+                done = self._path.run_by_address(self.global_step, table)
+            self._has_run = True
         # Wait for the operator: it may run later, when the gradients may have been freed.
         done.data_ptr()
         return self._succeeded

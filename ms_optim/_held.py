@@ -16,6 +16,7 @@ from mindspore.common.initializer import initializer
 
 from . import _memory
 from ._abi import Statistic
+from ._writing import own_memory
 
 if TYPE_CHECKING:
     from ._layout import Layout
@@ -229,9 +230,7 @@ def check_noted(optimizer: str, seen: Noted) -> None:
                 f"optimizer was made: {dtype} of {size} elements. It is now {p.dtype} of shape {p.shape}. Change "
                 "parameters before the optimizer is made."
             )
-        # The check that MindSpore uses: operators copy a view before they write to it, even if it is contiguous.
-        if not p.has_init and p._need_contiguous():
-            p.set_data(Tensor(p.asnumpy(), dtype))
+    own_memory(p for p, _, _ in seen)
 
 
 # What each optimizer holds, by number, because a graph cannot pass other objects.

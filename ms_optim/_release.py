@@ -128,8 +128,9 @@ class Release:
         if self._is_measuring:
             self._measured = sums
             return False
-        self.path.count(self._rates, sums)
-        self._rates = self._measured = None
+        # Should this be interrupted, the next backward pass begins a step of its own.
+        rates, self._rates, self._measured = self._rates, None, None
+        self.path.count(rates, sums)
         return True
 
     def abandon(self) -> list[str]:

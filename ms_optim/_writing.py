@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+def own_memory(parameters: Iterable[Parameter]) -> None:
+    """Give each parameter that is a view memory of its own: nothing can be written into a view."""
+    for p in parameters:
+        # The check that MindSpore uses: operators copy a view before they write to it, even if it is contiguous.
+        if not p.has_init and p._need_contiguous():
+            p.set_data(Tensor(p.asnumpy(), p.dtype))
+
+
 def write(parameter: Parameter, value: np.ndarray) -> None:
     """Write values of a Parameter's own dtype and shape into its existing memory.
 
@@ -19,6 +28,7 @@ def write(parameter: Parameter, value: np.ndarray) -> None:
     """
     if parameter.has_init:
         parameter.init_data()
+    own_memory((parameter,))
     held = parameter.asnumpy()
     if held.ctypes.data == parameter.data_ptr():
         np.copyto(held, value, casting="no")

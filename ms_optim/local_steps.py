@@ -21,7 +21,7 @@ from .dgc.transport import together
 from .local.arguments import check_local_steps
 from .local.entries import LocalEntries
 from .local.exchange import Exchange
-from .local.kept import Kept
+from .local.kept import Kept, UnderWay
 from .local.wire import Outer, due, fragments_of
 from .local_compression import Quantized, SparseTopK
 from .residuals import check_residuals
@@ -175,6 +175,7 @@ class LocalSteps(Stateful):
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
         entries = LocalEntries(NAME, optimizer._entries, kept)
         object.__setattr__(self, "_entries", entries)
+        self._check_between, entries.swap.check_between = entries.swap.check_between, self._complete_for
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute of that name from the inner optimizer."""
@@ -192,19 +193,43 @@ class LocalSteps(Stateful):
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
         if not self._on_host:
             return super().__call__(gradients)
+        self._complete()
         exchanged = self._begin()
         if self.workers.local > 1:
             gradients = self._mean(tuple(self._checked(gradients)))
-        done = self.optimizer(gradients)
-        self._count()
         for k in exchanged:
-            exchange = self.exchanges[k]
-            wires, mark = exchange.send_here()
-            if self.workers.count > 1:
-                self._check_alike(exchange.gather(Tensor(mark)).asnumpy())
-                wires = exchange.exchange(Tensor(wires)).asnumpy()
-            exchange.apply_here(wires)
+            self.exchanges[k].prepare()
+        self.kept.under_way = UnderWay(self._taken(), self._counted(), exchanged)
+        done = self.optimizer(gradients)
+        self._complete()
         return done
+
+    def _complete(self) -> None:
+        """Count the step that the optimizer has taken and exchange, also if this was interrupted before."""
+        step = self.kept.under_way
+        if step is not None and self._taken() == step.taken + 1:
+            if self._counted() == step.counted:
+                write(self.local_step, np.array([step.counted + 1], np.int32))
+            try:
+                for k in step.exchanged:
+                    self.exchanges[k].complete(self._check_alike)
+            except Exception:  # which an interrupt is not
+                self.kept.under_way = None
+                raise
+        self.kept.under_way = None
+
+    def _complete_for(self, what: str) -> None:
+        """Complete an interrupted step before a function that is to find whole steps."""
+        self._complete()
+        self._check_between(what)
+
+    def _counted(self) -> int:
+        return int(self.local_step.asnumpy()[0])
+
+    def _taken(self) -> int:
+        """Return the number of steps that the optimizer has taken, including skipped ones."""
+        counts = (self.optimizer.global_step, self.optimizer.skipped_steps)
+        return sum(int(count.asnumpy()[0]) for count in counts)
 
     @ms.jit(backend="ms_backend")
     def _mean(self, gradients):
@@ -236,7 +261,7 @@ class LocalSteps(Stateful):
         """
         self.kept.check_counts(NAME)
         check_residuals(NAME, self.local_worker, self.own_worker.asnumpy())
-        step = int(self.local_step.asnumpy()[0])
+        step = self._counted()
         exchanged = [k for k in self.all_fragments if (step + 1) % self.every == self.due[k]]
         if exchanged or step == 0:
             self.optimizer._held.check()
@@ -245,9 +270,6 @@ class LocalSteps(Stateful):
             for exchange in self.exchanges:
                 exchange.begin_here()
         return exchanged
-
-    def _count(self) -> None:
-        write(self.local_step, self.local_step.asnumpy() + np.int32(1))
 
     def _check_alike(self, marks: np.ndarray) -> None:
         """Raise an error that states how workers differ."""
@@ -261,7 +283,7 @@ class LocalSteps(Stateful):
         exchanged, *_ = [worker._begin() for worker in workers]
         for worker, own in zip(workers, checked):
             worker.optimizer(own)
-            worker._count()
+            write(worker.local_step, worker.local_step.asnumpy() + np.int32(1))
         for k in exchanged:
             sent = [worker.exchanges[k].send_here() for worker in workers]
             workers[0]._check_alike(np.stack([mark for _, mark in sent]))

@@ -16,7 +16,7 @@ class ReleasedTrainStep(nn.Cell):
     """Runs forward, backward and update; each weight is updated inside the backward pass.
 
     The loss is multiplied by the optimizer's `loss_scale`, and the optimizer divides the gradients by it. If a pass
-    fails, the step is discarded and not counted; the error states how many parameters were updated.
+    fails, or is interrupted, the step is discarded and not counted; the error states how many parameters were updated.
 
     Args:
         net (Cell): The network; it returns the loss if `loss_fn` is None.
@@ -74,8 +74,10 @@ class ReleasedTrainStep(nn.Cell):
         while True:
             try:
                 loss, _ = self.forward_and_backward(*inputs)
-            except Exception as error:
+            except BaseException as error:
                 moved = self.optimizer.abandon()
+                if not isinstance(error, Exception):
+                    raise  # an interrupt is not an error
                 raise RuntimeError(
                     f"For '{self.optimizer.cls_name}', a backward pass failed. The step is not counted, and "
                     f"{len(moved)} parameters were updated."

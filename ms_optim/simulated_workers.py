@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from mindspore import Parameter, Tensor
 
 from ._arguments import check_count, fail
@@ -95,6 +96,7 @@ class SimulatedWorkers:
         if not callable(make):
             fail(TypeError, name, "make", "a function of params and group", make)
         self.optimizers, self.bytes_sent = [], 0
+        self._own: list[tuple[Parameter, np.ndarray]] = []
         for rank in range(count):
             worker = SimulatedWorker(count, rank)
             own = params if rank == 0 else [Parameter(Tensor(p.asnumpy(), p.dtype), name=p.name) for p in params]
@@ -112,6 +114,7 @@ class SimulatedWorkers:
         if not isinstance(gradients, (list, tuple)) or len(gradients) != count:
             fail(ValueError, name, "gradients", f"a list of the gradients of each of {count} workers", gradients)
         first = self.optimizers[0]
+        self._restore()
         self.bytes_sent = type(first).step_together(self.optimizers, gradients)
         return (True,) * len(first.parameters)
 
@@ -123,11 +126,17 @@ class SimulatedWorkers:
             worker (int): The worker's number, from 0.
         """
         first, other = (self.optimizers[k].parameters for k in (0, worker))
-        kept = [p.asnumpy().copy() for p in first] if worker else []
-        for p, q in zip(first, other) if worker else ():
-            write(p, q.asnumpy())
+        self._restore()
         try:
+            self._own = [(p, p.asnumpy().copy()) for p in first] if worker else []
+            for p, q in zip(first, other) if worker else ():
+                write(p, q.asnumpy())
             yield
         finally:
-            for p, value in zip(first, kept):
-                write(p, value)
+            self._restore()
+
+    def _restore(self) -> None:
+        """Put the first worker's own weights back into its parameters, also if this was interrupted before."""
+        for p, value in self._own:
+            write(p, value)
+        self._own = []

@@ -1,12 +1,14 @@
 """Averaged weights: in the parameters for evaluation and use, and out of them again to the bit."""
 
 import dataclasses
+import threading
 
 import mindspore as ms
 import numpy as np
 import pytest
 from cases import CASES, MIXED, MODES, SCENARIOS, Scenario, dealt, for_each, plain
 from harness import Pair, Step, check_close, digest, numbers, tensor
+from interrupting import at_every_line
 from mindspore import Parameter, nn, ops
 from refusals import refused
 from tolerances import TOLERANCE
@@ -317,3 +319,105 @@ def test_a_step_of_a_compiled_network_sees_the_switch():
     cell(gradient)
     assert (weight.asnumpy() < one).all()
     assert int(optimizer.global_step.asnumpy()[0]) == 2
+
+
+# ---- Interrupts and threads --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[(AdamW, {"average_decay": 0.5}), (ScheduleFreeAdamW, {})], ids=["average", "iterates"])
+def trained(request):
+    """An optimizer after three steps, its parameters, and their values in training and averaged."""
+    optimizer_class, arguments = request.param
+    params = [Parameter(tensor(np.ones(s), "float32"), name=f"w{i}") for i, s in enumerate([(3,), (2, 2)])]
+    optimizer = optimizer_class(params, 0.1, **arguments)
+    for _ in range(3):
+        optimizer(tuple(ops.ones_like(p) for p in params))
+    training = values_of(params)
+    with optimizer.averaged():
+        averaged = values_of(params)
+    assert training != averaged
+    return optimizer, params, training, averaged
+
+
+def values_of(params):
+    return [numbers(p).tolist() for p in params]
+
+
+def test_a_block_that_is_interrupted_anywhere_leaves_the_next_one_whole(trained):
+    optimizer, params, training, averaged = trained
+
+    def block():
+        with optimizer.averaged():
+            assert values_of(params) == averaged
+
+    def check(line):
+        block()
+        optimizer._check_begin()
+        assert values_of(params) == training, line
+        assert optimizer.global_step.asnumpy() == [3]
+
+    assert at_every_line(block, check) > 50
+
+
+def test_a_step_after_an_interrupted_block_begins_at_the_training_weights(trained):
+    optimizer, params, training, _ = trained
+
+    def block():
+        with optimizer.averaged():
+            pass
+
+    def check(line):
+        optimizer._check_begin()  # what a step begins with
+        assert values_of(params) == training, line
+
+    at_every_line(block, check)
+    optimizer(tuple(ops.ones_like(p) for p in params))
+    assert optimizer.global_step.asnumpy() == [4]
+
+
+def test_train_restores_what_an_interrupted_eval_has_put_in(trained):
+    optimizer, params, training, _ = trained
+
+    def evaluate():
+        optimizer.eval()
+        optimizer.train()
+
+    def check(line):
+        optimizer.train()
+        assert values_of(params) == training, line
+
+    at_every_line(evaluate, check)
+
+
+def test_blocks_in_threads_share_the_averaged_weights(trained):
+    """They are there until the last block ends, whichever that is."""
+    optimizer, params, training, averaged = trained
+    entered, may_leave = threading.Event(), threading.Event()
+
+    def first():
+        with optimizer.averaged():
+            entered.set()
+            may_leave.wait()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    entered.wait()
+    with optimizer.averaged():
+        may_leave.set()
+        thread.join()
+        assert values_of(params) == averaged
+    assert values_of(params) == training
+
+
+@pytest.mark.parametrize("value", [1, 2])
+def test_a_view_is_averaged_and_written_as_any_other_weight(value):
+    """MindSpore refuses to write into a view; a weight that was imported transposed is one."""
+    params = [Parameter(tensor(np.ones((3, 4)), "float32"), name=f"w{i}") for i in range(3)]
+    optimizer = AdamW(params, 0.1, average_decay=0.5)
+    optimizer(tuple(ops.ones_like(p) for p in params))
+    for p in params[1:]:
+        p.set_data(tensor(np.arange(12).reshape(4, 3) * value, "float32").T)
+    training = values_of(params)
+    with optimizer.averaged():
+        assert values_of(params) == values_of(optimizer.averages)
+    assert values_of(params) == training

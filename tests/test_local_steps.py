@@ -7,6 +7,7 @@ import pytest
 import reference
 from cases import CASES, MODES, every_case
 from harness import Step, check_close, digest_of, numbers, tensor
+from interrupting import PACKAGE, at_every_line
 from local import EVERY, RATE, RUNS, SHAPES, SPARSE, STEPS, chunks_of, gradients, made, parameters, start, tensors
 from mindspore import Parameter
 from reference.local_steps import LocalSteps as Exact
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.skipif(
     _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
 )
 SIZES = [int(np.prod(s)) for s in SHAPES]
+LOCAL = ms_optim.local_steps.__file__
 # How far a value may be off that quantization makes of the largest of its chunk.
 STEP_OF = {2: 1.0, 4: 0.5 / 7, 8: 0.5 / 127, 16: 2**-11, 32: 0.0}
 
@@ -680,3 +682,50 @@ def test_gradients_that_do_not_fit_move_no_simulated_worker():
     given = [tensors(gradients(0, n)) for n in range(2)]
     refused(ValueError, "gradients", workers, [given[0], given[1][:-1]])
     assert [digest_of(o) for o in workers.optimizers] == before
+
+
+# ---- Interrupts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exchange", RUNS.values(), ids=RUNS)
+def test_an_interrupt_anywhere_in_a_step_loses_neither_its_count_nor_its_exchange(exchange):
+    """A worker that is interrupted at each line in turn goes through the states of one that never is."""
+    every = 4 if exchange.get("fragments") == 4 else 2
+    plain, other = (made(parameters(), every, **exchange) for _ in range(2))
+
+    def taken(local):
+        return int(local.optimizer.global_step.asnumpy()[0])
+
+    def step(local=other):
+        local(tensors(gradients(taken(local), 0)))
+
+    def held(local):
+        return [t.asnumpy().tobytes() for name, t in local.state_dict().items()]
+
+    def check(line):
+        found = held(other)
+        while taken(plain) < taken(other):
+            step(plain)
+        assert found == held(plain), (line, taken(other))
+        while taken(other) % every != every - 1:  # the step that exchanges is the one to interrupt
+            step()
+
+    check(0)
+    assert at_every_line(step, check, files=(LOCAL, PACKAGE + "/local/")) > 50
+
+
+def test_the_first_workers_weights_come_back_after_an_interrupt_anywhere():
+    workers = simulated(2, EVERY)
+    for k in range(3):
+        workers([tensors(gradients(k, worker)) for worker in range(2)])
+    own = [numbers(p).tobytes() for p in workers.optimizers[0].parameters]
+
+    def look():
+        with workers.weights_of(1):
+            pass
+
+    def check(line):
+        look()
+        assert [numbers(p).tobytes() for p in workers.optimizers[0].parameters] == own, line
+
+    at_every_line(look, check)

@@ -17,12 +17,16 @@ from ..paths.host import Fetch, Send, on_host
 from ..paths.launches import as_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .._held import Held
     from ..dgc.transport import Workers
     from .kept import Kept
     from .wire import Outer
+
+
+# What no launch writes as the first number of its last output, be it a mark, a statistic or whether it is done.
+NOT_YET = -(2**30)
 
 
 class Launch(nn.Cell):
@@ -49,13 +53,24 @@ class Launch(nn.Cell):
         """Run the launch."""
         return self.kernel(*self.numbers, *given, *self.tensors)
 
+    def prepare(self):
+        """Make memory for the outputs, and mark the last one as not yet written."""
+        if self.made is None:
+            self.made = [np.zeros(shape, dtype) for shape, dtype in self.outputs]
+        self.made[-1].reshape(-1)[0] = NOT_YET
+
+    @property
+    def has_run(self):
+        """Whether the launch has run since it was prepared: a caller may have been interrupted just after it."""
+        return self.made is not None and self.made[-1].reshape(-1)[0] != NOT_YET
+
     def here(self, *given):
         """Run the launch, called from Python, on the current memory of its tensors; return its outputs.
 
         The memory of the outputs is reused by the next call, because allocating it takes longer than writing it.
         """
         if self.made is None:
-            self.made = [np.zeros(shape, dtype) for shape, dtype in self.outputs]
+            self.prepare()
         _libraries.run_here(self.name, [*self.numbers, *given, *self.tensors], self.made)
         return self.made
 
@@ -181,3 +196,29 @@ class Exchange(nn.Cell):
         """Take the outer step with the values that all workers sent."""
         (found,) = self.receiver.here(np.ascontiguousarray(wires))
         write(self.report, found)
+
+    def prepare(self):
+        """Prepare for an exchange, which :meth:`complete` makes."""
+        self.sender.prepare()
+        self.receiver.prepare()
+        self.is_exchanging = False
+
+    def complete(self, check_alike: Callable[[np.ndarray], None]) -> None:
+        """Exchange, or go on where this was interrupted.
+
+        Args:
+            check_alike: Raises an error if the marks of the workers differ.
+        """
+        if not self.receiver.has_run:
+            if self.is_exchanging:
+                raise RuntimeError(
+                    "For 'LocalSteps', an exchange with the other workers was interrupted, and they have gone on: load "
+                    "the last checkpoint on all workers."
+                )
+            wires, mark = self.sender.made if self.sender.has_run else self.send_here()
+            if self.worker_count > 1:
+                self.is_exchanging = True
+                check_alike(self.gather(Tensor(mark)).asnumpy())
+                wires = self.exchange(Tensor(wires)).asnumpy()
+            self.apply_here(wires)
+        write(self.report, self.receiver.made[0])

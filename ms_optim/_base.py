@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,6 +41,21 @@ if TYPE_CHECKING:
 _compiling = threading.RLock()
 # These checks run when a graph is compiled, and when ``construct`` is called from Python.
 _check_shapes, _check_held = constexpr(check=False)(check_shapes), constexpr(check=False)(check_held)
+
+
+# What a user may take for an attribute: the arguments that all optimizers share, which are in `options`, and others.
+NEVER_SET = frozenset((*(field.name for field in dataclasses.fields(Options)), "lr", "learning_rate", "betas"))
+
+
+def fixed(optimizer: str, name: str) -> str:
+    """Return the error for an attribute that was set after the optimizer was made."""
+    if name in ("lr", "learning_rate"):
+        remedy = "Set optimizer.param_groups[0]['lr'], for each group with a rate of its own, or pass a schedule."
+    else:
+        remedy = "Make a new optimizer with that value, and load this one's state_dict()."
+    if name == "weight_decay":
+        remedy += " For a decay that changes over time, pass a WeightDecaySchedule."
+    return f"For '{optimizer}', '{name}' cannot be set after the optimizer was made: its steps hold the value. {remedy}"
 
 
 @documented
@@ -130,6 +146,11 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
     # Names of the parameters that it keeps in addition to its states and masters.
     counters: tuple[str, ...] = ("global_step", "learning_rate", "skipped_steps", "statistics")
 
+    # Attributes that cannot be set any more, because the steps hold them: empty until the constructor ends.
+    _fixed: frozenset[str] = frozenset()
+    # Keys of registered parameters that are their own names.
+    _listed: set[str]
+
     # Set by the constructor.
     rule: Rule
     is_cautious: bool
@@ -167,6 +188,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         check_type(name, "rule", rule, Rule)
         # The kernels unscale gradients themselves: if the base class knew the loss scale, it would multiply the decay
         # by it.
+        object.__setattr__(self, "_listed", set())
         nn.Optimizer.__init__(self, learning_rate, params, weight_decay)
         self.loss_scale, self.options = float(options.loss_scale), options
         self.rule, self.is_cautious = rule, options.decay == "cautious"
@@ -200,12 +222,53 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         self._reads_count = settings.weights_on == "CPU"
         slices = SumOverProcesses([shard_groups.get(p) for p in layout.names]) if shard_groups else None
         self._parts = parts = Parts(self, rule, options, layout, held, self._rates, settings, self.shares, slices)
+        self._rename_like_no_weight()
         choice = choose(parts)
         self.fused, self.akg, self.backend_reason = choice.is_fused, choice.akg is not None, choice.reason
         self._path = self._fused_path(parts) if self.fused else self._composite_path(parts, choice.akg)
         swap = self._keep_swap(parts, getattr(self._path, "gathered", None), self._check_between)
         self._keep_entries(parts, self.state_shares if self.shares else None, swap)
         self._held_number = held.note()
+        # A subclass of the user's may set attributes after this constructor, which its steps do not hold.
+        package = next(base for base in type(self).__mro__ if base.__module__.startswith(__package__))
+        own = {*self.keywords(), "beta1", "beta2", "beta3"} & self.__dict__.keys()
+        object.__setattr__(self, "_fixed", NEVER_SET.union(own, keywords_of(package)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless the step was built with its value; a parameter's name never takes its place."""
+        if name in self._fixed:
+            raise AttributeError(fixed(self.cls_name, name))
+        listed = self.__dict__.get("_params", {}).get(name)
+        if listed is not None and listed is not value and name in self._listed:
+            self._list_elsewhere(name)
+        super().__setattr__(name, value)
+
+    def insert_param_to_cell(
+        self, param_name: str, param: Parameter | None, check_name_contain_dot: bool = True
+    ) -> None:
+        """Register a parameter; one of a tuple by its name, unless the optimizer has an attribute of that name."""
+        if not check_name_contain_dot and "." not in param_name:
+            if hasattr(self, param_name) and param_name not in self._listed:
+                param_name += "."
+            else:
+                self._listed.add(param_name)
+        super().insert_param_to_cell(param_name, param, check_name_contain_dot)
+
+    def _rename_like_no_weight(self):
+        """Rename what the optimizer keeps under the name of a weight: graphs and files take each name once."""
+        for p in self.get_parameters():
+            if p.name in self._layout.names and all(p is not weight for weight in self._parameters):
+                p.name = f"{self.cls_name}.{p.name}"
+
+    def _list_elsewhere(self, name):
+        """Give a registered parameter a key that no attribute can have, in the place where it is."""
+        self._listed.discard(name)
+        entries = [(key + "." if key == name else key, p) for key, p in self._params.items()]
+        self._params.clear()
+        self._params.update(entries)
+        first_names = self._entries.first_names if "_entries" in self.__dict__ else {}
+        if name in first_names:
+            first_names[name + "."] = first_names.pop(name)
 
     @classmethod
     def keywords(cls) -> list[str]:
@@ -275,6 +338,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
     def _run_by_address(self, gradients):
         """Run one step directly on the memory of parameters and gradients."""
         self._held.check()
+        self._rates.check(self.cls_name)
         gradients = check_gradients(self.cls_name, self._layout.names, self._layout.shapes, gradients)
         table = self._path.addresses.fill(gradients)
         if self._has_run:

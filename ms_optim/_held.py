@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -31,9 +31,6 @@ def _zeros_like(held: _memory.Held, parameter: Parameter) -> Parameter:
     state = Parameter(initializer("zeros", held.shape, held.dtype), requires_grad=parameter.requires_grad)
     info = parameter.param_info.clone()
     info.obj = state
-    if not hasattr(parameter.param_info, "cloned_obj"):
-        parameter.param_info.cloned_obj = []
-    parameter.param_info.cloned_obj.append(state)
     state.param_info = info
     state.is_init = False
     state.name = f"{held.prefix}.{parameter.name}"
@@ -44,6 +41,25 @@ def _scales(held: _memory.Held, parameter: Parameter) -> Parameter:
     """Create the scales of a state that is held as codes; parallel training does not need to know them."""
     zeros = initializer("zeros", held.shape, held.dtype)
     return Parameter(zeros, name=f"{held.prefix}.{parameter.name}", requires_grad=False)
+
+
+def _clone(states: Iterable[tuple[Parameter, Parameter]]) -> Callable[[], None]:
+    """List each state with its parameter as a clone of it, as ``Parameter.clone`` does; return what undoes that.
+
+    A network would otherwise keep the states of all optimizers that it ever had.
+    """
+    listed = []
+    for state, parameter in states:
+        if not hasattr(parameter.param_info, "cloned_obj"):
+            parameter.param_info.cloned_obj = []
+        parameter.param_info.cloned_obj.append(state)
+        listed.append((parameter.param_info.cloned_obj, state))
+
+    def undo():
+        for clones, state in listed:
+            clones[:] = [clone for clone in clones if clone is not state]
+
+    return undo
 
 
 class Held:
@@ -124,9 +140,12 @@ class Held:
         def made(make, tensors):
             return ParameterTuple([make(held, parameters[held.place]) for held in tensors if held is not None])
 
+        averages = list(_memory.averages(options, kept))
         self.states, self.scales = made(_zeros_like, states), made(_scales, scales)
-        self.masters = made(_zeros_like, masters)
-        self.averages = made(_zeros_like, list(_memory.averages(options, kept)))
+        self.masters, self.averages = made(_zeros_like, masters), made(_zeros_like, averages)
+        clones = ((self.states, states), (self.masters, masters), (self.averages, averages))
+        pairs = [(state, parameters[of.place]) for tensors, kinds in clones for state, of in zip(tensors, kinds)]
+        weakref.finalize(self, _clone(pairs))
         self.global_step = global_step
         self.skipped_steps = Parameter(Tensor([0], mstype.int32), name="skipped_steps", requires_grad=False)
         empty = Tensor(np.zeros((layout.count, len(Statistic) - 1), np.float32))
@@ -205,12 +224,20 @@ class Held:
     def note(self) -> int:
         """Record dtypes and sizes for :meth:`check`, and return the number that :func:`check_held` takes."""
         self._seen = noted((*self.parameters, *self.of_tensors, *self.counters))
+        self._trained = [p for p in self.parameters if p.requires_grad]
         _noted[id(self)] = self
         return id(self)
 
     def check(self) -> None:
         """Raise an error that names what has changed since construction; copy each view to memory of its own."""
         check_noted(self.optimizer, self._seen)
+        for p in self._trained:
+            if not p.requires_grad:
+                raise ValueError(
+                    f"For '{self.optimizer}', the parameter '{p.name}' was frozen (requires_grad=False) after the "
+                    "optimizer was made, which goes on to update it. Make a new optimizer of net.trainable_params(), "
+                    "and load this one's state_dict() with strict=False."
+                )
 
 
 Noted: TypeAlias = "list[tuple[Parameter, Any, int]]"

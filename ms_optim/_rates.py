@@ -10,6 +10,8 @@ from mindspore import dtype as mstype
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+CELL_ATTRIBUTES = frozenset(vars(nn.Cell()))
+
 
 def _number(rate):
     return F.cast(rate, mstype.float32).reshape(())
@@ -27,6 +29,7 @@ class Rates(nn.Cell):
     fixed: tuple[Tensor | Parameter, ...]
     schedules: tuple[nn.Cell, ...]
     count: int
+    _seen: list[dict[tuple[int, str], Any]]
 
     def __init__(self, rates: Sequence[Any]):
         super().__init__(auto_prefix=False)
@@ -35,6 +38,7 @@ class Rates(nn.Cell):
         object.__setattr__(self, "fixed", tuple(rate for rate in rates if not isinstance(rate, nn.Cell)))
         self.count = len(rates)
         object.__setattr__(self, "schedules", tuple(rate for rate in rates if isinstance(rate, nn.Cell)))
+        object.__setattr__(self, "_seen", [_settings(schedule) for schedule in self.schedules])
 
     def construct(self, step: Tensor) -> Tensor:
         """Return the rates of a step, counted from 0: float32 of shape (rates,)."""
@@ -44,6 +48,29 @@ class Rates(nn.Cell):
         for schedule in self.schedules:
             values += (_number(schedule(step)),)
         return ops.stack(values)
+
+    def check(self, optimizer: str) -> None:
+        """Raise an error if an attribute of a schedule has changed, as compiled steps go on with its first value."""
+        for schedule, seen in zip(self.schedules, self._seen):
+            found = _settings(schedule)
+            for key in found.keys() & seen.keys() if found != seen else ():
+                if found[key] != seen[key]:
+                    raise ValueError(
+                        f"For '{optimizer}', the attribute '{key[1]}' of the schedule {type(schedule).__name__} must "
+                        f"stay as it was when the optimizer was made, {seen[key]!r}, but is {found[key]!r}: compiled "
+                        "steps go on with the first value. Pass a number as the rate, and set "
+                        "optimizer.param_groups[0]['lr']."
+                    )
+
+
+def _settings(schedule: nn.Cell) -> dict[tuple[int, str], Any]:
+    """Return the numbers and strings that a schedule and the Cells in it have as public attributes."""
+    return {
+        (k, name): value
+        for k, (_, cell) in enumerate(schedule.cells_and_names())
+        for name, value in vars(cell).items()
+        if isinstance(value, (int, float, str)) and not name.startswith("_") and name not in CELL_ATTRIBUTES
+    }
 
 
 class Collected(NamedTuple):

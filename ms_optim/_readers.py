@@ -39,9 +39,10 @@ class Readers:
         p, seen = self._parameter, self._seen
         if p.has_init:
             p.init_data()
-        if self._owner is None or p.data_ptr() != self._address:
-            self._owner, self._address, seen = Tensor(p), p.data_ptr(), None
-        view = self._owner.asnumpy()
+        owner = self._owner
+        if owner is None or p.data_ptr() != self._address:
+            owner, self._address, seen = Tensor(p), p.data_ptr(), None
+        self._owner, view = owner, owner.asnumpy()
         if view.ctypes.data != self._address:
             self._owner = self._seen = None
             return _unknown

@@ -149,9 +149,10 @@ class StateEntries:
         for key, value in state_dict.items():
             if not isinstance(value, Tensor):
                 raise TypeError(f"For '{name}', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
-        ignored = {*self.parts.layout.names, "statistics"}
+        ignored = {*self.parts.layout.names, "statistics", self.parts.held.statistics.name}
         # Names that an outer Cell gave to the parameters of schedules.
-        first = {place: name for place, name in self.first_names.items() if place != name} | self.masters_elsewhere()
+        renamed = {place: name for place, name in self.first_names.items() if place not in (name, *ignored)}
+        first = renamed | self.masters_elsewhere()
         entries = {first.get(key, key): value for key, value in unwrapped(state_dict).items()}
         for key in self.amounts() & entries.keys():
             check_amounts(name, key, entries[key])

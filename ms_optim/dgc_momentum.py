@@ -174,6 +174,7 @@ class DGCMomentum(CompressedStep):
         flags = DgcMomentumFlag.NESTEROV * use_nesterov + DgcMomentumFlag.L1 * (decay_type == "l1")
         flags += DgcMomentumFlag.HALF_VALUES * (wire_dtype == "float16")
         rule = self.rules[0]._replace(constants=(float(momentum), float(workers.count)), flags=flags)
+        self.momentum, self.use_nesterov, self.decay_type = float(momentum), use_nesterov, decay_type
         super().__init__(
             params,
             learning_rate,
@@ -185,7 +186,6 @@ class DGCMomentum(CompressedStep):
             loss_scale=loss_scale,
             **shared,
         )
-        self.momentum, self.use_nesterov, self.decay_type = float(momentum), use_nesterov, decay_type
 
     def decayed(self, weight: Tensor, gradient: Tensor, weight_decay: Tensor) -> Tensor:
         """Return the local gradient plus the decay."""

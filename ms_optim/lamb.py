@@ -117,9 +117,9 @@ class Lamb(AdamFamily):
         flags = LambFlag.BIAS_CORRECTION * bias_correction + LambFlag.ALWAYS_ADAPT * always_adapt
         rule = self.rules[0]._replace(constants=(*phi, *ratio), flags=flags)
         betas = {"beta1": beta1, "beta2": beta2}
-        super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared, bias_correction)
         self.always_adapt = always_adapt
         self.weight_norm_bounds, self.trust_ratio_bounds = phi, ratio
+        super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared, bias_correction)
 
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors

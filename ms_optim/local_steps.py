@@ -11,7 +11,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from . import _kernels, _libraries
-from ._base import FusedOptimizer
+from ._base import FusedOptimizer, fixed
 from ._gradients import check_gradients
 from ._state import Stateful
 from ._writing import write
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
     from ._arguments import Tensors
 
 NAME = "LocalSteps"
+ARGUMENTS = (
+    "every",
+    "fragments",
+    "outer_learning_rate",
+    "outer_momentum",
+    "nesterov",
+    "compress",
+    "group",
+    "local_group",
+)
 # What checkpoints and callbacks take.
 AnyOptimizer: TypeAlias = "FusedOptimizer | LocalSteps"
 
@@ -186,6 +196,12 @@ class LocalSteps(Stateful):
             if "optimizer" not in cells:
                 raise
             return getattr(cells["optimizer"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless the step was built with its value."""
+        if "_check_between" in self.__dict__ and (name in ARGUMENTS or name in self.optimizer._fixed):
+            raise AttributeError(fixed(NAME, name))
+        super().__setattr__(name, value)
 
     # ---- The step -------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class Launch(nn.Cell):
         writes = (False,) * (len(numbers) + given) + tuple(written)
         self.kernel, self.numbers = _kernels.operator(f"local_{name}", "CPU", writes, outputs), numbers
         self.name, self.outputs = f"local_{name}", tuple((shape, str(dtype).lower()) for shape, dtype in outputs)
-        self.made = None
+        self.made: list[np.ndarray] = []
         object.__setattr__(self, "tensors", as_tuple(tensors))
 
     def construct(self, *given):
@@ -55,21 +55,21 @@ class Launch(nn.Cell):
 
     def prepare(self):
         """Make memory for the outputs, and mark the last one as not yet written."""
-        if self.made is None:
+        if not self.made:
             self.made = [np.zeros(shape, dtype) for shape, dtype in self.outputs]
         self.made[-1].reshape(-1)[0] = NOT_YET
 
     @property
     def has_run(self):
         """Whether the launch has run since it was prepared: a caller may have been interrupted just after it."""
-        return self.made is not None and self.made[-1].reshape(-1)[0] != NOT_YET
+        return bool(self.made) and self.made[-1].reshape(-1)[0] != NOT_YET
 
     def here(self, *given):
         """Run the launch, called from Python, on the current memory of its tensors; return its outputs.
 
         The memory of the outputs is reused by the next call, because allocating it takes longer than writing it.
         """
-        if self.made is None:
+        if not self.made:
             self.prepare()
         _libraries.run_here(self.name, [*self.numbers, *given, *self.tensors], self.made)
         return self.made

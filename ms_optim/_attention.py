@@ -10,8 +10,8 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from ._arguments import WEIGHT_DTYPES, check_count, fail, is_number
+from ._held import scale_rows
 from ._params import ordered
-from ._writing import write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -157,11 +157,8 @@ class Layer:
 
 def _scale(parameters: list[Parameter], parts: Iterable[tuple[NDArray[np.int64], NDArray[np.float64]]]) -> None:
     """Multiply the rows of each head by its factor, if this is not 1."""
-    rows = np.concatenate([rows[factors != 1.0].reshape(-1) for rows, factors in parts])
-    factors = np.concatenate([np.repeat(f[f != 1.0], rows.shape[1]) for rows, f in parts])
+    of_rows = np.ones(parameters[0].shape[0])
+    for rows, factors in parts:
+        of_rows[rows] = factors[:, np.newaxis]
     for p in parameters:
-        values = p.asnumpy().copy()
-        wide = ops.cast(p, mstype.float32).asnumpy()[rows].astype(np.float64)
-        scaled = (wide * factors.reshape(-1, *[1] * (wide.ndim - 1))).astype(np.float32)
-        values[rows] = ops.cast(Tensor(scaled), p.dtype).asnumpy()
-        write(p, values)
+        scale_rows(p, of_rows)

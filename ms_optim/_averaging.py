@@ -13,7 +13,6 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from . import _masters
 from ._writing import checksum, own_memory, write
 
 if TYPE_CHECKING:
@@ -153,39 +152,21 @@ class Swap:
         kept = self._kept.get(id(parameter))
         return parameter.asnumpy() if kept is None else kept
 
-    def weights_held(self, i: int) -> NDArray[Any]:
-        """Return the weights whose states this process has, flat and in float32: from their master, if there is one."""
-        held = self.parts.held
-        p, (begin, end) = held.parameters[i], self._range(i)
-        weights = ops.cast(p, mstype.float32).asnumpy().reshape(-1)[begin:end]
-        if held.master_places[i] < 0:
-            return weights
-        master = held.masters[held.master_places[i]]
-        if master.dtype != mstype.float32:
-            return _masters.restored(weights, master.asnumpy().reshape(-1))
-        rounded = ops.cast(ops.cast(master, p.dtype), mstype.float32).asnumpy().reshape(-1)
-        return np.where(rounded == weights, master.asnumpy().reshape(-1), weights)
-
     def _averaged(self, i):
         """Return the averaged weight in the parameter's dtype; in another worker's share, the current weight."""
         held, statement = self.parts.held, self.parts.statement
         p = held.parameters[i]
-        begin, end = self._range(i)
+        begin, end = held.own_range(i)
         if begin == end:
             return p.asnumpy()
         row = held.rows[i]
         if len(held.averages) > 0:
             averaged = held.averages[row].asnumpy().reshape(-1)
         else:
-            averaged = statement.averaged_weight(self.weights_held(i), held.states[row].asnumpy().reshape(-1))
+            averaged = statement.averaged_weight(held.weights(i), held.states[row].asnumpy().reshape(-1))
         whole = ops.cast(p, mstype.float32).asnumpy().reshape(-1).copy()
         whole[begin:end] = averaged
         return ops.cast(Tensor(whole.reshape(p.shape)), p.dtype).asnumpy()
-
-    def _range(self, i):
-        """Return the range of a parameter's elements whose states this process has."""
-        shares = self.parts.shares
-        return (0, self.parts.held.parameters[i].size) if shares is None else shares.own[i].tolist()
 
 
 class Averaged(nn.Optimizer):

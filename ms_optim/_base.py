@@ -211,7 +211,8 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         self.shares = sharded(layout, rule, options, self.use_parallel, self.is_sliced)
         _memory.check(name, rule, options, layout.names, layout.dtypes)
         kept = self.shares.kept if self.shares else tuple(enumerate(layout.shapes))
-        self._held = held = Held(layout, self._parameters, rule, options, kept, self.global_step)
+        own_ranges = self.shares.own if self.shares else None
+        self._held = held = Held(layout, self._parameters, rule, options, kept, self.global_step, own_ranges)
         self.states, self.scales, self.masters, self.averages = held.states, held.scales, held.masters, held.averages
         self.skipped_steps, self.statistics = held.skipped_steps, held.statistics
         if self.shares:

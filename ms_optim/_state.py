@@ -135,7 +135,7 @@ class StateEntries:
             starting = held.states[: len(held.rows)]
         absent = {id(p) for name, p in own.items() if name not in given}
         return [
-            (starting[row], self.swap.weights_held(i).reshape(starting[row].shape))
+            (starting[row], held.weights(i).reshape(starting[row].shape))
             for i, row in (held.rows.items() if len(starting) > 0 else ())
             if id(starting[row]) in absent
         ]

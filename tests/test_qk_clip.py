@@ -5,6 +5,7 @@ import csv
 import mindspore as ms
 import numpy as np
 import pytest
+from cases import CASES, for_each
 from harness import numbers, tensor
 from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
@@ -378,3 +379,51 @@ def test_the_callbacks_arguments_are_checked():
     refused(TypeError, "'max_logits' must be a function that returns", lambda: QKClip(pairs, lambda: 3.0).clip())
     match = r"For 'QKClip', the argument 'layers\[0\]\.max_logits' must be finite, but is nan for head 0"
     refused(ValueError, match, lambda: QKClip(pairs, lambda: [[float("nan")]]).clip())
+
+
+# ---- With optimizers ---------------------------------------------------------------------------------------------
+
+STORED = {"float32": ("float32", {}), "bfloat16": ("bfloat16", {"master_weights": False})}
+WITH_MASTERS = ("AdamW", "ScheduleFreeAdamW", "Muon")
+STORED |= {kind: ("bfloat16", {"master_weights": kind}) for kind in (True, "split", "split8")}
+
+
+@for_each(
+    [
+        {"case": case, "kind": kind}
+        for case in CASES
+        for kind in STORED
+        if kind == "float32" or case.name in WITH_MASTERS
+    ]
+)
+def test_a_clip_lasts(case, kind):
+    """Whatever an optimizer goes on from, the weight, its master or what it averages, has the clip."""
+    dtype, arguments = STORED[kind]
+    query, key = attention(4, 4, [2.0, 7.0, 30.0, 4.0], dtype)
+    if case.cls.required.get("rampup_begin_step") == 0:
+        arguments = arguments | {"min_compress_numel": 10**6}
+    optimizer = case.cls([query, key], 1e-7, weight_decay=0.0, **{**case.cls.required, **arguments})
+    rng = np.random.default_rng(0)
+
+    def steps(count):
+        for _ in range(count):
+            optimizer(tuple(tensor(rng.standard_normal(p.shape), dtype) for p in (query, key)))
+
+    steps(5)
+    held = optimizer._held
+    before, masters = logits(numbers(query), numbers(key), 4), [held.weights(i).copy() for i in range(2)]
+    qk_clip(query, key, before, THRESHOLD)
+    factors = np.repeat(np.sqrt(np.minimum(1.0, THRESHOLD / before)), 6)
+    unit = 2.0**-22 if kind in ("float32", True, "split") else 2.0**-7 if kind == "bfloat16" else 2.0**-14
+    for i, (p, master) in enumerate(zip((query, key), masters)):
+        wanted = master.reshape(p.shape) * factors[:, None]
+        np.testing.assert_allclose(held.weights(i).reshape(p.shape), wanted, rtol=unit)
+        # The weight is its master, rounded.
+        np.testing.assert_array_equal(numbers(p), numbers(tensor(held.weights(i).reshape(p.shape), dtype)))
+        kept = factors == 1.0
+        np.testing.assert_array_equal(held.weights(i).reshape(p.shape)[kept], master.reshape(p.shape)[kept])
+    steps(40)
+    check_clipped(before, logits(numbers(query), numbers(key), 4), 2e-2 if dtype == "bfloat16" else 1e-4)
+    if optimizer.averages_iterates:
+        with optimizer.averaged():
+            check_clipped(before, logits(numbers(query), numbers(key), 4), 2e-2 if dtype == "bfloat16" else 1e-4)

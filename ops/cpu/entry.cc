@@ -150,8 +150,10 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
     // In a graph, MindSpore reports no more than the number.
     if (done == kNegativeStep) {
       fprintf(stderr,
-              "ms_optim: global_step is %d, less than 0: either the parameters hold the averaged weights (leave 'with "
-              "optimizer.averaged()', or call optimizer.train(), before the next step), or a wrong count was loaded.\n",
+              "ms_optim: this step is refused, and nothing was changed: the parameters hold the averaged weights, for which "
+              "global_step is negative (%d). Leave 'with optimizer.averaged()', or call optimizer.train(), and make the "
+              "Model or the training step anew, with a new data set, as MindSpore runs none again that failed. Outside of "
+              "such a block, a wrong global_step was loaded.\n",
               *step.global_step);
     }
     return done;

@@ -24,7 +24,7 @@ from ._layout import Layout, Settings
 from ._offload_report import Offloadable
 from ._params import check_learning_rate, check_params, check_weight_decay
 from ._rates import check_step, collected
-from ._release import Released
+from ._release import Released, suspect
 from ._rule import Rule, Statement
 from ._shares import sharded
 from ._state import Stateful
@@ -229,6 +229,7 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         self._path = self._fused_path(parts) if self.fused else self._composite_path(parts, choice.akg)
         swap = self._keep_swap(parts, getattr(self._path, "gathered", None), self._check_between)
         self._keep_entries(parts, self.state_shares if self.shares else None, swap)
+        suspect(self._parameters)
         self._held_number = held.note()
         # A subclass of the user's may set attributes after this constructor, which its steps do not hold.
         package = next(base for base in type(self).__mro__ if base.__module__.startswith(__package__))

@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 _attached: weakref.WeakSet[Release] = weakref.WeakSet()
 
 
+def suspect(parameters: Iterable[Parameter]) -> None:
+    """Have the next gradient of what updates these parameters look whether it was dropped for another optimizer.
+
+    A dropped optimizer is part of cycles, and would go on until Python happens to collect them.
+    """
+    if _attached:
+        held = {id(p) for p in parameters}
+        for release in _attached:
+            release.is_suspect |= any(id(p) in held for p in release.parameters)
+
+
 def released_by_another(own: Release | None, parameters: Iterable[Parameter]) -> tuple[str, str] | None:
     """Return the name of a parameter that another optimizer updates inside the backward pass, and that optimizer's."""
     held = {id(p): p.name for p in parameters}
@@ -53,6 +64,7 @@ class Release:
     def __init__(self, parts: Parts, passes: int, check: Callable[[], None]):
         self.parts, self.check, self.measures = parts, check, passes == 2
         self.path = ReleasedPath(parts, self.measures)
+        self.is_suspect = False
         self._rates: Tensor | None = None
         self._measured: Tensor | None = None
         self._sums: dict[int, Tensor] = {}
@@ -149,6 +161,10 @@ def _hook(of: weakref.ref[Release], i: int) -> Callable[[Tensor], Tensor]:
 
     def take(gradient: Tensor) -> Tensor:
         release = of()
+        if release is not None and release.is_suspect:
+            release.is_suspect, release = False, None
+            gc.collect()
+            release = of()
         return gradient if release is None or release not in _attached else release._take(i, gradient)
 
     return take

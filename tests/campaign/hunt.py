@@ -28,6 +28,7 @@ CAMPAIGNS = {
     "constructions": (40, 100),
     "interrupts": (2, 5),
     "launches": (1, 2),
+    "notebooks": (6, 30),
     "workers": (3, 10),
 }
 # No program takes longer than this, in seconds, unless it has stopped for good.

@@ -122,6 +122,9 @@ class Notebook:
         """Run the cell that makes the optimizer again: the old one is forgotten."""
         self.optimizer, self.twin, self.name = MAKERS[name](self.params), MAKERS[name](self.twins), name
         self.attached = False
+        if name == "LocalSteps":
+            # Its first step begins a round, of which an interrupt may leave something that the next one writes again.
+            self.step()
 
     def drop(self):
         self.make(self.name)

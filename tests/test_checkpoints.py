@@ -1,6 +1,7 @@
 """Checkpoints: everything comes back, nothing spoiled is taken, a process that is killed leaves a whole one."""
 
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from campaign.checkpoints import cut, flip, kill
+from campaign.saves import Folder
 from cases import MIXED, every_case
 from harness import Around, Pair, digest, numbers, tensor
 from interrupting import interrupted
@@ -785,6 +787,22 @@ def test_a_whole_checkpoint_is_there_while_workers_save(tmp_path, monkeypatch):
                 with pytest.warns(UserWarning, match=r"lacks the parts of workers \[1\]"):
                     assert ms_optim.load(tmp_path, *two[1]).step == 2
     assert sorted({path.name[:15] for path in tmp_path.iterdir()}) == ["step-0000000002", "step-0000000003"]
+
+
+# How many workers save, in which order, and how many of them before they are killed.
+SAVES = [(1, [0], 1), (2, [0, 1], 2), (2, [0, 1], 1), (2, [1, 0], 1), (3, [2, 0, 1], 3)]
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind, steps", [("dgc", (5, 5, 5)), ("dgc", (5, 4)), ("local", (5, 5)), ("local", (5, 4))])
+def test_the_newest_complete_save_is_loaded_whatever_its_step(kind, steps, tmp_path):
+    """Runs save under one name, each killed between its parts or not."""
+    for k, runs in enumerate(itertools.product(SAVES, repeat=len(steps))):
+        folder = Folder(tmp_path / str(k))
+        folder.folder.mkdir()
+        for step, (count, order, saving) in zip(steps, runs):
+            folder.save("run.safetensors", count, kind, step, order, saving, None)
+            folder.check("run.safetensors", None)
 
 
 @needs_kernel

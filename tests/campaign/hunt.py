@@ -27,7 +27,7 @@ CAMPAIGNS = {
     "references": (5, 20),
     "constructions": (40, 100),
     "interrupts": (2, 5),
-    "saves": (4, 15),
+    "saves": (20, 100),
     "launches": (1, 2),
     "workers": (3, 10),
 }

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Parameter, Tensor, nn
 
 from ._arguments import fail
-from ._checkpoint_file import DTYPES, NAMES, File
+from ._checkpoint_file import File
+from ._checkpoint_header import DTYPES, MORE, NAMES, STATE, WEIGHT, SpoiledError
 from ._checkpoint_parts import Place, place_of
+from ._entries import EntryError, written_together
 from ._merge_states import ENTRY, merge_states
-from ._writing import write
 from .local.fold import ENTRY as LOCAL_ENTRY
 from .residuals import ENTRIES, fold_residuals
 
 if TYPE_CHECKING:
     from .local_steps import AnyOptimizer
 
-# The kinds of tensors in a checkpoint.
-WEIGHT, STATE, MORE = "weight", "state", "more"
+DEEPEST = 100  # levels of nested values
 
 
 def gathered(
@@ -46,7 +46,7 @@ def gathered(
 
 
 def take(
-    parts: list[File], net: nn.Cell | None, optimizer: AnyOptimizer | None, strict: bool
+    parts: list[File], net: nn.Cell | None, optimizer: AnyOptimizer | None, strict: bool, learning_rate: str
 ) -> tuple[int | None, dict[str, Any]]:
     """Load a checkpoint whose checksums are correct, and return its step and the user's values."""
     place = place_of(optimizer)
@@ -62,7 +62,10 @@ def take(
     missing, unknown = sorted(weights.keys() - given), sorted(given - weights.keys()) if net is not None else []
     if strict and (missing or unknown):
         what = f"lacks the weight {missing[0]!r}" if missing else f"has the weight {unknown[0]!r}, which is unknown"
-        raise KeyError(f"For 'load', the checkpoint {own.path} {what} ({len(missing or unknown)} such weights).")
+        raise EntryError(
+            f"For 'load', the checkpoint {own.path} {what} ({len(missing or unknown)} such weights). "
+            "strict=False ignores weights that only one of the two has."
+        )
     written = []
     for name in weights.keys() & given:
         p, entry = weights[name], own.entries[name]
@@ -77,10 +80,15 @@ def take(
             )
         written.append((p, folded[name].asnumpy() if name in folded else own.array(name)))
     if optimizer is not None:
-        written += optimizer._entries.fitting(_states(parts, own, optimizer, folded), strict, written)
-    more = _unpacked(own.more, own)
-    for p, value in written:
-        write(p, value)
+        states = _states(parts, own, optimizer, folded)
+        try:
+            written += optimizer._entries.fitting(states, strict, written, learning_rate)
+        except EntryError as error:
+            raise EntryError(f"{error} The checkpoint is {own.path}.") from None
+    more = unpacked(own)
+    written_together(written)
+    if optimizer is not None:
+        optimizer._run = parts[0].origin.run
     return own.step, more
 
 
@@ -123,28 +131,50 @@ def _weights(function: str, net: nn.Cell | None, optimizer: AnyOptimizer | None)
     return found
 
 
-def _packed(value: Any, place: str, tensors: list[tuple[str, Tensor]]) -> Any:
+def _packed(value: Any, place: str, tensors: list[tuple[str, Tensor]], depth: int = 0) -> Any:
     """Return a value as JSON, and append the Tensors in it to a list."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Tensor):
         tensors.append((place, value))
         return {"tensor": place}
+    name = place.removeprefix(f"{MORE}.")
+    if depth > DEEPEST:
+        top = name.partition(".")[0]
+        raise ValueError(f"For 'save', {top!r} must be nested at most {DEEPEST} levels deep, but is nested deeper.")
     if type(value) in (list, tuple):
-        return {type(value).__name__: [_packed(v, f"{place}.{k}", tensors) for k, v in enumerate(value)]}
+        return {type(value).__name__: [_packed(v, f"{place}.{k}", tensors, depth + 1) for k, v in enumerate(value)]}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _packed(v, f"{place}.{key}", tensors) for key, v in value.items()}}
+        return {"dict": {key: _packed(v, f"{place}.{key}", tensors, depth + 1) for key, v in value.items()}}
     what = "a number, string, bool, None, Tensor, or a list, tuple or dict of these with strings as keys"
-    return fail(TypeError, "save", place.removeprefix(f"{MORE}."), what, value)
+    return fail(TypeError, "save", name, what, value)
+
+
+def unpacked(file: File) -> dict[str, Any]:
+    """Return the user's values in a file.
+
+    Raises:
+        SpoiledError: If they are not in the form that they are saved in.
+    """
+    try:
+        values = _unpacked(file.more, file)
+    except (LookupError, RecursionError, TypeError):
+        values = None
+    if not isinstance(values, dict):
+        raise SpoiledError(f"ms_optim: the further values of the checkpoint {file.path} are not as they are saved.")
+    return values
 
 
 def _unpacked(value: Any, file: File) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((kind, held),) = value.items()
-    if kind == "tensor":
-        return Tensor(file.array(held), DTYPES[file.entries[held].dtype])
-    if kind == "dict":
-        return {key: _unpacked(v, file) for key, v in held.items()}
-    values = [_unpacked(v, file) for v in held]
-    return tuple(values) if kind == "tuple" else values
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case {"tensor": str(held), **rest} if not rest and file.entries[held].kind == MORE:
+            return Tensor(file.array(held), DTYPES[file.entries[held].dtype])
+        case {"dict": dict(held), **rest} if not rest:
+            return {key: _unpacked(v, file) for key, v in held.items()}
+        case {"list": list(held), **rest} if not rest:
+            return [_unpacked(v, file) for v in held]
+        case {"tuple": list(held), **rest} if not rest:
+            return tuple(_unpacked(v, file) for v in held)
+    raise TypeError(value)

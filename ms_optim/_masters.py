@@ -21,7 +21,7 @@ def entry_of(entries: Container[str], weight: str) -> str | None:
 
 
 def restored(weights: np.ndarray, remainders: np.ndarray) -> np.ndarray:
-    """Return float32 masters.
+    """Return the float32 numbers that split masters are.
 
     Args:
         weights: float32, each a bfloat16 number, of the remainders' shape.
@@ -66,7 +66,19 @@ def converted(masters: np.ndarray, dtype, weights: np.ndarray) -> np.ndarray:
         weights: float32, the weights that remainders belong to.
     """
     if np.dtype(dtype) == np.float32:
-        return restored(weights, masters)
+        return _rounding_to(weights, restored(weights, masters))
     if masters.dtype == np.float32:
         return remainders(masters, dtype)
     return rounded(masters.astype(np.int32) << SHIFT[masters.dtype], dtype)
+
+
+def _rounding_to(weights: np.ndarray, masters: np.ndarray) -> np.ndarray:
+    """Return float32 masters that round to their weights; otherwise a step would take the weight instead.
+
+    A split master halfway between two bfloat16 numbers may belong to the odd one, but a tie is rounded to the even one.
+    It is moved to the next float32 number towards its weight.
+    """
+    weight_bits = np.ascontiguousarray(weights, np.float32).view(np.uint32)
+    bits = masters.view(np.uint32)
+    is_odd_tie = (weight_bits - bits == 0x8000) & ((weight_bits >> 16) & 1 == 1)
+    return (bits + is_odd_tie.astype(np.uint32)).view(np.float32)

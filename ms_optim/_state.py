@@ -12,11 +12,12 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from . import _codes, _masters
-from ._arguments import check_amounts, check_type
+from ._arguments import check_amounts, check_choice, check_type
+from ._entries import RATE, check_names, unwrapped, written_together
 from ._kernels import CODE_BLOCK, CODES_EACH
 from ._memory import MASTERS, stored
 from ._merge_states import ENTRY, refuse_share
-from ._writing import fitted, write
+from ._writing import fitted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,18 +26,7 @@ if TYPE_CHECKING:
     from .paths.parts import Parts
 
 FLOATS = (mstype.float32, mstype.bfloat16)
-
-
-def unwrapped(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return entries without the prefix that an outer Cell gave to the optimizer's names, as in `opt.global_step`.
-
-    Names without the prefix belong to other parts of a network and are not changed.
-    """
-    steps = [name for name in entries if name.rpartition(".")[2] == "global_step"]
-    if len(steps) != 1:
-        return entries
-    prefix = steps[0].removesuffix("global_step")
-    return {name.removeprefix(prefix): value for name, value in entries.items()}
+LEARNING_RATE = ("load", "keep")  # what loading does with the learning rate
 
 
 class StateEntries:
@@ -92,7 +82,11 @@ class StateEntries:
         return next(name for name, p in self.own().items() if p is parameter)
 
     def fitting(
-        self, state_dict: dict[str, Tensor], strict: bool, weights: Iterable[tuple[Parameter, NDArray[Any]]] = ()
+        self,
+        state_dict: dict[str, Tensor],
+        strict: bool,
+        weights: Iterable[tuple[Parameter, NDArray[Any]]] = (),
+        learning_rate: str = "load",
     ) -> list[tuple[Parameter, NDArray[Any]]]:
         """Check a whole state dict, and return the parameters to write with their values.
 
@@ -100,12 +94,18 @@ class StateEntries:
             state_dict: The state dict.
             strict: Whether missing and unknown names are an error.
             weights: Weights that are loaded together with the state dict but are not in it.
+            learning_rate: Whether learning rates are written: "load" or "keep".
         """
         name = self.parts.layout.optimizer
         check_type(name, "strict", strict, bool)
+        check_choice(name, "learning_rate", learning_rate, LEARNING_RATE)
         self.swap.check_outside("load_state_dict()")
         own = self.own()
         given = self.checked(name, state_dict)
+        if learning_rate == "keep":
+            rates = self.rates()
+            own = {key: p for key, p in own.items() if key not in rates}
+            given = {key: value for key, value in given.items() if key not in rates and not RATE.fullmatch(key)}
         beside = {id(p): value for p, value in weights}
         if self.parts.shares is not None and self.share is not None:
             given = self.parts.shares.taken(name, self.share, given)
@@ -114,15 +114,7 @@ class StateEntries:
         given = self.with_masters(own, given, lambda i: self.weight_beside(i, unwrapped(state_dict), beside))
         given = self.converted(own, given)
         if strict:
-            missing, unknown = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-            if missing:
-                raise KeyError(
-                    f"For '{name}', 'state_dict' must have the entry {missing[0]!r}; it lacks {len(missing)} in all."
-                )
-            if unknown:
-                raise KeyError(
-                    f"For '{name}', 'state_dict' has the entry {unknown[0]!r}, which the optimizer does not have."
-                )
+            check_names(name, own, given, self.parts.rule.prefixes)
         found = [(own[key], fitted(name, key, own[key], given[key])) for key in own.keys() & given.keys()]
         return found + self.started(own, given)
 
@@ -165,6 +157,10 @@ class StateEntries:
         masters = {id(p) for p in self.parts.held.masters}
         names = [name for name, p in self.own().items() if id(p) in masters]
         return {prefix + name.partition(".")[2]: name for name in names for prefix in _masters.PREFIXES}
+
+    def rates(self) -> set[str]:
+        """Return the names of learning rates, and of the parameters of their schedules."""
+        return {name for place, name in self.first_names.items() if place.partition(".")[0] == "learning_rate"}
 
     def amounts(self) -> set[str]:
         """Return the names of counts, learning rates and scales, the entries that must be 0 or greater."""
@@ -267,7 +263,10 @@ class Stateful(nn.Optimizer):
             return super().state_dict(*args, **kwargs)
         return self._entries.copied()
 
-    def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True) -> None:
+    # Since the last save or load, the run that this optimizer's steps belong to: see _checkpoint_header.Origin.
+    _run: str | None = None
+
+    def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, learning_rate: str = "load") -> None:
         """Load the states of another optimizer and continue from its step.
 
         The values are written in place, so that compiled graphs also use them.
@@ -280,18 +279,19 @@ class Stateful(nn.Optimizer):
             strict: Whether missing and unknown names are an error; if not, they are ignored. Codes and their
                 scales are then taken together or not at all; missing averages, and other missing states that start as
                 the weights, start from the current weights. Default: ``True`` .
+            learning_rate: ``"load"`` takes the learning rates in `state_dict`; ``"keep"`` keeps those that this
+                optimizer was made with, numbers or schedules. Default: ``"load"`` .
 
         Raises:
             TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
-            KeyError: If `strict` and an entry is missing or unknown.
-            ValueError: If an entry has another shape; if a count, a learning rate or a scale is less than 0 or not
-                finite; or if the states are a share among other workers: :func:`ms_optim.merge_states` merges all
-                shares into a full state dict, from which each worker takes its own share.
+            KeyError: If `strict` and an entry is missing or unknown. It is also a ValueError.
+            ValueError: If an entry has another shape; if `learning_rate` is not one of these; if a count, a learning
+                rate or a scale is less than 0 or not finite; or if the states are a share among other workers:
+                :func:`ms_optim.merge_states` merges all shares into a full state dict; each worker takes its share.
 
         If an error is raised, nothing is changed.
         """
-        for parameter, value in self._entries.fitting(state_dict, strict):
-            write(parameter, value)
+        written_together(self._entries.fitting(state_dict, strict, learning_rate=learning_rate))
 
     def check_entries(self, entries: dict[str, Tensor]) -> None:
         """Raise an error if entries of a state dict do not fit this optimizer; a subclass may override it.

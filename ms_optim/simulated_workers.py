@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,9 +19,12 @@ from .local_steps import LocalSteps
 class SimulatedWorker(Workers):
     """One of several workers in a process, which have no collective communication."""
 
-    def __init__(self, count: int, rank: int):
+    run: str  # identifies the run in checkpoints, whose parts have no collective to agree on it
+
+    def __init__(self, count: int, rank: int, run: str = ""):
         self.count = count
         self.rank = rank
+        self.run = run
 
     def all_reduce(self) -> Callable[[Tensor], Tensor]:
         """Return a placeholder for a collective, which is never called."""
@@ -97,8 +101,9 @@ class SimulatedWorkers:
             fail(TypeError, name, "make", "a function of params and group", make)
         self.optimizers, self.bytes_sent = [], 0
         self._own: list[tuple[Parameter, np.ndarray]] = []
+        run = secrets.token_hex(8)
         for rank in range(count):
-            worker = SimulatedWorker(count, rank)
+            worker = SimulatedWorker(count, rank, run)
             own = params if rank == 0 else [Parameter(Tensor(p.asnumpy(), p.dtype), name=p.name) for p in params]
             optimizer = make(own, worker)
             if not isinstance(optimizer, (CompressedStep, LocalSteps)) or optimizer.workers is not worker:

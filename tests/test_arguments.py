@@ -727,9 +727,9 @@ TABLE = [
     (merge_states, {}, {"states": NOTHING}),
     (ms_optim.save, {"path": "none.safetensors", "net": network}, {"path": TEXT, "net": NONE, "optimizer": NONE}),
     (ms_optim.load, {"path": "none.safetensors", "net": network},
-     {"path": TEXT, "net": NONE, "optimizer": NONE, "strict": FLAG}),
+     {"path": TEXT, "net": NONE, "optimizer": NONE, "strict": FLAG, "learning_rate": NOTHING}),
     (ms_optim.CheckpointSaver, {"folder": "none"},
-     {"folder": TEXT, "every": NOTHING, "keep": NOTHING, "resume": FLAG, "more": NONE}),
+     {"folder": TEXT, "every": NOTHING, "keep": NOTHING, "resume": FLAG, "more": NONE, "learning_rate": NOTHING}),
 ]  # fmt: skip
 # Arguments that have another name in errors.
 IN_ERRORS = {

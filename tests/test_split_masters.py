@@ -257,6 +257,21 @@ def test_a_run_resumes_bit_for_bit(case, split, tmp_path):
     assert digest(pair) == digest(resumed)
 
 
+@pytest.mark.parametrize("dtype", SPLITS.values(), ids=str)
+def test_a_float32_master_of_a_split_one_rounds_to_its_weight(dtype):
+    """A step drops a float32 master that does not round to its weight: all weights, with the remainders near ties."""
+    weights = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+    weights = weights[np.isfinite(weights)]
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    near = [least, least + 1, least + 2, -1, 0, 1, most - 1, most]
+    for remainder in range(least, most + 1) if dtype == np.int8 else near:
+        remainders = np.full(weights.shape, remainder, dtype)
+        masters = _masters.converted(remainders, np.float32, weights)
+        np.testing.assert_array_equal(masters.astype(ml_dtypes.bfloat16).astype(np.float32), weights)
+        exact = _masters.restored(weights, remainders).view(np.int32)
+        assert np.abs(masters.view(np.int32) - exact).max() <= (remainder == least)
+
+
 KINDS = [True, "split", "split8"]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mindspore import Parameter, Tensor
 
-from .._state import unwrapped
+from .._entries import check_names, unwrapped
 from .._writing import fitted
 from ..residuals import check_entry
 
@@ -48,7 +48,11 @@ class LocalEntries:
         return {**self.inner.copied(), **{name: Tensor(p.asnumpy().copy(), p.dtype) for name, p in self.kept.items()}}
 
     def fitting(
-        self, state_dict: dict[str, Tensor], strict: bool, weights: Iterable[tuple[Parameter, np.ndarray]] = ()
+        self,
+        state_dict: dict[str, Tensor],
+        strict: bool,
+        weights: Iterable[tuple[Parameter, np.ndarray]] = (),
+        learning_rate: str = "load",
     ) -> list[tuple[Parameter, np.ndarray]]:
         """Check a whole state dict, and return the parameters to write with their values.
 
@@ -56,18 +60,16 @@ class LocalEntries:
             state_dict: The state dict.
             strict: Whether missing and unknown names are an error.
             weights: Weights that are loaded together with the state dict but are not in it.
+            learning_rate: Whether learning rates are written: "load" or "keep".
         """
         if not isinstance(state_dict, dict) or not all(isinstance(value, Tensor) for value in state_dict.values()):
-            return self.inner.fitting(state_dict, strict, weights)  # which raises the error
+            return self.inner.fitting(state_dict, strict, weights, learning_rate)  # which raises the error
         entries = unwrapped(state_dict)
         given = {name: value for name, value in entries.items() if name in self.kept}
         rest = {name: value for name, value in entries.items() if name not in self.kept}
-        missing = sorted(self.kept.keys() - given.keys())
-        if strict and missing:
-            raise KeyError(
-                f"For '{self.name}', 'state_dict' must have the entry {missing[0]!r}; it lacks {len(missing)} in all."
-            )
+        if strict:
+            check_names(self.name, self.kept, given, ())
         if self.worker in given:
             check_entry(self.name, self.worker, given[self.worker], self.own_worker)
         own = [(self.kept[name], fitted(self.name, name, self.kept[name], value)) for name, value in given.items()]
-        return self.inner.fitting(rest, strict, weights) + own
+        return self.inner.fitting(rest, strict, weights, learning_rate) + own

@@ -1,5 +1,7 @@
 """What checkpoints survive: kills in the middle of a save, flipped bits, files cut off; and what a save costs.
 
+saves.py searches for orders of saves, names of files and interrupts that they do not survive.
+
     python tests/campaign/checkpoints.py --seed 0 kills 200
     python tests/campaign/checkpoints.py --seed 0 flips 500
     python tests/campaign/checkpoints.py --seed 0 cuts 500
@@ -106,7 +108,6 @@ def kill(path, count, rng, longest=0.1):
     fill(net, optimizer, 0)
     ms_optim.save(path, net, optimizer, step_again=0)
     last, old, unfinished = 0, 0, 0
-    beside = path.with_name(f".{path.name}.tmp")
     command = [sys.executable, __file__, "serve", str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
@@ -117,7 +118,7 @@ def kill(path, count, rng, longest=0.1):
             killed, *told = (int(word) for word in answer)
             assert killed, "the process that saves ended by itself"
             finished = told[-1] if told else last
-            unfinished += beside.exists()
+            unfinished += len([*path.parent.glob(f".{path.name}.*.tmp")])
             loaded = ms_optim.load(path, net, optimizer)
             assert loaded.step in (finished, finished + 1), f"step {loaded.step} is left, {finished} was finished"
             assert loaded.more == {"step_again": loaded.step}

@@ -27,6 +27,7 @@ CAMPAIGNS = {
     "references": (5, 20),
     "constructions": (40, 100),
     "interrupts": (2, 5),
+    "saves": (20, 100),
     "launches": (1, 2),
     "notebooks": (6, 30),
     "workers": (3, 10),

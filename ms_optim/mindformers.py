@@ -30,6 +30,7 @@ from ._arguments import check_type
 from ._base import FusedOptimizer
 from ._local_shards import is_distributed
 from ._pynative_trainer import InTrainer, install
+from ._words import closest, described
 from .local_compression import Quantized, SparseTopK
 from .local_steps import LocalSteps
 
@@ -139,7 +140,7 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
         got = schedule.get("type") if isinstance(schedule, dict) else schedule
         raise ValueError(
             f"For '{name}', the argument '{SCHEDULE}' must be a dict with a 'type' of {sorted(SCHEDULES)}, but got "
-            f"{got!r}."
+            f"{described(got)}.{closest(got, SCHEDULES)}"
         )
     groups = _groups(params)
     if not weight_decay and not any(group.get("weight_decay") for group in groups):
@@ -177,14 +178,17 @@ class MsOptimLocalSteps(LocalSteps):
 
     def __init__(self, params: Params, optimizer: dict[str, Any], **arguments: Any):
         name, classes = type(self).__name__, self.inner()
-        if not isinstance(optimizer, dict) or optimizer.get("type") not in classes:
+        if not isinstance(optimizer, dict) or str(optimizer.get("type")) not in classes:
             got = optimizer.get("type") if isinstance(optimizer, dict) else optimizer
             raise ValueError(
                 f"For '{name}', the argument 'optimizer' must be a section with a 'type' of {sorted(classes)}, but got "
-                f"{got!r}."
+                f"{described(got)}.{closest(got, classes)}"
             )
         if any(is_distributed(p) for group in _groups(params) for p in group["params"]):
-            raise ValueError(f"For '{name}', the parameters must not be DTensors: workers exchange whole tensors.")
+            raise ValueError(
+                f"For '{name}', the parameters must not be DTensors: workers exchange whole tensors. Train without the "
+                "parallelism that shards parameters, or without LocalSteps."
+            )
         for key in ("weight_decay", "learning_rate", "params"):
             if key in optimizer:
                 raise ValueError(
@@ -207,10 +211,10 @@ class MsOptimLocalSteps(LocalSteps):
 
 def _compression(name, section):
     kinds = {"SparseTopK": SparseTopK, "Quantized": Quantized}
-    if section.get("type") not in kinds:
+    if str(section.get("type")) not in kinds:
         raise ValueError(
             f"For '{name}', the argument 'compress' must be a section with a 'type' of {sorted(kinds)}, but got "
-            f"{section.get('type')!r}."
+            f"{described(section.get('type'))}."
         )
     return _made(name, "compress", kinds[section["type"]], section)
 

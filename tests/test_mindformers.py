@@ -409,7 +409,7 @@ def test_an_unknown_key_lists_the_known_ones(name):
 def test_every_key_that_is_listed_is_taken():
     with pytest.raises(TypeError) as error:
         build("AdamW", beta3=0.9)
-    listed = str(error.value).split("it takes [")[1].split("]")[0].replace("'", "").split(", ")
+    listed = str(error.value).split("It takes [")[1].split("]")[0].replace("'", "").split(", ")
     given = {
         "betas": [0.8, 0.9],
         "eps": 1e-6,

@@ -29,7 +29,7 @@ from . import OPTIMIZERS, schedules
 from ._arguments import check_type
 from ._base import FusedOptimizer
 from ._local_shards import is_distributed
-from ._pynative_trainer import InTrainer, install
+from ._pynative_trainer import InTrainer, install, refuse_keys
 from ._words import closest, described
 from .local_compression import Quantized, SparseTopK
 from .local_steps import LocalSteps
@@ -41,6 +41,8 @@ PREFIX = "MsOptim"
 OPTIMIZER: str = MindFormerModuleType.OPTIMIZER
 OF_LOCAL_STEPS = [name for name in inspect.signature(LocalSteps).parameters if name != "optimizer"]
 SCHEDULE, CENTRALIZATION = "weight_decay_schedule", "grad_centralization"
+OF_SCHEDULE = "the section of the learning rate schedule"
+SET_FOR_INNER = {"weight_decay": "the outer section", "learning_rate": OF_SCHEDULE, "params": "the network"}
 # The weight decay schedules, and the argument of each that defaults to `weight_decay`.
 SCHEDULES: dict[str, str | None] = {
     "ConstantWeightDecay": "weight_decay",
@@ -66,6 +68,7 @@ class FromYaml(FusedOptimizer):
 
     def __init__(self, params: Params, **arguments: Any):
         name = type(self).__name__
+        refuse_keys(name, "the section 'optimizer'", arguments, {"lr": OF_SCHEDULE})
         schedule = arguments.pop(SCHEDULE, None)
         centralization = arguments.pop(CENTRALIZATION, False)
         check_type(name, CENTRALIZATION, centralization, bool)
@@ -189,12 +192,7 @@ class MsOptimLocalSteps(LocalSteps):
                 f"For '{name}', the parameters must not be DTensors: workers exchange whole tensors. Train without the "
                 "parallelism that shards parameters, or without LocalSteps."
             )
-        for key in ("weight_decay", "learning_rate", "params"):
-            if key in optimizer:
-                raise ValueError(
-                    f"For '{name}', the inner section 'optimizer' must not have the key {key!r}: MindFormers makes "
-                    "the groups and the learning rate from the outer section. Set it there."
-                )
+        refuse_keys(name, "the inner section 'optimizer'", optimizer, SET_FOR_INNER)
         outer = {key: arguments.pop(key) for key in list(arguments) if key in OF_LOCAL_STEPS}
         for argument, value in outer.items():
             _check_number(name, argument, value)

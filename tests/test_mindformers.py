@@ -139,7 +139,10 @@ def test_what_is_wrong_in_the_section_of_local_steps():
     assert (made.outer.compress, made.optimizer.cls_name) == (ms_optim.SparseTopK(bits=8), "MsOptimAdamW")
     for error, match, arguments in (
         (ValueError, "'optimizer' must be a section with a 'type'", {"optimizer": {"type": "Adam"}}),
-        (ValueError, "must not have the key 'weight_decay'", {"optimizer": {**inner, "weight_decay": 0.1}}),
+        (ValueError, "key 'weight_decay': .* the outer section", {"optimizer": {**inner, "weight_decay": 0.1}}),
+        (ValueError, "key 'learning_rate': .* learning rate schedule", {"optimizer": {**inner, "learning_rate": 0.1}}),
+        (ValueError, "key 'lr': .* learning rate schedule", {"optimizer": {**inner, "lr": 0.1}}),
+        (ValueError, "'optimizer' must be a section with a 'type'", {"optimizer": {"type": ["MsOptimAdamW"]}}),
         (ValueError, "'compress' must be a section with a 'type'", {"compress": {"type": "TopK"}}),
         (TypeError, "'compress': .*unexpected keyword argument 'k'", {"compress": {"type": "Quantized", "k": 1}}),
         (

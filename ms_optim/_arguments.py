@@ -97,7 +97,10 @@ class Options:
                 f"For '{optimizer}', stochastic_rounding=True requires master_weights=False, "
                 f"but got master_weights={options.master_weights!r}."
             )
-        return options
+        # MindSpore's operators take no int of more than 64 bits.
+        clip = options.grad_clip_norm
+        floats = {"loss_scale": float(options.loss_scale), "grad_clip_norm": None if clip is None else float(clip)}
+        return dataclasses.replace(options, **floats)
 
 
 def name_of_dtype(value: Any) -> Any:
@@ -165,6 +168,14 @@ def check_not_negative(optimizer: str, name: str, value: Any) -> None:
         fail(ValueError, optimizer, name, "a number, 0 or greater", value)
     if not value <= MOST:
         fail(ValueError, optimizer, name, FINITE, value)
+
+
+def check_at_most(optimizer: str, name: str, value: Any, most: float) -> float:
+    """Check that a value is a number from 0 to `most`, and return it as a float."""
+    check_not_negative(optimizer, name, value)
+    if value > most:
+        fail(ValueError, optimizer, name, f"at most {most:g}", value)
+    return float(value)
 
 
 def check_count(optimizer: str, name: str, value: Any, least: int = 0) -> None:

@@ -829,6 +829,55 @@ def weights_by_name():
     return {f"layers.{i}.weight": Parameter(tensor(np.ones((2, 3)), "float32"), name=f"w{i}") for i in range(99)}
 
 
+# ---- Whatever is accepted gives finite steps -------------------------------------------------------------------------
+
+EXTREMES = (0, 1e-37, 1.0, 16, 2**31 - 1, 1e18, 1e30, 10**30)
+# What says how far weights move, or divides gradients: with 1e30, infinite weights are what was asked for.
+SCALES = {"learning_rate", "weight_decay", "loss_scale", "lr", "wd"}
+SCHEDULES = [call for call, _, _ in TABLE if call.__module__ == "ms_optim.schedules"]
+NUMERIC = [
+    (call, given, name)
+    for call, given, arguments in TABLE
+    for name, taken in arguments.items()
+    if {"float32", "0"} & taken and name not in SCALES and call in (*ms_optim.OPTIMIZERS, *SCHEDULES)
+]
+
+
+def accepted(call, given, name, value):
+    arguments = {k: v() if callable(v) else v for k, v in given.items()} | {name: value}
+    with contextlib.suppress(ValueError, TypeError):
+        return call(**arguments)
+    return None
+
+
+@pytest.mark.parametrize("call, given, name", NUMERIC, ids=[f"{row[0].__name__}-{row[2]}" for row in NUMERIC])
+def test_what_is_accepted_gives_finite_steps(call, given, name):
+    """From the first step to the last one that is counted, and with large ints also on MindSpore's operators."""
+    for value in EXTREMES:
+        for backend in (None,) if call in SCHEDULES else ("aot", "composite"):
+            if backend == "composite" and not (isinstance(value, int) and value > 2**63):
+                continue
+            made = accepted(call, given | ({"backend": backend} if backend else {}), name, value)
+            for step in (0, 1, 1000, LAST - 1) if made is not None else ():
+                if backend is None:
+                    assert np.isfinite(made(ms.Tensor([step], ms.int32)).asnumpy()).all(), (value, step)
+                    continue
+                made.global_step.set_data(ms.Tensor([step], ms.int32))
+                made(tuple(tensor(np.ones(p.shape), "float32") for p in made.parameters))
+                for p in (*made.parameters, *made.states):
+                    assert np.isfinite(p.asnumpy()).all(), (value, backend, step, p.name)
+
+
+@pytest.mark.parametrize(
+    "coefficients, steps",
+    [((1e30, 0, 0), 5), ((3.0, 3.0, 3.0), 5), ((10**30, 0.0, 0.0), 1), ((1.0, 1e30, -1e30), 1), ((2.0, 0.0, 0.0), 100)],
+)
+def test_iterations_that_diverge_are_refused(coefficients, steps):
+    make = lambda: ms_optim.Muon(params(), ns_steps=steps, ns_coefficients=coefficients)  # noqa: E731 - called later
+    refused(ValueError, "'ns_coefficients' must be such that singular values .* stay below 1e\\+06", make)
+    refused(ValueError, "'ns_steps' must be at most 100", lambda: ms_optim.Muon(params(), ns_steps=2**31 - 1))
+
+
 class Talkative:
     def __repr__(self):
         return "word " * 10_000

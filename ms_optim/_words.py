@@ -108,16 +108,21 @@ def fail(error: type[Exception], optimizer: str, name: str, expected: str, value
     raise error(f"For '{optimizer}', the argument '{name}' must be {expected}, but got {described(value)}.{hint}")
 
 
-def closest(given: Any, known: Iterable[str]) -> str:
-    """Return a sentence with the one of the known names that was probably meant; nothing if none is close.
-
-    The case of the given name is ignored: "AdamOffload" is close to "adam_offload".
-    """
+def meant(given: Any, known: Iterable[str]) -> str | None:
+    """Return the known name that is given in another case, or as others call it; None if there is none."""
     text = given[:MOST_LETTERS] if isinstance(given, str) else shortened(given) or ""
-    given, lower = text.lower(), {name.lower(): name for name in known}
-    meant = ELSEWHERE.get(given)
-    if meant is None:
-        found = [lower[name] for name in difflib.get_close_matches(given, lower, n=1)]
-    else:
-        found = [names.replace(" and ", "' and '") for names in meant if all(n in lower for n in names.split(" and "))]
-    return f" Did you mean '{found[0]}'?" if found else ""
+    lower = {name.lower(): name for name in known}
+    if text.lower() in lower:
+        return lower[text.lower()]
+    found = [names for names in ELSEWHERE.get(text.lower(), ()) if all(name in lower for name in names.split(" and "))]
+    return found[0].replace(" and ", "' and '") if found else None
+
+
+def closest(given: Any, known: Iterable[str]) -> str:
+    """Return a sentence with the one of the known names that was probably meant; nothing if none is close."""
+    known = list(known)
+    found = meant(given, known)
+    if found is None and isinstance(given, str) and given.lower() not in ELSEWHERE:
+        close = difflib.get_close_matches(given[:MOST_LETTERS].lower(), [name.lower() for name in known], n=1)
+        found = meant(close[0], known) if close else None
+    return f" Did you mean '{found}'?" if found else ""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def _constant(value):
     """Make a constant of the dtype that schedules compute in.
 
-    A Python number does not work: MindSpore rounds it to float32, even in a sum with a float64 tensor. A Tensor of an int
-    of more than 64 bits does not work either.
+    A Python number does not work: MindSpore rounds it to float32, even in a sum with a float64 tensor. A Tensor takes
+    no int of more than 64 bits.
     """
     return Tensor(float(value), mstype.float32 if ms.get_context("device_target") == "Ascend" else mstype.float64)
 

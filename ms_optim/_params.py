@@ -26,7 +26,7 @@ def check_params(optimizer: str, params: Any, argument: str = "params", own_keys
         own_keys: Group keys of this optimizer, in addition to those of all optimizers.
 
     Returns:
-        A list of Parameters, or a list of dicts whose iterables are lists.
+        A list of Parameters, or a list of dicts whose iterables are lists, without empty groups.
 
     Raises:
         TypeError: If an element is neither a Parameter nor a dict, or a group's value has the wrong type.
@@ -62,7 +62,8 @@ def check_params(optimizer: str, params: Any, argument: str = "params", own_keys
         raise ValueError(f"For '{optimizer}', 'order_params' must be in at most one group, but is in {len(orders)}.")
     if orders:
         _check_order(optimizer, members, orders[0])
-    return groups
+    # MindSpore refuses empty groups, which a network without biases may have.
+    return [group for group in groups if group.get("params") != []]
 
 
 def check_parameters(optimizer: str, params: list[Parameter], argument: str = "params") -> None:

@@ -413,6 +413,21 @@ def test_parameters_of_every_kind_of_list():
 
 
 @every_case
+def test_empty_groups_are_left_out(case):
+    """With whatever keys they have: a network without biases has none that are not decayed."""
+    settings = {"lr": 0.2, "weight_decay": 0.3, "grad_centralization": True}
+    own = [{"muon": False}, {"muon": True, "weight_decay": 0.0}] if "muon" in case.cls.group_keys else []
+    every = [{}, *({key: value} for key, value in settings.items()), settings, {"lr": [0.1, 0.2]}, *own]
+    for keys in every:
+        p, q = params()
+        made = case.optimizer([{"params": [], **keys}, {"params": [q, p], "lr": 0.1}, {"params": (), **keys}], 0.1)
+        made(tuple(tensor(np.ones((2, 3)), "float32") for _ in made.parameters))
+        assert [x.name for x in made.parameters] == ["w1", "w0"]
+        assert len(made.param_groups) == 1
+    refused(ValueError, "groups with at least one Parameter", lambda: case.optimizer([{"params": [], **settings}], 0.1))
+
+
+@every_case
 @pytest.mark.parametrize(
     "error, match, value",
     [

@@ -6,18 +6,18 @@ Each error names the argument, what was expected and what was given.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ._keywords import Shared, SharedButAverage, SharedButLossScale, SharedButSkipping  # noqa: F401 - read from here
+from ._words import closest, fail
 
 STATE_DTYPES = ("float32", "bfloat16", "8bit", "4bit")
 SPLIT_MASTERS = ("split", "split8")
@@ -25,8 +25,8 @@ BACKENDS = ("auto", "aot", "akg", "composite", "native")
 DECAYS = ("decoupled", "cautious")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
 # Type checkers know none of MindSpore's types: in an expression such a type is unknown, in an annotation it is Any. A
-# string counts as an annotation, so these aliases are strings. # Arguments of all optimizers. A learning rate that is a
-# Cell is a LearningRateSchedule.
+# string counts as an annotation, so these aliases are strings.
+# Arguments of all optimizers. A learning rate that is a Cell is a LearningRateSchedule.
 Params: TypeAlias = "Sequence[Parameter] | Sequence[dict[str, Any]]"
 LearningRate: TypeAlias = "float | Tensor | Iterable[float] | nn.Cell"
 WeightDecay: TypeAlias = "float | nn.Cell"
@@ -36,18 +36,6 @@ GlobalStep: TypeAlias = "Tensor | int"
 Tensors: TypeAlias = "tuple[Tensor, ...]"
 Scalars: TypeAlias = "tuple[Tensor | float, ...]"
 FilePath: TypeAlias = "str | os.PathLike[str]"
-# What other frameworks and MindSpore's own optimizers call an argument.
-ELSEWHERE = {
-    "lr": "learning_rate",
-    "beta1": "betas",
-    "beta2": "betas",
-    "epsilon": "eps",
-    "fused": "backend",
-    "max_grad_norm": "grad_clip_norm",
-    "clip_norm": "grad_clip_norm",
-    "use_nesterov": "nesterov",
-    "wd": "weight_decay",
-}
 # A step computes in float32: a number below LEAST is treated as 0, a number above MOST is infinite.
 LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NORMAL = "a normal number in float32, from 2**-126 to 3.4e38"
@@ -87,8 +75,8 @@ class Options:
         unknown = [name for name in given if name not in accepted]
         if unknown:
             raise TypeError(
-                f"For '{optimizer}', unknown keyword argument {unknown[0]!r}: it takes {sorted(accepted)}."
-                f"{closest(unknown[0], accepted)}"
+                f"For '{optimizer}', unknown keyword argument {unknown[0]!r}."
+                f"{closest(unknown[0], accepted) or _who_takes(unknown[0])} It takes {sorted(accepted)}."
             )
         options = cls(**given | {"state_dtype": name_of_dtype(given.get("state_dtype", "float32"))})
         check_positive(optimizer, "loss_scale", options.loss_scale)
@@ -109,7 +97,10 @@ class Options:
                 f"For '{optimizer}', stochastic_rounding=True requires master_weights=False, "
                 f"but got master_weights={options.master_weights!r}."
             )
-        return options
+        # MindSpore's operators take no int of more than 64 bits.
+        clip = options.grad_clip_norm
+        floats = {"loss_scale": float(options.loss_scale), "grad_clip_norm": None if clip is None else float(clip)}
+        return dataclasses.replace(options, **floats)
 
 
 def name_of_dtype(value: Any) -> Any:
@@ -121,7 +112,17 @@ def check_masters(optimizer: str, value: Any) -> None:
     """Check the argument `master_weights`."""
     if not isinstance(value, (bool, str)) or (isinstance(value, str) and value not in SPLIT_MASTERS):
         error = ValueError if isinstance(value, str) else TypeError
-        fail(error, optimizer, "master_weights", f"True, False or one of {SPLIT_MASTERS}", value)
+        hint = " Masters are float32 with True." if name_of_dtype(value) in ("float32", "fp32") else ""
+        fail(error, optimizer, "master_weights", f"True, False or one of {SPLIT_MASTERS}", value, hint)
+
+
+def _who_takes(name: str) -> str:
+    """Return a sentence with the optimizers that take an argument; nothing if there are none."""
+    # When this module is imported, the list does not exist yet.
+    from . import OPTIMIZERS
+
+    takers = [optimizer.__name__ for optimizer in OPTIMIZERS if name in optimizer.keywords()]
+    return f" Optimizers that take it: {', '.join(takers)}." if takers else ""
 
 
 def keywords_of(optimizer: Any) -> list[str]:
@@ -135,28 +136,6 @@ def keywords_of(optimizer: Any) -> list[str]:
     return kept + [name for name in shared if name not in kept and name not in refused]
 
 
-def fail(error: type[Exception], optimizer: str, name: str, expected: str, value: Any) -> NoReturn:
-    """Raise an error that names the argument, what was expected and what was given."""
-    if isinstance(value, Tensor):
-        got = f"a Tensor of shape {value.shape}"
-    elif isinstance(value, nn.Cell):  # its text is that of the whole network
-        got = f"a Cell of type {type(value).__name__}"
-    else:
-        got = f"{value!r} of type {type(value).__name__}"
-    raise error(f"For '{optimizer}', the argument '{name}' must be {expected}, but got {got}.")
-
-
-def closest(given: str, known: Sequence[str]) -> str:
-    """Return a sentence with the closest of the known names, for the end of an error; nothing if no name is close.
-
-    The known names are in lower case, and the case of the given name is ignored: "AdamOffload" is close to
-    "adam_offload".
-    """
-    elsewhere = ELSEWHERE.get(given)
-    close = [elsewhere] if elsewhere in known else difflib.get_close_matches(given.lower(), known, n=1)
-    return f" Did you mean '{close[0]}'?" if close else ""
-
-
 def check_type(optimizer: str, name: str, value: Any, expected: type) -> None:
     """Check that a value has a type; True and False are not numbers."""
     if not isinstance(value, expected) or (expected is not bool and isinstance(value, bool)):
@@ -165,9 +144,10 @@ def check_type(optimizer: str, name: str, value: Any, expected: type) -> None:
 
 def check_choice(optimizer: str, name: str, value: Any, choices: Sequence[str]) -> None:
     """Check that a value is one of the given strings."""
-    check_type(optimizer, name, value, str)
+    if not isinstance(value, str):
+        fail(TypeError, optimizer, name, "of type str", value, closest(value, choices))
     if value not in choices:
-        fail(ValueError, optimizer, name, f"one of {list(choices)}", value)
+        fail(ValueError, optimizer, name, f"one of {list(choices)}", value, closest(value, choices))
 
 
 def check_positive(optimizer: str, name: str, value: Any) -> None:
@@ -188,6 +168,14 @@ def check_not_negative(optimizer: str, name: str, value: Any) -> None:
         fail(ValueError, optimizer, name, "a number, 0 or greater", value)
     if not value <= MOST:
         fail(ValueError, optimizer, name, FINITE, value)
+
+
+def check_at_most(optimizer: str, name: str, value: Any, most: float) -> float:
+    """Check that a value is a number from 0 to `most`, and return it as a float."""
+    check_not_negative(optimizer, name, value)
+    if value > most:
+        fail(ValueError, optimizer, name, f"at most {most:g}", value)
+    return float(value)
 
 
 def check_count(optimizer: str, name: str, value: Any, least: int = 0) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from mindspore import Tensor
 
-from ._arguments import WEIGHT_DTYPES, fail
+from ._arguments import WEIGHT_DTYPES
+from ._words import fail
 
 
 def check_shapes(
@@ -59,7 +60,8 @@ def check_shapes(
 def check_tensors(optimizer: str, gradients: Any, kinds: Any) -> None:
     """Check that gradients that come from Python are a tuple or list of Tensors, or of other kinds of tensors."""
     if not isinstance(gradients, (tuple, list)):
-        fail(TypeError, optimizer, "gradients", "a tuple of Tensors", gradients)
+        hint = " Pass its values, in the order of optimizer.parameters." if isinstance(gradients, dict) else ""
+        fail(TypeError, optimizer, "gradients", "a tuple of Tensors", gradients, hint)
     for i, g in enumerate(gradients):
         if not isinstance(g, kinds):
             fail(TypeError, optimizer, f"gradients[{i}]", "a Tensor", g)

@@ -9,8 +9,8 @@ from typing import Any
 
 from mindspore import Parameter, nn
 
-from ._arguments import fail
-from ._params import check_parameters, ordered
+from ._params import check_parameters, of_dict, ordered
+from ._words import fail, listed
 
 # A class normalizes if its name, or that of a base class, is like LayerNorm, BatchNorm2d, LayerNormExt, LlamaRMSNorm.
 NORMALIZATION = re.compile(r"Norm(\dd|Ext)?$")
@@ -20,7 +20,7 @@ def parameters_of(function: str, network: Any) -> list[Parameter]:
     """Check the network and return its trainable parameters, or the parameters given."""
     params = list(network.trainable_params()) if isinstance(network, nn.Cell) else ordered(network)
     if params is None:
-        fail(TypeError, function, "network", "a Cell or a list of Parameters", network)
+        fail(TypeError, function, "network", "a Cell or a list of Parameters", network, of_dict(network))
     for i, p in enumerate(params):
         if not isinstance(p, Parameter):
             fail(TypeError, function, f"network[{i}]", "a Parameter", p)
@@ -75,7 +75,7 @@ def first_matches(function: str, argument: str, patterns: Sequence[str], params:
         if not names:
             raise ValueError(
                 f"For '{function}', the pattern {pattern!r} in '{argument}' must match a parameter that no earlier "
-                f"pattern matches, but the earlier patterns {list(patterns[:i])} match all of its parameters."
+                f"pattern matches, but the earlier patterns {listed(patterns[:i])} match all of its parameters."
             )
         first |= dict.fromkeys(names, i)
     return first
@@ -107,6 +107,7 @@ def stated_layers(function: str, layers: Any, params: list[Parameter]) -> dict[s
     missing = [p.name for p in params if p.name not in layer]
     if missing:
         raise ValueError(
-            f"For '{function}', the patterns in 'layers' must match every parameter, but do not match {missing}."
+            f"For '{function}', the patterns in 'layers' must match every parameter, but do not match "
+            f"{listed(missing)}."
         )
     return layer

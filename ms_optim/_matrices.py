@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from mindspore import Parameter
 
-from ._arguments import check_type, fail
+from ._arguments import check_type
 from ._params import check_settings, ordered
 from ._sliced_matrices import Slicing
+from ._words import described, fail
 
 KEY, AXIS = KEYS = ("muon", "shard_axis")  # of param groups
 ADAMW_NAMES = ("*embed*", "*lm_head*", "*output_layer*")
@@ -200,8 +201,8 @@ def _matrices(optimizer, name, shape, pattern, split):
         unit = sum(numbers)
         if unit * times != rows:
             raise ValueError(
-                f"For '{optimizer}', 'splits[{pattern!r}]' must cover exactly the rows of a matrix, but is {split!r}, "
-                f"and '{name}' of shape {shape} has matrices of {rows} rows."
+                f"For '{optimizer}', 'splits[{pattern!r}]' must cover exactly the rows of a matrix, but is "
+                f"{described(split)}, and '{name}' of shape {shape} has matrices of {rows} rows."
             )
         cuts = [(sum(numbers[:k]), n, times, unit) for k, n in enumerate(numbers)]
     return tuple(Matrix(i * rows + cut[0], *cut[1:], columns) for i in range(batch) for cut in cuts)

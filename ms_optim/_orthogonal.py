@@ -10,7 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from ._arguments import FINITE, MOST, check_count, fail, is_number
+from ._arguments import FINITE, MOST, check_at_most, check_count, fail, is_number
 from ._arithmetic import normal, rounded
 from ._sliced_matrices import Whole
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ._matrices import Form, Matrix
 
 ROW_EPS = 1e-8
+MOST_STEPS = 100
+MOST_SIZE = 1e6  # of a singular value or a factor during the iterations, so that sums of products are finite in float32
 
 
 class Rows(nn.Cell):
@@ -194,6 +196,7 @@ def normalized_rows(matrices, average, beta: float, dtype):
 def iterations_of(name: str, ns_steps: Any, coefficients: Any) -> tuple[tuple[float, float, float], ...]:
     """Check the coefficients of the iterations, and return a triple for each."""
     check_count(name, "ns_steps", ns_steps, 1)
+    check_at_most(name, "ns_steps", ns_steps, MOST_STEPS)
     expected = "three numbers, or a list of three numbers for each iteration"
     if not isinstance(coefficients, (list, tuple)) or len(coefficients) == 0:
         fail(TypeError, name, "ns_coefficients", expected, coefficients)
@@ -208,4 +211,19 @@ def iterations_of(name: str, ns_steps: Any, coefficients: Any) -> tuple[tuple[fl
             fail(TypeError, name, "ns_coefficients", expected, coefficients)
         if not all(abs(number) <= MOST for number in triple):
             fail(ValueError, name, "ns_coefficients", f"numbers {FINITE}", coefficients)
-    return tuple((float(a), float(b), float(c)) for a, b, c in triples)
+    iterations = tuple((float(a), float(b), float(c)) for a, b, c in triples)
+    if _diverge(iterations):
+        expected = f"such that singular values from 0 to 1 stay below {MOST_SIZE:g} in all iterations"
+        fail(ValueError, name, "ns_coefficients", expected, coefficients)
+    return iterations
+
+
+def _diverge(iterations: Sequence[tuple[float, float, float]]) -> bool:
+    """Return whether iterations lead singular values, or a factor on the way, to numbers that float32 may not hold."""
+    x = np.linspace(0.0, 1.0, 1001)
+    for a, b, c in iterations:
+        factor = abs(a) + abs(b) * x**2 + abs(c) * x**4
+        x = np.abs((a + b * x**2 + c * x**4) * x)
+        if not max(factor.max(), x.max()) < MOST_SIZE:
+            return True
+    return False

@@ -9,7 +9,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ._arguments import FINITE, MOST, WEIGHT_DTYPES, check_count, check_type, fail, is_number
+from ._arguments import FINITE, MOST, WEIGHT_DTYPES, check_count, check_type, is_number
+from ._words import closest, described, fail, listed, shortened
 
 NUMBER_DTYPES = (*WEIGHT_DTYPES, mstype.float64, *mstype.int_type, *mstype.uint_type)
 GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
@@ -25,7 +26,7 @@ def check_params(optimizer: str, params: Any, argument: str = "params", own_keys
         own_keys: Group keys of this optimizer, in addition to those of all optimizers.
 
     Returns:
-        A list of Parameters, or a list of dicts whose iterables are lists.
+        A list of Parameters, or a list of dicts whose iterables are lists, without empty groups.
 
     Raises:
         TypeError: If an element is neither a Parameter nor a dict, or a group's value has the wrong type.
@@ -36,9 +37,8 @@ def check_params(optimizer: str, params: Any, argument: str = "params", own_keys
         fail(ValueError, optimizer, argument, "a list of Parameters or of dicts", params)
     given, params = params, ordered(params)
     if params is None:
-        fail(
-            TypeError, optimizer, argument, "a list of Parameters or of dicts, as net.trainable_params() returns", given
-        )
+        expected = "a list of Parameters or of dicts, as net.trainable_params() returns"
+        fail(TypeError, optimizer, argument, expected, given, of_dict(given))
     if not params:
         fail(ValueError, optimizer, argument, "a list of at least one Parameter or dict", params)
     grouped = isinstance(params[0], dict)
@@ -62,7 +62,8 @@ def check_params(optimizer: str, params: Any, argument: str = "params", own_keys
         raise ValueError(f"For '{optimizer}', 'order_params' must be in at most one group, but is in {len(orders)}.")
     if orders:
         _check_order(optimizer, members, orders[0])
-    return groups
+    # MindSpore refuses empty groups, which a network without biases may have.
+    return [group for group in groups if group.get("params") != []]
 
 
 def check_parameters(optimizer: str, params: list[Parameter], argument: str = "params") -> None:
@@ -86,7 +87,7 @@ def check_parameters(optimizer: str, params: list[Parameter], argument: str = "p
 def _check_group(optimizer: str, name: str, group: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     for key in group:
         if key not in keys:
-            raise KeyError(f"For '{optimizer}', the keys of '{name}' must be among {list(keys)}, but got {key!r}.")
+            raise KeyError(unknown_key(optimizer, name, key, keys))
     key = "order_params" if "order_params" in group else "params"
     if key == "order_params" and len(group) > 1:
         others = [other for other in group if other != key]
@@ -95,11 +96,22 @@ def _check_group(optimizer: str, name: str, group: dict[str, Any], keys: tuple[s
         raise KeyError(f"For '{optimizer}', '{name}' must have the key 'params', but has {list(group)}.")
     members = ordered(group[key])
     if members is None:
-        fail(TypeError, optimizer, f"{name}[{key!r}]", "a list of Parameters", group[key])
+        fail(TypeError, optimizer, f"{name}[{key!r}]", "a list of Parameters", group[key], of_dict(group[key]))
     for i, p in enumerate(members):
         if not isinstance(p, Parameter):
             fail(TypeError, optimizer, f"{name}[{key!r}][{i}]", "a Parameter", p)
     return {**check_settings(optimizer, name, group), key: members}
+
+
+def unknown_key(function: str, name: str, key: Any, keys: Sequence[str]) -> str:
+    """Return the words for a key that a group does not have."""
+    got = f"but got {shortened(key) or described(key)}.{closest(key, keys)}"
+    return f"For '{function}', the keys of '{name}' must be among {list(keys)}, {got}"
+
+
+def of_dict(value: Any) -> str:
+    """Return a sentence for a dict in the place of parameters, such as `net.parameters_dict()`; else nothing."""
+    return " Pass net.trainable_params(), or list(...) of the dict's values()." if isinstance(value, dict) else ""
 
 
 def check_settings(optimizer: str, name: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -125,8 +137,8 @@ def _check_order(optimizer: str, members: list[Parameter], order: list[Parameter
     missing, extra = sorted(grouped - ordered), sorted(ordered - grouped)
     if missing or extra:
         raise ValueError(
-            f"For '{optimizer}', 'order_params' must hold exactly the parameters of the groups, but it lacks {missing} "
-            f"and also has {extra}."
+            f"For '{optimizer}', 'order_params' must hold exactly the parameters of the groups, but it lacks "
+            f"{listed(missing)} and also has {listed(extra)}."
         )
 
 
@@ -148,7 +160,7 @@ def _check_rate(optimizer: str, name: str, value: Any) -> None:
 
 def check_learning_rate(optimizer: str, name: str, value: Any) -> Any:
     """Check a learning rate and return it, a number as a float, an iterable as a list of floats."""
-    expected = "a float, an int, a Tensor, an Iterable of numbers in order or a LearningRateSchedule"
+    expected = "a number, a Tensor, a sequence of numbers (not a set) or a LearningRateSchedule"
     if isinstance(value, nn.learning_rate_schedule.LearningRateSchedule):
         return value
     if is_number(value):

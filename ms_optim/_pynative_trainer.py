@@ -38,6 +38,8 @@ SIGNATURES = {
 }
 # The arguments that the trainer's configuration passes to every optimizer, even if the YAML file does not have them.
 ALWAYS_GIVEN = {"betas": [0.9, 0.95], "eps": 1.0e-8}
+# What it sets, and from what.
+SET_BY_TRAINER = {"learning_rate": "the section 'lr_scheduler'", "params": "the network"}
 # Arguments that require sums over all gradients for any rule.
 SUMS = ("grad_clip_norm", "skip_nonfinite")
 # Arguments that are not supported with parameters sharded over processes.
@@ -192,12 +194,22 @@ def _why_not(modules: Sequence[ModuleType]) -> str | None:
 
 def _made(utils: ModuleType, cls: Callable[..., Any], section: dict[str, Any], models: Any, learning_rate: Any) -> Any:
     """Return the optimizer of a section for the models of this process."""
+    refuse_keys(cls.__name__, "the section 'optimizer'", section, SET_BY_TRAINER)
     rules = {key: section.pop(key, None) for key in ("weight_decay_include", "weight_decay_exclude")}
     weight_decay = section.get("weight_decay", 0.0)
     groups = [group for model in models for group in utils.get_param_groups(model, weight_decay, **rules)]
     for key in ("type", "auto_register"):
         section.pop(key, None)
     return cls(groups, learning_rate=learning_rate, **without_defaults(cls, section))
+
+
+def refuse_keys(name: str, where: str, section: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Raise an error if a section has a key that MindFormers sets itself; `sources` says from what, by key."""
+    for key, source in sources.items():
+        if key in section:
+            raise ValueError(
+                f"For '{name}', {where} must not have the key {key!r}: MindFormers sets it, from {source}."
+            )
 
 
 def without_defaults(cls: Any, section: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from mindspore import ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ._adam import AdamFamily
-from ._arguments import check_betas, check_count, check_not_negative
+from ._arguments import check_at_most, check_betas, check_count
 from ._arithmetic import power_complement, summed
 from ._base import Rule
 from ._docs import documented
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._arguments import LearningRate, Params, Scalars, Shared, Tensors, WeightDecay
+
+MOST_ALPHA = 1e18  # with it, the sum of moments is finite in float32 wherever the square of the gradient is
 
 
 @documented
@@ -56,7 +58,7 @@ class AdEMAMix(AdamFamily):
         {learning_rate|1e-3}
         betas (Union[list[float], tuple[float]]): Decay rates of the fast moment, of the second moment and of the slow
             moment, each in the range (0.0, 1.0). Default: ``(0.9, 0.999, 0.9999)`` .
-        alpha (Union[float, int]): The factor of the slow moment, 0 or greater. Default: ``5.0`` .
+        alpha (Union[float, int]): The factor of the slow moment, from 0 to 1e18. Default: ``5.0`` .
         eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-8`` .
         {weight_decay}
         warmup_steps (Union[int, None]): The number of steps :math:`T` over which the schedules rise, 1 or greater; the
@@ -75,8 +77,8 @@ class AdEMAMix(AdamFamily):
     Raises:
         TypeError: If `betas` is not a list or tuple of three floats, `alpha` is not a number, `eps` is not a float, or
             `warmup_steps` is neither an int nor ``None``.
-        ValueError: If `eps` is less than or equal to 0, `alpha` is less than 0, `warmup_steps` is less than 1, or an
-            element of `betas` is not in the range (0.0, 1.0).
+        ValueError: If `eps` is less than or equal to 0, `alpha` is not in the range [0, 1e18], `warmup_steps` is less
+            than 1, or an element of `betas` is not in the range (0.0, 1.0).
         {raises}
 
     Supported Platforms:
@@ -118,7 +120,7 @@ class AdEMAMix(AdamFamily):
     ):
         name = type(self).__name__
         beta1, beta2, beta3 = check_betas(name, betas, 3)
-        check_not_negative(name, "alpha", alpha)
+        check_at_most(name, "alpha", alpha, MOST_ALPHA)
         if warmup_steps is not None:
             check_count(name, "warmup_steps", warmup_steps, 1)
         self.beta3, self.alpha, self.warmup_steps = beta3, float(alpha), warmup_steps or 0

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 
-from ._arguments import check_type, closest, fail
+from ._arguments import check_type
 from ._docs import documented
 from ._params import check_params, ordered
+from ._words import closest, fail
 from .groups import ParamGroups, groups_by_decay
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def create_optimizer(
     them. For other groups, create the groups first and pass them as `network`.
 
     Args:
-        name (str): The optimizer's name, one of those that :func:`list_optimizers` returns.
+        name (str): The optimizer's name, one of those that :func:`list_optimizers` returns, or the name of its class.
+            Case, underscores and hyphens do not matter.
         network (Union[Cell, list[Parameter], list[dict]]): The network whose trainable parameters are optimized, or a
             list of parameters, or parameter groups. Groups are used unchanged, and `filter_bias_and_norm` is ignored.
         learning_rate (Union[float, int, Tensor, Iterable, LearningRateSchedule, None]): The learning rate, as the
@@ -125,6 +127,15 @@ def list_optimizers(patterns: str | Sequence[str] | None = None) -> list[str]:
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)]
 
 
+def named(name: str) -> type[FusedOptimizer] | None:
+    """Return the optimizer of a name in any form, such as "adam_offload", "AdamOffload" or "adam-offload", if any."""
+    return {_bare(key): optimizer for key, optimizer in _by_name().items()}.get(_bare(name))
+
+
+def _bare(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
+
+
 def _by_name() -> dict[str, type[FusedOptimizer]]:
     """Return the optimizers by name, which is the name of their first rule."""
     # When this module is imported, the list does not exist yet.
@@ -135,19 +146,13 @@ def _by_name() -> dict[str, type[FusedOptimizer]]:
 
 def _find(name: Any) -> type[FusedOptimizer]:
     """Return the optimizer of a name."""
-    optimizers = _by_name()
-    names = sorted(optimizers)
+    names = sorted(_by_name())
     if not isinstance(name, str):
-        # The value is not printed: a network passed as the first argument would be printed layer by layer.
-        raise TypeError(
-            f"For '{FACTORY}', the argument 'name' must be a str, one of {names}, but got a value of type "
-            f"{type(name).__name__}."
-        )
-    if name not in optimizers:
-        raise ValueError(
-            f"For '{FACTORY}', the argument 'name' must be one of {names}, but got {name!r}.{closest(name, names)}"
-        )
-    return optimizers[name]
+        fail(TypeError, FACTORY, "name", f"a str, one of {names}", name)
+    optimizer = named(name)
+    if optimizer is None:
+        fail(ValueError, FACTORY, "name", f"one of {names}", name, closest(name, names))
+    return optimizer
 
 
 def _check_required(name: str, optimizer: type[FusedOptimizer], arguments: dict[str, Any]) -> None:

@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ._arguments import check_positive, check_type, fail, is_number
+from ._arguments import check_positive, check_type, is_number
 from ._docs import documented
 from ._group_members import find_not_decayed, first_matches, numbered_layers, parameters_of, stated_layers
 from ._matrices import KEYS
-from ._params import GROUP_KEYS, check_learning_rate, check_settings, check_weight_decay
+from ._params import GROUP_KEYS, check_learning_rate, check_settings, check_weight_decay, unknown_key
+from ._words import fail
 
 if TYPE_CHECKING:
     from ._arguments import Network, WeightDecay
@@ -156,7 +157,7 @@ def pattern_groups(
         check_type(name, where, settings, dict)
         for key in settings:
             if key not in SETTINGS:
-                raise KeyError(f"For '{name}', the keys of '{where}' must be among {list(SETTINGS)}, but got {key!r}.")
+                raise KeyError(unknown_key(name, where, key, SETTINGS))
         checked.append(check_settings(name, where, settings))
     first = first_matches(name, "patterns", list(patterns), params)
     not_decayed = find_not_decayed(name, network, params) if filter_bias_and_norm else set()

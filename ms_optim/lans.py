@@ -131,10 +131,11 @@ class LANS(AdamFamily):
         check_positive(name, "rescale_grad", rescale_grad)
         shared = choose_backend(name, "use_fused_step", use_fused_step, shared)
         largest = math.inf if clip_gradient is None else float(clip_gradient)
-        rule = self.rules[0]._replace(constants=(largest, *phi), at_most=aggregate_num or 0, rescale=rescale_grad)
+        constants, at_most = (largest, *phi), aggregate_num or 0
+        rule = self.rules[0]._replace(constants=constants, at_most=at_most, rescale=float(rescale_grad))
         betas = {"beta1": beta1, "beta2": beta2}
         # Set before the base class chooses a path, because this may run the rule.
-        self.weight_norm_bounds, self.clip_gradient = phi, clip_gradient
+        self.weight_norm_bounds, self.clip_gradient = phi, None if clip_gradient is None else largest
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, shared)
 
     def entering(self, gradient: Tensor) -> Tensor:

@@ -254,7 +254,7 @@ class LocalSteps(Stateful):
     def construct(self, gradients: Tensors) -> tuple[bool, ...] | Tensor:
         """Take a step, and exchange the fragments that are due."""
         if (self.local_worker != self.own_worker).any():
-            raise RuntimeError("LocalSteps holds the residuals of another worker: nothing was changed.")
+            raise RuntimeError("For 'LocalSteps', the residuals are of another worker: load this worker's own.")
         if self.local_step == 0:
             for k in self.all_fragments:
                 self.exchanges[k].begun()

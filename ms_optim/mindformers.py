@@ -29,7 +29,8 @@ from . import OPTIMIZERS, schedules
 from ._arguments import check_type
 from ._base import FusedOptimizer
 from ._local_shards import is_distributed
-from ._pynative_trainer import InTrainer, install
+from ._pynative_trainer import InTrainer, install, refuse_keys
+from ._words import closest, described
 from .local_compression import Quantized, SparseTopK
 from .local_steps import LocalSteps
 
@@ -40,6 +41,8 @@ PREFIX = "MsOptim"
 OPTIMIZER: str = MindFormerModuleType.OPTIMIZER
 OF_LOCAL_STEPS = [name for name in inspect.signature(LocalSteps).parameters if name != "optimizer"]
 SCHEDULE, CENTRALIZATION = "weight_decay_schedule", "grad_centralization"
+OF_SCHEDULE = "the section of the learning rate schedule"
+SET_FOR_INNER = {"weight_decay": "the outer section", "learning_rate": OF_SCHEDULE, "params": "the network"}
 # The weight decay schedules, and the argument of each that defaults to `weight_decay`.
 SCHEDULES: dict[str, str | None] = {
     "ConstantWeightDecay": "weight_decay",
@@ -65,6 +68,7 @@ class FromYaml(FusedOptimizer):
 
     def __init__(self, params: Params, **arguments: Any):
         name = type(self).__name__
+        refuse_keys(name, "the section 'optimizer'", arguments, {"lr": OF_SCHEDULE})
         schedule = arguments.pop(SCHEDULE, None)
         centralization = arguments.pop(CENTRALIZATION, False)
         check_type(name, CENTRALIZATION, centralization, bool)
@@ -139,7 +143,7 @@ def _scheduled(name: str, params, weight_decay: Any, schedule: Any):
         got = schedule.get("type") if isinstance(schedule, dict) else schedule
         raise ValueError(
             f"For '{name}', the argument '{SCHEDULE}' must be a dict with a 'type' of {sorted(SCHEDULES)}, but got "
-            f"{got!r}."
+            f"{described(got)}.{closest(got, SCHEDULES)}"
         )
     groups = _groups(params)
     if not weight_decay and not any(group.get("weight_decay") for group in groups):
@@ -177,20 +181,18 @@ class MsOptimLocalSteps(LocalSteps):
 
     def __init__(self, params: Params, optimizer: dict[str, Any], **arguments: Any):
         name, classes = type(self).__name__, self.inner()
-        if not isinstance(optimizer, dict) or optimizer.get("type") not in classes:
+        if not isinstance(optimizer, dict) or str(optimizer.get("type")) not in classes:
             got = optimizer.get("type") if isinstance(optimizer, dict) else optimizer
             raise ValueError(
                 f"For '{name}', the argument 'optimizer' must be a section with a 'type' of {sorted(classes)}, but got "
-                f"{got!r}."
+                f"{described(got)}.{closest(got, classes)}"
             )
         if any(is_distributed(p) for group in _groups(params) for p in group["params"]):
-            raise ValueError(f"For '{name}', the parameters must not be DTensors: workers exchange whole tensors.")
-        for key in ("weight_decay", "learning_rate", "params"):
-            if key in optimizer:
-                raise ValueError(
-                    f"For '{name}', the inner section 'optimizer' must not have the key {key!r}: MindFormers makes "
-                    "the groups and the learning rate from the outer section. Set it there."
-                )
+            raise ValueError(
+                f"For '{name}', the parameters must not be DTensors: workers exchange whole tensors. Train without the "
+                "parallelism that shards parameters, or without LocalSteps."
+            )
+        refuse_keys(name, "the inner section 'optimizer'", optimizer, SET_FOR_INNER)
         outer = {key: arguments.pop(key) for key in list(arguments) if key in OF_LOCAL_STEPS}
         for argument, value in outer.items():
             _check_number(name, argument, value)
@@ -207,10 +209,10 @@ class MsOptimLocalSteps(LocalSteps):
 
 def _compression(name, section):
     kinds = {"SparseTopK": SparseTopK, "Quantized": Quantized}
-    if section.get("type") not in kinds:
+    if str(section.get("type")) not in kinds:
         raise ValueError(
             f"For '{name}', the argument 'compress' must be a section with a 'type' of {sorted(kinds)}, but got "
-            f"{section.get('type')!r}."
+            f"{described(section.get('type'))}."
         )
     return _made(name, "compress", kinds[section["type"]], section)
 

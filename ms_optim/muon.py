@@ -100,7 +100,7 @@ class Muon(AdamFamily):
             Default: ``0.2`` .
         momentum (Union[float, int]): The momentum :math:`\mu`, in the range [0.0, 1.0). Default: ``0.95`` .
         nesterov (bool): Whether to use Nesterov momentum. Default: ``True`` .
-        ns_steps (int): The number of iterations :math:`n`, 1 or greater. Default: ``5`` .
+        ns_steps (int): The number of iterations :math:`n`, from 1 to 100. Default: ``5`` .
         adamw_betas (Union[list[float], tuple[float]]): AdamW's decay rates of the first and second moment, each in the
             range (0.0, 1.0). Default: ``(0.95, 0.95)`` .
         adamw_eps (Union[float, int]): Added to AdamW's denominator, greater than 0 and not denormal in float32.
@@ -148,8 +148,8 @@ class Muon(AdamFamily):
         TypeError: If `adamw_betas` is not a list or tuple of two floats, `ns_coefficients` not three numbers or a list
             of these, `adamw_names` not a list or tuple of str, `splits` not a dict of the forms above, or a group's
             `muon` not a bool.
-        ValueError: If `ns_steps` is less than 1, or not the number of triples in `ns_coefficients`, or `normalize_rows`
-            is True with `adjust_lr` "original".
+        ValueError: If `ns_steps` is not from 1 to 100, or not the number of triples in `ns_coefficients`, or these
+            diverge, or `normalize_rows` is True with `adjust_lr` "original".
         ValueError: If a group with `muon` True has a parameter of fewer than two dimensions, a split does not cover
             exactly the rows of a matrix, or its pattern matches no matrix.
         ValueError: If a group has the key `shard_axis` without `shard_group`, or a parameter of it has too few

@@ -80,7 +80,7 @@ class ReleasedTrainStep(nn.Cell):
                     raise  # an interrupt is not an error
                 raise RuntimeError(
                     f"For '{self.optimizer.cls_name}', a backward pass failed. The step is not counted, and "
-                    f"{len(moved)} parameters were updated."
+                    f"{len(moved)} parameters were updated. Training can go on with the next batch."
                 ) from error
             if self.optimizer.finish():
                 return loss / self.optimizer.loss_scale

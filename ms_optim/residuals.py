@@ -9,7 +9,8 @@ import numpy as np
 from mindspore import Tensor
 from mindspore import dtype as mstype
 
-from ._arguments import check_count, fail
+from ._arguments import check_count
+from ._words import described, fail, listed
 from .local import fold
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _worker_entry(entries: dict[str, Tensor]) -> str | None:
     found = [name for name in entries if name.rpartition(".")[2] in ENTRIES]
     if len(found) > 1:
         raise ValueError(
-            f"For '{NAME}', each of 'state_dicts' must be of one optimizer, but one has the entries {found}."
+            f"For '{NAME}', each of 'state_dicts' must be of one optimizer, but one has the entries {listed(found)}."
         )
     return found[0] if found else None
 
@@ -146,11 +147,14 @@ def _in_order(state_dicts: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, 
         rank, count = worker_of(NAME, entries[entry], entry) if entry else (0, 0)
         prefix = entry[: entry.rfind(".") + 1] if entry else ""
         if count != len(state_dicts):
-            what = f"of all workers, but one of the {len(state_dicts)} is of {count} workers"
-            raise ValueError(f"For '{NAME}', 'state_dicts' must be {what}.")
+            got = f"{len(state_dicts)} state dicts, one of them of {count} workers"
+            if not entry:
+                got = f"one without the entry {' or '.join(map(repr, ENTRIES))}, which DGCMomentum and LocalSteps have"
+            raise ValueError(f"For '{NAME}', 'state_dicts' must hold those of all workers, but got {got}.")
         ranks[rank] = entries
     if len(ranks) != len(state_dicts) or not ranks:
-        raise ValueError(f"For '{NAME}', 'state_dicts' must hold each worker once, but holds workers {sorted(ranks)}.")
+        workers = listed(sorted(ranks))
+        raise ValueError(f"For '{NAME}', 'state_dicts' must hold each worker once, but holds workers {workers}.")
     return [ranks[rank] for rank in sorted(ranks)], prefix
 
 
@@ -160,7 +164,7 @@ def worker_of(caller: str, value: Tensor, entry: str = ENTRY) -> tuple[int, int]
     if value.dtype != mstype.int32 or places.ndim != 1 or np.count_nonzero(places) != 1 or places.max() != 1:
         raise ValueError(
             f"For '{caller}', the entry {entry!r} must be 1-dimensional int32, 1 at the worker's index and 0 "
-            f"elsewhere, but got {value.dtype} {places.tolist()}."
+            f"elsewhere, but got {value.dtype}, {described(places.tolist())}."
         )
     return int(places.argmax()), places.size
 

@@ -11,7 +11,7 @@ from mindspore import ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ._adam import AdamFamily
-from ._arguments import check_betas, check_count, check_not_negative
+from ._arguments import check_at_most, check_betas, check_count
 from ._arithmetic import normal, summed
 from ._base import Rule
 from ._docs import documented
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._arguments import LearningRate, Params, Scalars, SharedButAverage, Tensors, WeightDecay
+
+# Of r and weight_lr_power: with it, the sum of 2**31 weights of steps is finite in float64 up to learning rates of 1e9.
+MOST_POWER = 16.0
 
 
 @documented
@@ -56,9 +59,9 @@ class ScheduleFreeAdamW(AdamFamily):
         eps (float): Added to the denominator, greater than 0 and not denormal in float32. Default: ``1e-8`` .
         {weight_decay}
         warmup_steps (int): The number of steps :math:`W` over which the rate rises, 0 or greater. Default: ``0`` .
-        r (Union[float, int]): The power of the step in its weight :math:`p_t`, 0 or greater. Default: ``0.0`` .
-        weight_lr_power (Union[float, int]): The power :math:`q` of the largest rate so far in this weight, 0 or
-            greater. Default: ``2.0`` .
+        r (Union[float, int]): The power of the step in its weight :math:`p_t`, from 0 to 16. Default: ``0.0`` .
+        weight_lr_power (Union[float, int]): The power :math:`q` of the largest rate so far in this weight, from 0 to
+            16. Default: ``2.0`` .
         {shared}
         {offload}
 
@@ -71,8 +74,8 @@ class ScheduleFreeAdamW(AdamFamily):
     Raises:
         TypeError: If `betas` is not a list or tuple of two floats, `eps` is not a float, `warmup_steps` is not an int,
             or `r` or `weight_lr_power` is not a number.
-        ValueError: If `eps` is less than or equal to 0, `warmup_steps`, `r` or `weight_lr_power` is less than 0, or an
-            element of `betas` is not in the range (0.0, 1.0).
+        ValueError: If `eps` is less than or equal to 0, `warmup_steps` is less than 0, `r` or `weight_lr_power` is not
+            in the range [0, 16], or an element of `betas` is not in the range (0.0, 1.0).
         RuntimeError: If a step is taken while the average is in the parameters.
         {raises}
 
@@ -129,9 +132,8 @@ class ScheduleFreeAdamW(AdamFamily):
         name = type(self).__name__
         beta1, beta2 = check_betas(name, betas, 2)
         check_count(name, "warmup_steps", warmup_steps)
-        check_not_negative(name, "r", r)
-        check_not_negative(name, "weight_lr_power", weight_lr_power)
-        self.warmup_steps, self.r, self.weight_lr_power = warmup_steps, float(r), float(weight_lr_power)
+        self.warmup_steps, self.r = warmup_steps, check_at_most(name, "r", r, MOST_POWER)
+        self.weight_lr_power = check_at_most(name, "weight_lr_power", weight_lr_power, MOST_POWER)
         rule = self.rules[0]._replace(constants=(float(warmup_steps), self.r, self.weight_lr_power))
         named = {"betas[0]": beta1, "betas[1]": beta2}
         super().__init__(params, learning_rate, weight_decay, rule, named, eps, shared)

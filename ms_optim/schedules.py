@@ -11,7 +11,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from ._arguments import check_count, check_not_negative, check_positive, check_type, fail
+from ._arguments import MOST, check_count, check_not_negative, check_positive, check_type, fail
 from ._docs import documented
 
 if TYPE_CHECKING:
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 def _constant(value):
     """Make a constant of the dtype that schedules compute in.
 
-    A Python number does not work: MindSpore rounds it to float32, even in a sum with a float64 tensor.
+    A Python number does not work: MindSpore rounds it to float32, even in a sum with a float64 tensor. A Tensor takes
+    no int of more than 64 bits.
     """
-    return Tensor(value, mstype.float32 if ms.get_context("device_target") == "Ascend" else mstype.float64)
+    return Tensor(float(value), mstype.float32 if ms.get_context("device_target") == "Ascend" else mstype.float64)
 
 
 def _whole(global_step):
@@ -112,7 +113,7 @@ class ConstantWeightDecay(WeightDecaySchedule):
     def __init__(self, weight_decay: float):
         super().__init__()
         check_not_negative(type(self).__name__, "weight_decay", weight_decay)
-        self.weight_decay = Tensor(weight_decay, mstype.float32)
+        self.weight_decay = Tensor(float(weight_decay), mstype.float32)
 
     def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay, which does not depend on the step."""
@@ -296,7 +297,7 @@ class ExponentialWeightDecay(WeightDecaySchedule):
     .. math::
         \lambda_t = \lambda \, decay\_rate^{\, t / T}
 
-    With `is_stair`, :math:`\lfloor t / T \rfloor` replaces :math:`t / T`.
+    With `is_stair`, :math:`\lfloor t / T \rfloor` replaces :math:`t / T`. A decay that grows stays finite in float32.
 
     Args:
         {first_weight_decay}
@@ -329,6 +330,8 @@ class ExponentialWeightDecay(WeightDecaySchedule):
     is_stair: bool
     first: Tensor
     log_rate: Tensor
+    most: Tensor
+    most_log: Tensor
     steps: Tensor
 
     def __init__(self, weight_decay: float, decay_rate: float, decay_steps: int, is_stair: bool = False):
@@ -339,13 +342,15 @@ class ExponentialWeightDecay(WeightDecaySchedule):
         check_type(name, "is_stair", is_stair, bool)
         self.decay_steps, self.is_stair = int(decay_steps), is_stair
         self.first, self.log_rate = _constant(weight_decay), _constant(math.log(decay_rate))
+        self.most, self.most_log = _constant(MOST), _constant(math.floor(math.log(MOST)))
         self.steps = _constant(decay_steps)
 
     def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay of a step."""
         step = _whole(global_step)
         periods = F.cast(step // self.decay_steps, self.steps.dtype) if self.is_stair else _ratio(step, self.steps)
-        return F.cast(self.first * ops.exp(self.log_rate * periods), mstype.float32)
+        grown = self.first * ops.exp(F.minimum(self.log_rate * periods, self.most_log))
+        return F.cast(F.minimum(grown, self.most), mstype.float32)
 
 
 @documented
@@ -405,7 +410,7 @@ class PiecewiseConstantWeightDecay(WeightDecaySchedule):
             if i and step < milestone[i - 1]:
                 fail(ValueError, name, f"milestone[{i}]", f"at least milestone[{i - 1}], {milestone[i - 1]}", step)
         self.starts = Tensor([0, *milestone[:-1]], mstype.int32)
-        self.values = Tensor(weight_decays, mstype.float32)
+        self.values = Tensor([float(value) for value in weight_decays], mstype.float32)
 
     def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the weight decay of a step."""

@@ -1,6 +1,7 @@
 """Wrong input is refused in words: which argument, what was expected, what came."""
 
 import contextlib
+import functools
 import inspect
 import math
 import re
@@ -37,8 +38,8 @@ def params(n=2, dtype="float32"):
 @pytest.mark.parametrize(
     "error, match, value",
     [
-        (TypeError, "'learning_rate' must be a float.*got '0.1' of type str", "0.1"),
-        (TypeError, "'learning_rate' must be a float.*got '5' of type str", "5"),
+        (TypeError, "'learning_rate' must be a number.*got '0.1' of type str", "0.1"),
+        (TypeError, "'learning_rate' must be a number.*got '5' of type str", "5"),
         (TypeError, "'learning_rate'.*None", None),
         (TypeError, "'learning_rate'.*bool", True),
         (TypeError, "'learning_rate'.*list", ["a"]),
@@ -145,9 +146,63 @@ def test_an_unknown_keyword_argument_lists_the_known(case):
     )
 
 
-@pytest.mark.parametrize("name, meant", [("lr", "learning_rate"), ("epsilon", "eps"), ("beta1", "betas")])
-def test_names_of_other_frameworks_are_known(name, meant):
-    refused(TypeError, rf"'{name}'.*Did you mean '{meant}'\?$", lambda: AdamW(params(), **{name: 0.1}))
+@pytest.mark.parametrize(
+    "make, name, hint",
+    [
+        (AdamW, "lr", "Did you mean 'learning_rate'?"),
+        (AdamW, "epsilon", "Did you mean 'eps'?"),
+        (AdamW, "beta1", "Did you mean 'betas'?"),
+        (AdamW, "clip_gradient", "Did you mean 'grad_clip_norm'?"),
+        (AdamW, "foreach", "Did you mean 'backend'?"),
+        (AdamW, "weight_decy", "Did you mean 'weight_decay'?"),
+        (AdamW, "use_nesterov", "Optimizers that take it: AdamOffload, DGCMomentum."),
+        (AdamW, "momentum", "Optimizers that take it: DGCMomentum, Muon."),
+        (Lion, "amsgrad", "Optimizers that take it: AdamW."),
+        (AdamOffload, "betas", "Did you mean 'beta1' and 'beta2'?"),
+        (Lamb, "betas", "Did you mean 'beta1' and 'beta2'?"),
+        (ms_optim.Muon, "betas", "Did you mean 'adamw_betas'?"),
+        (ms_optim.Muon, "use_nesterov", "Did you mean 'nesterov'?"),
+        (AdamW, "xyzzy", ""),
+    ],
+)
+def test_the_hint_for_an_unknown_argument_comes_before_the_list(make, name, hint):
+    """What other frameworks call an argument is known; what only other optimizers take names them."""
+    text = refused(TypeError, f"unknown keyword argument '{name}'", lambda: make(params(), 0.1, **{name: 0.1}))
+    between = f" {hint}" if hint else ""
+    assert text.startswith(f"For '{make.__name__}', unknown keyword argument '{name}'.{between} It takes ['a")
+
+
+@pytest.mark.parametrize(
+    "name, bad, hint",
+    [
+        ("state_dtype", ms.int8, "Did you mean '8bit'?"),
+        ("state_dtype", "int8", "Did you mean '8bit'?"),
+        ("state_dtype", 8, "Did you mean '8bit'?"),
+        ("state_dtype", "int4", "Did you mean '4bit'?"),
+        ("state_dtype", "bf16", "Did you mean 'bfloat16'?"),
+        ("state_dtype", "FP32", "Did you mean 'float32'?"),
+        ("state_dtype", "fp16", ""),
+        ("master_weights", "fp32", "Masters are float32 with True."),
+        ("master_weights", ms.float32, "Masters are float32 with True."),
+        ("master_weights", "none", ""),
+        ("backend", "composit", "Did you mean 'composite'?"),
+        ("decay", "Decoupled", "Did you mean 'decoupled'?"),
+    ],
+)
+def test_the_hint_for_an_unknown_value(name, bad, hint):
+    text = refused((TypeError, ValueError), f"'{name}' must be", lambda: AdamW(params(), **{name: bad}))
+    assert text.endswith(hint or ".")
+
+
+@pytest.mark.parametrize(
+    "key, meant",
+    [("learning_rate", "lr"), ("param", "params"), ("wd", "weight_decay"), ("Params", "params"), (3, None)],
+)
+def test_the_hint_for_an_unknown_key_of_a_group(key, meant):
+    said = rf"must be among \[.*\], but got {key!r}\." + (rf" Did you mean '{meant}'\?" if meant else ".$")
+    refused(KeyError, said, lambda: AdamW([{"params": params(), key: 1}]))
+    if meant != "params":
+        refused(KeyError, said, lambda: ms_optim.pattern_groups(network(), {"*": {key: 1}}))
 
 
 def test_a_network_in_place_of_its_parameters():
@@ -358,6 +413,21 @@ def test_parameters_of_every_kind_of_list():
 
 
 @every_case
+def test_empty_groups_are_left_out(case):
+    """With whatever keys they have: a network without biases has none that are not decayed."""
+    settings = {"lr": 0.2, "weight_decay": 0.3, "grad_centralization": True}
+    own = [{"muon": False}, {"muon": True, "weight_decay": 0.0}] if "muon" in case.cls.group_keys else []
+    every = [{}, *({key: value} for key, value in settings.items()), settings, {"lr": [0.1, 0.2]}, *own]
+    for keys in every:
+        p, q = params()
+        made = case.optimizer([{"params": [], **keys}, {"params": [q, p], "lr": 0.1}, {"params": (), **keys}], 0.1)
+        made(tuple(tensor(np.ones((2, 3)), "float32") for _ in made.parameters))
+        assert [x.name for x in made.parameters] == ["w1", "w0"]
+        assert len(made.param_groups) == 1
+    refused(ValueError, "groups with at least one Parameter", lambda: case.optimizer([{"params": [], **settings}], 0.1))
+
+
+@every_case
 @pytest.mark.parametrize(
     "error, match, value",
     [
@@ -372,7 +442,7 @@ def test_parameters_of_every_kind_of_list():
         (ValueError, r"'learning_rate' must be a Tensor of 1 or more numbers", ms.Tensor(np.zeros(0, np.float32))),
         (TypeError, r"'learning_rate' must be a Tensor of numbers", ms.Tensor(True)),
         (TypeError, r"'learning_rate'.*set", {0.1, 0.2}),
-        (TypeError, r"'learning_rate'.*in order", np.ones((2, 2))),
+        (TypeError, r"'learning_rate'.*NumPy array of shape \(2, 2\)", np.ones((2, 2))),
         (TypeError, r"'learning_rate'.*bytes", b"0.1"),
     ],
 )
@@ -768,6 +838,122 @@ def test_every_argument(call, given, name, taken, tmp_path, monkeypatch):
             call(**arguments)
         text = str(caught.value)
         assert re.match(rf"For '.*{re.escape(shown)}", text), f"{key}: {text}"
+
+
+def weights_by_name():
+    return {f"layers.{i}.weight": Parameter(tensor(np.ones((2, 3)), "float32"), name=f"w{i}") for i in range(99)}
+
+
+# ---- Whatever is accepted gives finite steps -------------------------------------------------------------------------
+
+EXTREMES = (0, 1e-37, 1.0, 16, 2**31 - 1, 1e18, 1e30, 10**30)
+# What says how far weights move, or divides gradients: with 1e30, infinite weights are what was asked for.
+SCALES = {"learning_rate", "weight_decay", "loss_scale", "lr", "wd"}
+SCHEDULES = [call for call, _, _ in TABLE if call.__module__ == "ms_optim.schedules"]
+NUMERIC = [
+    (call, given, name)
+    for call, given, arguments in TABLE
+    for name, taken in arguments.items()
+    if {"float32", "0"} & taken and name not in SCALES and call in (*ms_optim.OPTIMIZERS, *SCHEDULES)
+]
+
+
+def accepted(call, given, name, value):
+    arguments = {k: v() if callable(v) else v for k, v in given.items()} | {name: value}
+    with contextlib.suppress(ValueError, TypeError):
+        return call(**arguments)
+    return None
+
+
+@pytest.mark.parametrize("call, given, name", NUMERIC, ids=[f"{row[0].__name__}-{row[2]}" for row in NUMERIC])
+def test_what_is_accepted_gives_finite_steps(call, given, name):
+    """From the first step to the last one that is counted, and with large ints also on MindSpore's operators."""
+    for value in EXTREMES:
+        for backend in (None,) if call in SCHEDULES else ("aot", "composite"):
+            if backend == "composite" and not (isinstance(value, int) and value > 2**63):
+                continue
+            made = accepted(call, given | ({"backend": backend} if backend else {}), name, value)
+            for step in (0, 1, 1000, LAST - 1) if made is not None else ():
+                if backend is None:
+                    assert np.isfinite(made(ms.Tensor([step], ms.int32)).asnumpy()).all(), (value, step)
+                    continue
+                made.global_step.set_data(ms.Tensor([step], ms.int32))
+                made(tuple(tensor(np.ones(p.shape), "float32") for p in made.parameters))
+                for p in (*made.parameters, *made.states):
+                    assert np.isfinite(p.asnumpy()).all(), (value, backend, step, p.name)
+
+
+@pytest.mark.parametrize(
+    "coefficients, steps",
+    [((1e30, 0, 0), 5), ((3.0, 3.0, 3.0), 5), ((10**30, 0.0, 0.0), 1), ((1.0, 1e30, -1e30), 1), ((2.0, 0.0, 0.0), 100)],
+)
+def test_iterations_that_diverge_are_refused(coefficients, steps):
+    make = lambda: ms_optim.Muon(params(), ns_steps=steps, ns_coefficients=coefficients)  # noqa: E731 - called later
+    refused(ValueError, "'ns_coefficients' must be such that singular values .* stay below 1e\\+06", make)
+    refused(ValueError, "'ns_steps' must be at most 100", lambda: ms_optim.Muon(params(), ns_steps=2**31 - 1))
+
+
+class Talkative:
+    def __repr__(self):
+        return "word " * 10_000
+
+
+@functools.cache
+def long_values():
+    weights = weights_by_name()
+    return {
+        "dict of parameters": weights,
+        "its values": weights.values(),
+        "parameters": list(weights.values()),
+        "group of them": [weights],
+        "group": [{"params": list(weights.values()), "lr": "fast"}],
+        "parameter": projection(),
+        "network": nn.SequentialCell(*[nn.Dense(3, 3) for _ in range(99)]),
+        "arrays": [np.arange(999.0)] * 99,
+        "array": np.arange(999.0).reshape(3, 333),
+        "numbers": [1.5] * 999,
+        "nested": [[[[[list(range(99))]]]]],
+        "words": "word " * 9999,
+        "large": 10**9999,
+        "negative": -(10**9999),
+        "object": Talkative(),
+        "objects": [Talkative()] * 2,
+    }
+
+
+@pytest.mark.parametrize(
+    "call, given, name, taken", EVERY_ARGUMENT, ids=[f"{row[0].__name__}-{row[2]}" for row in EVERY_ARGUMENT]
+)
+def test_no_error_prints_a_large_value(call, given, name, taken, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for key, value in long_values().items():
+        if key == "words" and taken & TEXT:
+            continue
+        arguments = {k: v() if callable(v) else v for k, v in given.items()} | {name: value}
+        said = ""
+        try:
+            call(**arguments)
+        except (TypeError, ValueError, KeyError) as error:
+            said = str(error)
+        except FileNotFoundError:  # where a path is taken
+            pass
+        assert len(said) < 500, f"{key}: {said[:1000]}"
+        assert "int_max_str_digits" not in said, f"{key}: Python does not print it"
+
+
+def test_no_error_prints_large_gradients():
+    optimizer = AdamW(params())
+    for key, value in long_values().items():
+        with pytest.raises((TypeError, ValueError)) as caught:
+            optimizer(value)
+        assert len(str(caught.value)) < 300, key
+
+
+def test_a_dict_of_parameters_is_told_its_values():
+    given, said = weights_by_name(), r"but got a dict of length 99\. Pass net\.trainable_params\(\)"
+    for call in (AdamW, ms_optim.no_decay_groups, lambda given: AdamW([{"params": given}])):
+        refused(TypeError, said, call, given)
+    refused(TypeError, "dict of length 99. Pass its values, in the order", AdamW(params()), given)
 
 
 def test_the_table_has_every_argument():

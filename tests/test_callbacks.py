@@ -20,6 +20,7 @@ from tolerances import TOLERANCE
 
 from ms_optim import AdamW, DGCMomentum, Lamb, LinearWeightDecay, OptimizerMonitor, __main__, _readings, callbacks, plot
 from ms_optim._kernels import STATISTICS
+from ms_optim.cli import plot as drawing
 
 
 def table(path):
@@ -520,6 +521,21 @@ def test_a_picture_of_little(optimizer, arguments, steps, poisoned, tmp_path):
     assert size(tmp_path / "other.png") == (1200, round(160 * (2.4 + 1.7 * (6 if optimizer is DGCMomentum else 4))))
 
 
+@pytest.mark.parametrize("every, readings", [(1, 1), (1, 3), (4, 3), (1, 50)])
+def test_all_panels_have_the_same_whole_steps(every, readings, tmp_path):
+    made = wide(3)
+    with OptimizerMonitor(every=every, csv=tmp_path / "run.csv", verbose=False) as monitor:
+        for _ in range(every * readings):
+            made(tuple(tensor(np.ones(4), "float32") for _ in range(3)))
+            monitor.step(made)
+    figure = drawing._draw(_readings.load(tmp_path / "run.csv", ("trust_ratio", "update_ratio")))
+    axes = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    assert len(axes) == 5
+    for one in axes:
+        assert one.get_xlim() == axes[0].get_xlim() == (0, every * readings)
+        assert all(tick == round(tick) for tick in one.get_xticks())
+
+
 def test_the_command_draws_and_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     in_a_loop(pathlib.Path("run.csv"))
@@ -531,7 +547,8 @@ def test_the_command_draws_and_says_what_is_wrong(tmp_path, monkeypatch, capsys)
     assert command("run.csv", "--output", "picture.png") == 0
     assert "Picture in picture.png" in capsys.readouterr().out
     assert size(tmp_path / "picture.png")[0] == 1200
-    for name, complaint in (("missing.csv", "missing.csv"), ("run.layers.csv", "has other columns")):
+    missing = "'csv' must be a file that an OptimizerMonitor wrote, but there is none at 'missing.csv'"
+    for name, complaint in (("missing.csv", missing), ("run.layers.csv", "has other columns")):
         assert command(name) == 2
         assert complaint in capsys.readouterr().err
 

@@ -523,7 +523,7 @@ def test_weight_decay_and_no_decay_are_checked(name):
             {"head.*": {"rate": 1}},
         ),
         (KeyError, "must be among .* but got 'params'", {"head.*": {"params": []}}),
-        (TypeError, r"'patterns\['head.\*'\]\['lr'\]' must be a float", {"head.*": {"lr": "0.1"}}),
+        (TypeError, r"'patterns\['head.\*'\]\['lr'\]' must be a number", {"head.*": {"lr": "0.1"}}),
         (ValueError, r"\['lr'\]' must be equal to or greater than 0", {"head.*": {"lr": -0.1}}),
         (TypeError, r"\['weight_decay'\]' must be a float", {"head.*": {"weight_decay": "0.1"}}),
         (ValueError, r"\['weight_decay'\]' must be equal to or", {"head.*": {"weight_decay": -1}}),

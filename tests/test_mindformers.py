@@ -139,7 +139,10 @@ def test_what_is_wrong_in_the_section_of_local_steps():
     assert (made.outer.compress, made.optimizer.cls_name) == (ms_optim.SparseTopK(bits=8), "MsOptimAdamW")
     for error, match, arguments in (
         (ValueError, "'optimizer' must be a section with a 'type'", {"optimizer": {"type": "Adam"}}),
-        (ValueError, "must not have the key 'weight_decay'", {"optimizer": {**inner, "weight_decay": 0.1}}),
+        (ValueError, "key 'weight_decay': .* the outer section", {"optimizer": {**inner, "weight_decay": 0.1}}),
+        (ValueError, "key 'learning_rate': .* learning rate schedule", {"optimizer": {**inner, "learning_rate": 0.1}}),
+        (ValueError, "key 'lr': .* learning rate schedule", {"optimizer": {**inner, "lr": 0.1}}),
+        (ValueError, "'optimizer' must be a section with a 'type'", {"optimizer": {"type": ["MsOptimAdamW"]}}),
         (ValueError, "'compress' must be a section with a 'type'", {"compress": {"type": "TopK"}}),
         (TypeError, "'compress': .*unexpected keyword argument 'k'", {"compress": {"type": "Quantized", "k": 1}}),
         (
@@ -409,7 +412,7 @@ def test_an_unknown_key_lists_the_known_ones(name):
 def test_every_key_that_is_listed_is_taken():
     with pytest.raises(TypeError) as error:
         build("AdamW", beta3=0.9)
-    listed = str(error.value).split("it takes [")[1].split("]")[0].replace("'", "").split(", ")
+    listed = str(error.value).split("It takes [")[1].split("]")[0].replace("'", "").split(", ")
     given = {
         "betas": [0.8, 0.9],
         "eps": 1e-6,

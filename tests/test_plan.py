@@ -154,7 +154,8 @@ def plans(*arguments):
 
 
 def test_billions_of_parameters():
-    told = plans("--parameters", "7e9", "--dtype", "bfloat16", "--optimizer", "AdamW", "--memory", "80GB")
+    asked = ("--parameters", "7e9", "--dtype", "bfloat16", "--optimizer", "AdamW")
+    told = plans(*asked, "--memory", "80GB", "--master-weights", "float32")
     by_dtype = {one["state_dtype"]: one for one in told["plans"]}
     n = 7 * 10**9
     assert {one["weights"] + one["gradients"] + one["masters"] for one in told["plans"]} == {(2 + 2 + 4) * n}
@@ -162,12 +163,46 @@ def test_billions_of_parameters():
     scales = 2 * 4 * math.ceil(n / 256)
     assert [by_dtype[kind]["scales"] for kind in _arguments.STATE_DTYPES] == [0, 0, scales, scales]
     assert [by_dtype[kind]["fits"] for kind in _arguments.STATE_DTYPES] == [False, False, True, True]
-    bare = plans("--parameters", "7e9", "--dtype", "bfloat16", "--optimizer", "AdamW", "--master-weights", "none")
+    bare = plans(*asked, "--master-weights", "none")
     assert {one["masters"] for one in bare["plans"]} == {0}
     assert {one["fits"] for one in bare["plans"]} == {None}
     for split, each in (("split", 2), ("split8", 1)):
-        told = plans("--parameters", "7e9", "--dtype", "bfloat16", "--optimizer", "AdamW", "--master-weights", split)
+        told = plans(*asked, "--master-weights", split)
         assert {one["masters"] for one in told["plans"]} == {each * n}
+
+
+def test_the_smallest_formats_are_listed_where_they_can_be_had():
+    """Seven bytes, beside float32 masters."""
+
+    def formats(*arguments):
+        listed = plans("--parameters", "7B", "--optimizer", "AdamW", *arguments)["plans"]
+        return {(one["state_dtype"], one["master_weights"]): one["total"] for one in listed}
+
+    assert round(formats("--dtype", "bf16")["8bit", "split8"] / 7e9, 2) == 7.03
+    every = [(kind, "float32") for kind in _arguments.STATE_DTYPES]
+    assert list(formats("--dtype", "bf16")) == [*every, ("8bit", "split8")]
+    assert list(formats("--dtype", "bf16", "--state-dtype", "4bit")) == [("4bit", "float32")]
+    assert list(formats("--dtype", "fp32")) == list(formats("--dtype", "fp16")) == every
+    assert list(formats("--dtype", "bf16", "--device", "ascend")) == every[:1]
+    chosen = formats("--dtype", "bf16", "--state-dtype", "int8", "--master-weights", "SPLIT", "none")
+    assert list(chosen) == [("8bit", "split"), ("8bit", "none")]
+
+
+@pytest.mark.parametrize(
+    "given, meant",
+    [
+        ("--parameters 350M", "--parameters 350000000"),
+        ("--parameters 1.1b", "--parameters 1100000000"),
+        ("--parameters 7e9 --optimizer adamw LION", "--parameters 7B --optimizer AdamW Lion"),
+        ("--parameters 7K --optimizer adam_offload", "--parameters 7000 --optimizer AdamOffload"),
+        ("--parameters 7 --dtype bf16", "--parameters 7 --dtype bfloat16"),
+        ("--parameters 7 --dtype FP16", "--parameters 7 --dtype float16"),
+        ("--parameters 7 --state-dtype bf16", "--parameters 7 --state-dtype bfloat16"),
+        ("--parameters 7 --device gpu", "--parameters 7 --device GPU"),
+    ],
+)
+def test_numbers_and_names_as_people_write_them(given, meant):
+    assert plans(*given.split()) == plans(*meant.split())
 
 
 def test_a_number_of_parameters_is_matrices_to_muon():
@@ -204,7 +239,7 @@ def hinted(*arguments):
     """Return the options that are said to make something fit, having tried each."""
     status, printed = run("plan", *arguments)
     assert status == 0
-    _, found, lines = printed.partition("Nothing fits. It would with one of these:\n")
+    _, found, lines = printed.partition(" would with one of these:\n")
     options = [line.strip().split(": ") for line in lines.splitlines()]
     for added, named in options:
         told = plans(*arguments, *added.split())["plans"]
@@ -222,9 +257,12 @@ def test_where_nothing_fits_it_says_what_would():
     assert hinted(*lion, "60GB")[1] == []  # something fits
     ascend = ("--parameters", 7e9, "--optimizer", "AdamW", "--device", "Ascend", "--memory", "64GB")
     assert hinted(*ascend)[1] == ["--offload"]
+    only = ("--parameters", "7B", "--dtype", "bf16", "--device", "Ascend", "--memory", "64GB", "--host-memory", "256GB")
+    assert hinted(*only, "--optimizer", "AdamW", "AdamOffload")[1] == ["--offload"]
+    assert "Only AdamOffload fits. Others would" in run("plan", *only)[1]
     found, both = hinted("--parameters", 7e9, "--optimizer", "AdamW", "--device", "CPU", "--memory", "40GB")
     assert found
-    assert both == ["--dtype bfloat16 --shard-states --workers 4"]
+    assert both == ["--dtype bfloat16 --shard-states --workers 2"]
     assert not hinted("--parameters", 1e6)[0]  # no memory was given
 
 
@@ -233,7 +271,8 @@ def test_where_nothing_helps_it_says_why():
     assert "Nothing fits: weights and gradients alone take 28.00 GB in 16 bits." in printed
     host = ("--host-memory", "1GB", "--optimizer", "AdamOffload", "--device", "Ascend")
     _, printed = run("plan", "--parameters", 7e9, "--memory", "80GB", *host)
-    assert "Nothing fits, nor would it with one or two more of these options." in printed
+    tried = "--dtype bfloat16, --dtype bfloat16 --master-weights split8, --shard-states --workers 64."
+    assert printed.endswith(f"Nothing fits. Nor would it with one or two of these: --offload, {tried}\n")
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -287,7 +326,7 @@ def test_what_local_steps_do_not_go_with_is_not_possible():
     assert [one["optimizer"] for one in told["not_possible"]] == ["DGCMomentum"]
     assert all(one["local"] == 8_000_000 for one in told["plans"])
     _, printed = run("plan", *arguments)
-    assert re.search(r"averages +local +device", printed)
+    assert "local 8.00." in printed  # in all rows
     status, printed = run("plan", *arguments, "--shard-states", "--workers", "2")
     assert status == 1
     assert "LocalSteps rejects shard_states" in printed
@@ -302,26 +341,64 @@ def test_a_checkpoint_keeps_its_dtypes(tmp_path):
     assert first["masters"] == 4 * 6000
 
 
-def test_the_table_has_every_figure():
-    arguments = ["--parameters", "124.4e6", "--dtype", "float16", "--device", "GPU"]
-    told = plans(*arguments)
-    status, printed = run("plan", *arguments, "--memory", "1.5GB", "--host-memory", "1.5GiB")
+TABLES = [
+    "--parameters 124.4e6 --dtype float16 --device GPU --memory 1.5GB --host-memory 1.5GiB",
+    "--parameters 7B --dtype bfloat16 --memory 64GB --device CPU",
+    "--parameters 7B --dtype bfloat16 --device Ascend --memory 64GB --host-memory 256GB",
+    "--parameters 1T --memory 9TB --average --local-steps --workers 8",
+    "--parameters 7e9 --dtype bfloat16 --optimizer AdamW --state-dtype 8bit --master-weights split8",
+]
+
+
+@pytest.mark.parametrize("asked", TABLES)
+def test_the_table_has_every_figure_that_is_not_zero(asked, monkeypatch):
+    """What all rows have in common stands above them, in a terminal of 80 columns no row is cut, nor longer."""
+    monkeypatch.setenv("COLUMNS", "80")
+    told, (status, printed) = plans(*asked.split()), run("plan", *asked.split())
     assert status == 0
-    assert "124,400,000 parameters in float16, on GPU: GB" in printed
-    kinds = ("weights", "gradients", "masters", "states", "scales", "averages", "device", "host", "total")
-    for one in told["plans"]:
-        figures = [f"{one[kind] / 1e9:,.2f}" for kind in kinds]
-        left = min(1.5e9 - one["device"], 1.5 * 2**30 - one["host"])
-        line = next(line for line in printed.splitlines() if line.split()[:2] == [one["optimizer"], one["state_dtype"]])
-        assert line.split()[2:] == [*figures, "yes," if left >= 0 else "no,", f"{left / 1e9:+,.2f}"]
-    assert {"yes,", "no,"} <= set(printed.split())
+    lines = printed.splitlines()
+    above = dict(re.findall(r"(\w+) ([\d,.]+\d)", next((line for line in lines if line.startswith("Each has ")), "")))
+    head = next(i for i, line in enumerate(lines) if line.split()[:1] == ["optimizer"])
+    headings = lines[head].split()[3:]
+    unit = UNITS[lines[0][-2:]]
+    rows = lines[head + 2 : head + 2 + len(told["plans"])]
+    for line, one in zip(rows, told["plans"]):
+        assert len(line) <= 80
+        one = one | {"states": one["states"] + one["scales"]}
+        expected = {name: f"{one[name] / unit:,.2f}" for name in headings if name != "fits"}
+        first, _, figures = re.fullmatch(r" (\w+) +(\w+(, \w+)?) +(.*?)", line).group(1, 2, 4)
+        assert first == one["optimizer"]
+        assert figures.split()[: len(expected)] == list(expected.values())
+        named = {*headings, *above}
+        for name in ("weights", "gradients", "masters", "states", "averages", "local"):
+            assert (name in named) == any(row[name] for row in told["plans"])
+            assert name not in above or above[name] == f"{one[name] / unit:,.2f}"
+        assert "total" in named or {"device", "host"} <= named
+        if "fits" in headings:
+            limits = {name: told[name] for name in ("memory", "host_memory") if told[name]}
+            used = {"memory": one["host" if told["device"] == "CPU" else "device"], "host_memory": one["host"]}
+            left = {name: limit - used[name] for name, limit in limits.items()}
+            is_tight = any(left[name] < 0.1 * limit for name, limit in limits.items())
+            word = "no" if min(left.values()) < 0 else "tight" if is_tight else "yes"
+            assert figures.split()[len(expected) :] == [f"{word},", f"{min(left.values()) / unit:+,.2f}"]
 
 
 def test_a_narrow_terminal_cuts_no_figure(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     _, printed = run("plan", "--parameters", "7e9", "--dtype", "bfloat16", "--memory", "64GB")
     assert "…" not in printed
-    assert {"gradients", "112.00", "-48.00"} <= set(printed.split())
+    assert {"masters", "112.00", "-48.00"} <= set(printed.split())
+
+
+def test_the_title_says_whose_memory_it_is():
+    def title(*arguments):
+        return run("plan", "--parameters", "7B", "--memory", "64GB", *arguments)[1].splitlines()[0]
+
+    assert (
+        title("--device", "CPU")
+        == "7,000,000,000 parameters in float32, in the host's memory, as --device is CPU; in GB"
+    )
+    assert title("--device", "GPU", "--workers", 2).endswith("in float32, on GPU, on one of 2 workers; in GB")
 
 
 @pytest.mark.parametrize(
@@ -332,6 +409,14 @@ def test_a_narrow_terminal_cuts_no_figure(monkeypatch):
         (["--parameters", "1.5"], "--parameters: expected a whole number.*'1.5'"),
         (["--parameters", "0"], "--parameters: expected a whole number.*'0'"),
         (["--parameters", "inf"], "--parameters: expected a whole number.*'inf'"),
+        (["--parameters", "1e999"], "--parameters: expected a whole number.*'1e999'"),
+        (["--parameters", "1e400T"], "--parameters: expected a whole number.*'1e400T'"),
+        (["--parameters", "9e18"], "--parameters: expected a whole number from 1 to 1e18.*'9e18'"),
+        (["--parameters", "7", "--workers", "1e999"], "--workers: expected a whole number"),
+        (["--parameters", "7", "--memory", "1e999GB"], "--memory: expected bytes, at most 1e18.*'1e999GB'"),
+        (["--parameters", "7", "--memory", "1e400"], "--memory: expected bytes, at most 1e18.*'1e400'"),
+        (["--parameters", "7", "--host-memory", "9e99TiB"], "--host-memory: expected bytes, at most 1e18"),
+        (["--parameters", "7", "--memory", "9" * 5000], r"--memory: expected bytes, at most 1e18.{0,20}, .{0,99}$"),
         (["--parameters", "7", "--workers", "0"], "--workers: expected a whole number"),
         (["--parameters", "7", "--memory", "7 apples"], "--memory: expected bytes.*'7 apples'"),
         (["--parameters", "7", "--dtype", "int8"], "--dtype: invalid choice: 'int8'"),

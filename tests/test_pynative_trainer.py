@@ -209,6 +209,17 @@ def test_what_the_trainer_always_gives_is_dropped_where_a_rule_has_none():
         built(Net(), type="MsOptimMuon", betas=[0.8, 0.9])
 
 
+@pytest.mark.parametrize(
+    "key, source",
+    [("learning_rate", "the section 'lr_scheduler'"), ("lr", "learning rate schedule"), ("params", "network")],
+)
+def test_what_the_trainer_sets_itself_is_refused(key, source):
+    for name in ("MsOptimAdamW", "MsOptimLocalSteps"):
+        inner = {"optimizer": {"type": "MsOptimAdamW"}} if name == "MsOptimLocalSteps" else {}
+        with pytest.raises(ValueError, match=f"must not have the key '{key}': MindFormers sets it, from .*{source}"):
+            built(Net(), type=name, **inner, **{key: 1e-3})
+
+
 def test_a_gradient_that_has_not_arrived_is_named():
     optimizer = built(Net(), type="MsOptimAdamW")
     before = [p.asnumpy().copy() for p in optimizer.parameters]

@@ -139,7 +139,11 @@ def test_what_cannot_be_folded_is_refused():
     workers = made(2)
     run(workers, 2)
     first, second = (o.state_dict() for o in workers.optimizers)
-    refused(ValueError, "of all workers, but one of the 1 is of 2", lambda: fold_residuals([first], 1))
+    refused(
+        ValueError,
+        "of all workers, but got 1 state dicts, one of them of 2 workers",
+        lambda: fold_residuals([first], 1),
+    )
     refused(ValueError, r"each worker once, but holds workers \[0\]", lambda: fold_residuals([first, first], 1))
     refused(ValueError, "each worker once", lambda: fold_residuals([], 1))
     refused(TypeError, "'state_dicts' must be a list of dicts", lambda: fold_residuals(first, 1))

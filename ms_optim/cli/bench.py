@@ -21,6 +21,7 @@ from .. import OPTIMIZERS, _kernels, _libraries, _memory
 from .._base import FusedOptimizer
 from ..compression import CompressedStep
 from . import checks
+from .plan_arguments import optimizer_name
 
 # Shapes of a transformer layer, repeated until there are enough parameters.
 LAYER: list[tuple[int, ...]] = [(768,), (2304, 768), (2304,), (768, 768), (768,), (3072, 768), (3072,), (768, 3072)]
@@ -55,7 +56,7 @@ class Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     names = [optimizer.__name__ for optimizer in OPTIMIZERS]
-    parser.add_argument("--optimizer", nargs="+", choices=names, default=names)
+    parser.add_argument("--optimizer", nargs="+", type=optimizer_name, choices=names, default=names)
     parser.add_argument(
         "--megabytes", type=_positive(float), default=50.0, help="megabytes of float32 weights; default: 50"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,8 +15,18 @@ from .. import OPTIMIZERS, _capabilities, _kernels, _memory
 from .._arguments import SPLIT_MASTERS, STATE_DTYPES, WEIGHT_DTYPES, Options
 from .._base import FusedOptimizer, Rule
 from .._shares import Peers, Shares, share_costs
-from .plan_arguments import UNITS, Weight, count, parameters, size, weights_of_checkpoint, weights_of_json
-from .plan_hints import hints
+from .plan_arguments import (
+    UNITS,
+    Weight,
+    count,
+    one_of,
+    optimizer_name,
+    parameters,
+    size,
+    weights_of_checkpoint,
+    weights_of_json,
+)
+from .plan_hints import changes, hints
 from .plan_output import as_json, elements, show, spare
 
 MASTER_WEIGHTS: dict[str, bool | str] = {
@@ -32,6 +43,7 @@ class Plan:
 
     optimizer: str
     state_dtype: str
+    master_weights: str
     weights: int
     gradients: int
     masters: int
@@ -58,18 +70,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--parameters",
         type=parameters,
-        help="number of parameters, such as 7e9; counted as one large tensor, or as matrices for Muon",
+        help="number of parameters, such as 7e9 or 7B; counted as one large tensor, or as matrices for Muon",
     )
     source.add_argument(
         "--shapes", type=weights_of_json, help="a JSON file with a list of shapes, or with shapes by name"
     )
     source.add_argument("--checkpoint", type=weights_of_checkpoint, help="a MindSpore checkpoint of the network")
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="dtype of the parameters; default: the checkpoint's, or float32"
+        "--dtype",
+        type=one_of(DTYPES),
+        choices=DTYPES,
+        help="dtype of the parameters, such as bfloat16 or bf16; default: the checkpoint's, or float32",
     )
     parser.add_argument(
         "--optimizer",
         nargs="+",
+        type=optimizer_name,
         choices=[optimizer.__name__ for optimizer in OPTIMIZERS],
         metavar="NAME",
         help="optimizers to list, such as AdamW Lion; default: all",
@@ -77,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-dtype",
         nargs="+",
+        type=one_of(STATE_DTYPES),
         choices=STATE_DTYPES,
         default=STATE_DTYPES,
         metavar="DTYPE",
@@ -84,9 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--master-weights",
+        nargs="+",
+        type=one_of(MASTER_WEIGHTS),
         choices=MASTER_WEIGHTS,
-        default="float32",
-        help="format of the masters of 16-bit weights; none: no masters; default: float32",
+        help="formats of the masters of 16-bit weights to list: float32, split, split8, none; default: float32, and "
+        "split8 with 8-bit states of bfloat16 weights",
     )
     parser.add_argument(
         "--offload", action="store_true", help="keep all tensors except weights and gradients on the host"
@@ -95,9 +114,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local-steps", action="store_true", help="count LocalSteps, with outer momentum or residuals")
     parser.add_argument(
         "--device",
+        type=one_of(_capabilities.DEVICES),
         choices=_capabilities.DEVICES,
         default=_kernels.device_target(),
-        help="device of the weights; default: this machine's",
+        help="device of the weights; default: this machine's; with CPU, all memory is the host's",
     )
     parser.add_argument("--workers", type=count, default=1, help="number of workers that train together; default: 1")
     parser.add_argument("--shard-states", action="store_true", help="shard the states over the workers")
@@ -116,8 +136,8 @@ def main(arguments: argparse.Namespace) -> int:
         print(as_json(plans, refused, weights, arguments))
         return 0 if plans else 1
     show(plans, refused, weights, arguments)
-    if plans and not fitting(plans, arguments):
-        print(what_fits(arguments, weights))
+    if plans and (words := what_fits(plans, arguments, weights)):
+        print(words)
     return 0 if plans else 1
 
 
@@ -126,16 +146,28 @@ def fitting(plans: Sequence[Plan], arguments: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(one.optimizer for one in plans if (spare(one, arguments) or 0) >= 0))
 
 
-def what_fits(arguments: argparse.Namespace, weights: Sequence[Weight]) -> str:
-    """Return what to change where nothing fits."""
+def what_fits(plans: Sequence[Plan], arguments: argparse.Namespace, weights: Sequence[Weight]) -> str:
+    """Return what to change where nothing fits, or only an optimizer that runs on the host; else nothing."""
+    fit = fitting(plans, arguments)
+    on_host = [optimizer.__name__ for optimizer in OPTIMIZERS if optimizer.runs_on_host]
+    others = [name for name in dict.fromkeys(one.optimizer for one in plans) if name not in on_host]
+    if not set(fit) <= set(on_host) or (fit and not others):
+        return ""
+    start, they = "Nothing fits", "It"
+    if fit:
+        start, they = f"Only {', '.join(fit)} fits", "Others"
+        arguments = argparse.Namespace(**{**vars(arguments), "optimizer": others})
     least = 2 * 2 * elements(weights)
     if arguments.memory is not None and least > arguments.memory:
-        return f"Nothing fits: weights and gradients alone take {least / UNITS['GB']:,.2f} GB in 16 bits."
+        return f"{start}: weights and gradients alone take {least / UNITS['GB']:,.2f} GB in 16 bits."
     dtypes = sorted({str(w.dtype).lower() for w in weights})
     lines = hints(arguments, dtypes, lambda changed: fitting(plans_of(changed)[0], changed))
     if not lines:
-        return "Nothing fits, nor would it with one or two more of these options."
-    return "\n  ".join(["Nothing fits. It would with one of these:", *lines])
+        tried = dict(changes(arguments, dtypes))
+        most = max((values.get("workers", 0) for values in tried.values()), default=0)
+        shown = [text for text, values in tried.items() if values.get("workers", most) == most]
+        return f"{start}. Nor would {they.lower()} with one or two of these: {', '.join(shown)}."
+    return "\n  ".join([f"{start}. {they} would with one of these:", *lines])
 
 
 def weights_of(arguments: argparse.Namespace) -> list[Weight]:
@@ -153,10 +185,10 @@ def plans_of(arguments: argparse.Namespace) -> tuple[list[Plan], list[dict[str, 
             continue
         has_matrices = arguments.parameters is not None and optimizer.rules[0].others is not None
         own = as_matrices(weights, arguments.workers) if has_matrices else weights
-        for state_dtype in arguments.state_dtype:
+        for state_dtype, masters in formats(arguments, weights):
             options = Options(
                 state_dtype=state_dtype,
-                master_weights=MASTER_WEIGHTS[arguments.master_weights],
+                master_weights=MASTER_WEIGHTS[masters],
                 shard_states=arguments.shard_states,
                 offload=arguments.offload,
                 average_decay=0.9999 if arguments.average else None,
@@ -165,8 +197,19 @@ def plans_of(arguments: argparse.Namespace) -> tuple[list[Plan], list[dict[str, 
                 given = (optimizer, own, options, arguments.device, arguments.workers, arguments.local_steps)
                 plans.append(plan(*given))
             except NotPossibleError as reason:
-                refused.append({"optimizer": optimizer.__name__, "state_dtype": state_dtype, "reason": str(reason)})
+                if arguments.master_weights or masters == "float32":  # else nobody asked for it
+                    refused.append({"optimizer": optimizer.__name__, "state_dtype": state_dtype, "reason": str(reason)})
     return sorted(plans, key=lambda one: (spare(one, arguments) or 0) < 0), refused
+
+
+def formats(arguments: argparse.Namespace, weights: Sequence[Weight]) -> list[tuple[str, str]]:
+    """Return the formats of states and masters to list: by default also the smallest that train like the others."""
+    every = itertools.product(arguments.state_dtype, arguments.master_weights or ["float32"])
+    dtypes = {w.dtype for w in weights}
+    can_split = ms.bfloat16 in dtypes and ms.float16 not in dtypes and arguments.device != "Ascend"
+    if can_split and arguments.master_weights is None and "8bit" in arguments.state_dtype:
+        return [*every, ("8bit", "split8")]
+    return list(every)
 
 
 def as_matrices(weights: Sequence[Weight], workers: int) -> list[Weight]:
@@ -228,7 +271,9 @@ def plan(
     on_device, on_host = _memory.placed(device, options, optimizer.runs_on_host, own, sum(bytes_held))
     local = _memory.local_steps(shapes, own + masters if device != "CPU" else 0) if local_steps else 0
     name, on_host = optimizer.__name__, on_host + local
-    return Plan(name, options.state_dtype, own, own, masters, states, scales, averages, local, on_device, on_host)
+    kept = next(key for key, value in MASTER_WEIGHTS.items() if value == options.master_weights)
+    numbers = (own, own, masters, states, scales, averages, local, on_device, on_host)
+    return Plan(name, options.state_dtype, kept, *numbers)
 
 
 def held(

@@ -7,14 +7,19 @@ import json
 import math
 import pathlib
 import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import mindspore as ms
 
 from .. import OPTIMIZERS
 from .._arguments import WEIGHT_DTYPES
+from .._words import described, meant, shortened
+from ..factory import named
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+MOST = 10**18  # of parameters and bytes: what is counted from them fits into 64 bits
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 # MindSpore's names of buffers in normalization layers.
 BUFFERS = ("moving_mean", "moving_variance")
@@ -29,14 +34,35 @@ class Weight(NamedTuple):
 
 
 def count(text: str) -> int:
-    """Read a whole number, 1 or greater."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (number >= 1 and number.is_integer()):
-        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or greater, such as 7e9, but got {text!r}")
+    """Read a whole number from 1 to 10**18, such as 7e9 or 7B."""
+    number = _number(text, COUNTS)
+    if number is None or not (1 <= number <= MOST and number.is_integer()):
+        expected = "a whole number from 1 to 1e18, such as 7e9, 7B or 350M"
+        raise argparse.ArgumentTypeError(f"expected {expected}, but got {shortened(text)}")
     return int(number)
+
+
+def _number(text: str, units: Mapping[str, int]) -> float | None:
+    """Read a number with a unit; None if it is something else, infinity if it is too large for a float."""
+    found = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([a-z]*)", text.strip(), re.IGNORECASE)
+    if found is None or found[2].upper() not in units:
+        return None
+    unit = units[found[2].upper()]
+    number = float(found[1]) * unit
+    # With a unit rounded: 8.03 * 10**9 may be no whole number.
+    return float(round(number)) if unit > 1 and math.isfinite(number) else number
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """Return a reader of names in any case, and of what others call them, such as bf16."""
+    names = list(names)
+    return lambda text: meant(text, names) or text
+
+
+def optimizer_name(text: str) -> str:
+    """Read the name of an optimizer, in any form."""
+    found = named(text)
+    return text if found is None else found.__name__
 
 
 def parameters(text: str) -> list[Weight]:
@@ -46,10 +72,11 @@ def parameters(text: str) -> list[Weight]:
 
 def size(text: str) -> int:
     """Read a number of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)\s*([KMGT]I?B|)", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"expected bytes, such as 64GB or 64GiB, but got {text!r}")
-    return round(float(found[1]) * UNITS[found[2].upper()])
+    number = _number(text, UNITS)
+    if number is None or not number <= MOST:
+        expected = "bytes, at most 1e18, such as 64GB or 64GiB"
+        raise argparse.ArgumentTypeError(f"expected {expected}, but got {shortened(text)}")
+    return round(number)
 
 
 def weights_of_json(path: str) -> list[Weight]:
@@ -60,12 +87,12 @@ def weights_of_json(path: str) -> list[Weight]:
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"cannot read {path} as JSON: {error}") from None
     if not isinstance(content, (dict, list)) or not content:
-        raise argparse.ArgumentTypeError(f"expected {what} in {path}, but got {str(content)[:60]}")
+        raise argparse.ArgumentTypeError(f"expected {what} in {path}, but got {described(content)}")
     named = list(content.items() if isinstance(content, dict) else enumerate(content))
     for name, shape in named:
         if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
             raise argparse.ArgumentTypeError(
-                f"expected a list of whole numbers greater than 0 for {name!r} in {path}, but got {shape!r}"
+                f"expected a list of whole numbers greater than 0 for {name!r} in {path}, but got {described(shape)}"
             )
     return [Weight(tuple(shape), None, str(name)) for name, shape in named]
 

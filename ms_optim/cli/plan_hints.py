@@ -20,8 +20,8 @@ def changes(arguments: argparse.Namespace, dtypes: Sequence[str]) -> Iterator[tu
     """
     low = [name for name in ("bfloat16", "8bit") if name not in arguments.state_dtype]
     yield from ((f"--state-dtype {name}", {"state_dtype": [name]}) for name in low)
-    if "bfloat16" in dtypes and arguments.master_weights == "float32":
-        yield from ((f"--master-weights {kept}", {"master_weights": kept}) for kept in ("split", "split8"))
+    if "bfloat16" in dtypes and arguments.master_weights in (None, ["float32"]):
+        yield from ((f"--master-weights {kept}", {"master_weights": [kept]}) for kept in ("split", "split8"))
     if arguments.device != "CPU" and not arguments.offload:
         yield "--offload", {"offload": True}
     if arguments.average:
@@ -30,9 +30,9 @@ def changes(arguments: argparse.Namespace, dtypes: Sequence[str]) -> Iterator[tu
         yield "without --local-steps", {"local_steps": False}
     if "float32" in dtypes:
         yield "--dtype bfloat16", {"dtype": "bfloat16"}
-        yield "--dtype bfloat16 --master-weights split8", {"dtype": "bfloat16", "master_weights": "split8"}
-    if set(dtypes) != {"float32"} and arguments.master_weights != "none":
-        yield "--master-weights none", {"master_weights": "none"}
+        yield "--dtype bfloat16 --master-weights split8", {"dtype": "bfloat16", "master_weights": ["split8"]}
+    if set(dtypes) != {"float32"} and "none" not in (arguments.master_weights or ()):
+        yield "--master-weights none", {"master_weights": ["none"]}
     for workers in WORKERS:
         if workers > arguments.workers or (workers == arguments.workers and not arguments.shard_states):
             yield f"--shard-states --workers {workers}", {"shard_states": True, "workers": workers}

@@ -18,14 +18,23 @@ from .plan_arguments import UNITS, Weight
 if TYPE_CHECKING:
     from .plan import Plan
 
+# What optimizers hold, by the names of a plan's fields; scales are shown with the states.
+HELD = ("weights", "gradients", "masters", "states", "averages", "local")
+TIGHT = 0.1  # the part of a memory that should remain for activations
+
 
 def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:
     """Return the remaining bytes, negative if the plan does not fit, or None if no memory was given."""
+    return min((left for left, _ in _rooms(plan, arguments)), default=None)
+
+
+def _rooms(plan: Plan, arguments: argparse.Namespace) -> list[tuple[int, int]]:
+    """Return the remaining bytes, and all bytes, of each memory that was given."""
     on_device = plan.host if arguments.device == "CPU" else plan.device
-    left = [] if arguments.memory is None else [arguments.memory - on_device]
+    rooms = [] if arguments.memory is None else [(arguments.memory - on_device, arguments.memory)]
     if arguments.host_memory is not None and arguments.device != "CPU":
-        left.append(arguments.host_memory - plan.host)
-    return min(left, default=None)
+        rooms.append((arguments.host_memory - plan.host, arguments.host_memory))
+    return rooms
 
 
 def elements(weights: Sequence[Weight]) -> int:
@@ -45,7 +54,6 @@ def as_json(
     asked |= {
         "parameters": elements(weights),
         "tensors": len(weights),
-        "master_weights": arguments.master_weights,
         "offload": arguments.offload,
         "average": arguments.average,
         "local_steps": arguments.local_steps,
@@ -59,29 +67,17 @@ def show(
     """Print the numbers as a table."""
     console = Console(highlight=False)
     if plans:
-        largest = max(one.total for one in plans)
-        unit = next((name for name in ("GB", "MB") if largest >= UNITS[name]), "KB")
-        dtypes = sorted({str(w.dtype).lower() for w in weights})
-        title = f"{elements(weights):,} parameters in {' and '.join(dtypes)}, on {arguments.device}"
-        title += f", one of {arguments.workers} workers" if arguments.workers > 1 else ""
-        table = Table(title=f"{title}: {unit}", title_justify="left", box=box.SIMPLE_HEAD)
-        held = ["weights", "gradients", "masters", "states", "scales", "averages"]
-        numbers = (*held, *["local"] * arguments.local_steps, "device", "host", "total")
-        table.add_column("optimizer", no_wrap=True)
-        table.add_column("state_dtype", no_wrap=True)
-        for heading in numbers:
-            table.add_column(heading, justify="right")
-        if spare(plans[0], arguments) is not None:
-            table.add_column("fits, remaining", no_wrap=True)
-        for one in plans:
-            cells = [f"{getattr(one, name) / UNITS[unit]:,.2f}" for name in numbers]
-            left = spare(one, arguments)
-            cells += [f"{'yes' if left >= 0 else 'no'}, {left / UNITS[unit]:+,.2f}"] if left is not None else []
-            table.add_row(one.optimizer, one.state_dtype, *cells)
+        unit = _unit(plans)
+        console.print(_title(weights, arguments, unit), soft_wrap=True)
+        table, same = _table(plans, arguments, unit)
+        if same:
+            console.print(f"Each has {', '.join(same)}.", soft_wrap=True)
         # Numbers are never truncated; in a narrow terminal, lines wrap instead.
         console.width = max(console.width, Console(width=1000).measure(table).maximum)
         console.print(table)
-        console.print("Activations, workspaces and the framework's own memory are not counted.")
+        console.print("Not counted: activations, workspaces and the framework's own memory.", soft_wrap=True)
+        if any(_fits(one, arguments) == "tight" for one in plans):
+            console.print("tight: less than 10 % of the memory remains for these.")
     reasons: dict[tuple[str, str], list[str]] = {}
     for one in refused:
         reasons.setdefault((one["optimizer"], one["reason"]), []).append(one["state_dtype"])
@@ -90,3 +86,52 @@ def show(
         together.setdefault((f"state_dtype {', '.join(dtypes)}", reason), []).append(optimizer)
     for (dtypes, reason), optimizers in together.items():
         console.print(f"Not possible: {', '.join(optimizers)} with {dtypes}: {reason}.", soft_wrap=True)
+
+
+def _unit(plans: Sequence[Plan]) -> str:
+    largest = max(one.total for one in plans)
+    return next((name for name in ("TB", "GB", "MB") if largest >= UNITS[name]), "KB")
+
+
+def _title(weights: Sequence[Weight], arguments: argparse.Namespace, unit: str) -> str:
+    dtypes = sorted({str(w.dtype).lower() for w in weights})
+    where = "in the host's memory" if arguments.device == "CPU" else f"on {arguments.device}"
+    title = f"{elements(weights):,} parameters in {' and '.join(dtypes)}, {where}"
+    title += f", on one of {arguments.workers} workers" if arguments.workers > 1 else ""
+    if arguments.device == "CPU" and arguments.memory is not None:
+        title += ", as --device is CPU"
+    return f"{title}; in {unit}"
+
+
+def _table(plans: Sequence[Plan], arguments: argparse.Namespace, unit: str) -> tuple[Table, list[str]]:
+    """Return the table, without columns of zeros, and what the rows have in common, which has no column either."""
+    columns = {name: [getattr(one, name) for one in plans] for name in HELD}
+    columns["states"] = [one.states + one.scales for one in plans]
+    same = [name for name, numbers in columns.items() if len(plans) > 1 and len(set(numbers)) == 1]
+    is_split = any(one.device for one in plans) and any(one.host for one in plans)
+    sums = ("device", "host") if is_split else ("total",)
+    columns |= {name: [getattr(one, name) for one in plans] for name in sums}
+    shown = {name: numbers for name, numbers in columns.items() if name not in same and any(numbers)}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("optimizer", "states in"):
+        table.add_column(heading, no_wrap=True)
+    for heading in shown:
+        table.add_column(heading, justify="right")
+    if spare(plans[0], arguments) is not None:
+        table.add_column("fits", no_wrap=True)
+    has_formats = len({one.master_weights for one in plans}) > 1
+    for i, one in enumerate(plans):
+        masters = f", {one.master_weights}" if has_formats and one.master_weights != "float32" else ""
+        cells = [f"{numbers[i] / UNITS[unit]:,.2f}" for numbers in shown.values()]
+        left = spare(one, arguments)
+        cells += [f"{_fits(one, arguments)}, {left / UNITS[unit]:+,.2f}"] if left is not None else []
+        table.add_row(one.optimizer, one.state_dtype + masters, *cells)
+    return table, [f"{name} {columns[name][0] / UNITS[unit]:,.2f}" for name in same if columns[name][0]]
+
+
+def _fits(plan: Plan, arguments: argparse.Namespace) -> str:
+    """Return whether a plan fits, in a word."""
+    rooms = _rooms(plan, arguments)
+    if any(left < 0 for left, _ in rooms):
+        return "no"
+    return "tight" if any(left < TIGHT * memory for left, memory in rooms) else "yes"

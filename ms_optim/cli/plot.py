@@ -46,6 +46,7 @@ def plot(csv: FilePath, output: FilePath | None = None) -> pathlib.Path:
 
     Raises:
         TypeError: If `csv` or `output` is not a path.
+        FileNotFoundError: If there is no file `csv`.
         ValueError: If `csv` was not written by a monitor, or has no readings.
         ImportError: If matplotlib is not installed.
 
@@ -68,6 +69,11 @@ def plot(csv: FilePath, output: FilePath | None = None) -> pathlib.Path:
             fail(TypeError, NAME, name, "a path", value)
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError(f"For '{NAME}', matplotlib is needed: pip install matplotlib.")
+    if not pathlib.Path(csv).is_file():
+        raise FileNotFoundError(
+            f"For '{NAME}', the argument 'csv' must be a file that an OptimizerMonitor wrote, but there is none at "
+            f"{os.fspath(csv)!r}."
+        )
     record = load(pathlib.Path(csv), ("trust_ratio", "update_ratio"))
     output = pathlib.Path(csv).with_suffix(".png") if output is None else pathlib.Path(output)
     _draw(record).savefig(output, dpi=160)
@@ -93,6 +99,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _draw(record: Record):
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.ticker import MaxNLocator
 
     count = 6 if "density" in record.totals else 4
     heat = min(max(ROW * len(record.parameters), 1.6), 10.0) + 0.8
@@ -117,7 +124,17 @@ def _draw(record: Record):
         _draw_lines(panels[4], record, "density: fraction of elements sent", {"": "density"}, log=True)
         _draw_lines(panels[5], record, "norm of the residuals", {"": "residual_norm"})
     panels[-1].set_xlabel("step")
+    edges = _edges(steps)
+    for axes in (*top.axes[:1], *panels):
+        axes.set_xlim(edges[0], edges[-1])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
+
+
+def _edges(steps):
+    """Return where the colours of readings meet: each covers the steps since the previous reading."""
+    first = steps[0] - (steps[1] - steps[0]) if len(steps) > 1 else steps[0] - 1
+    return np.concatenate(([max(first, 0)], steps))
 
 
 def _draw_heat_map(figure, record, height):
@@ -135,10 +152,7 @@ def _draw_heat_map(figure, record, height):
     axes = figure.subplots()
     axes.set_facecolor("0.85")
     count = len(record.parameters)
-    # The colour of a reading covers the steps since the previous reading.
-    first = steps[0] - (steps[1] - steps[0]) if len(steps) > 1 else steps[0] - 1
-    edges = np.concatenate(([max(first, 0)], steps))
-    mesh = axes.pcolormesh(edges, np.arange(count + 1) - 0.5, drawn, norm=LogNorm(low, high), rasterized=True)
+    mesh = axes.pcolormesh(_edges(steps), np.arange(count + 1) - 0.5, drawn, norm=LogNorm(low, high), rasterized=True)
     figure.colorbar(mesh, ax=axes, extend="both", pad=0.01, fraction=0.05, aspect=6 * height)
     every = int(np.ceil(LABEL * count / height))
     common = _common_prefix(record.parameters)

@@ -247,7 +247,7 @@ def mindspore_row(make, expect, mode="graph", weights_dtype="float32"):
 
         def read(i):
             masters = len(getattr(optimizer, "masters", ())) > 0
-            return optimizer._swap.weights_held(i).reshape(params[i].shape) if masters else params[i].float().asnumpy()
+            return optimizer._held.weights(i).reshape(params[i].shape) if masters else params[i].float().asnumpy()
 
         return step, read, checked, before
 

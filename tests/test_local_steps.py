@@ -223,11 +223,11 @@ def test_weights_of_every_kind_are_read_and_written(kind):
         plain(given)
         local(given)
     for i, (w, p, q) in enumerate(zip(start(), alone, params)):
-        moved = plain._swap.weights_held(i).reshape(w.shape).astype(np.float64)
+        moved = plain._held.weights(i).reshape(w.shape).astype(np.float64)
         began = numbers(tensor(w, dtype))
         expected = began - 0.5 * (began - moved)
         peak = np.maximum(np.maximum(np.abs(began), np.abs(moved)), 1e-3)
-        held = local._swap.weights_held(i).reshape(w.shape)
+        held = local._held.weights(i).reshape(w.shape)
         check_close(numbers(local.local_start[i]), expected, 4 * U, peak, kind)
         # The weight is the start, rounded as it is held; a split8 master has 24 bits.
         units = {"split8": 2.0**-16, "bfloat16": 2.0**-8, "float16 alone": 2.0**-11}.get(kind, 4 * U)
@@ -561,7 +561,7 @@ def test_nothing_is_lost_where_the_number_of_workers_changes(new, kind, tmp_path
 
     def pending(workers, i):
         moved = [
-            numbers(o.local_start[i]) - o._swap.weights_held(i).reshape(SHAPES[i]).astype(np.float64)
+            numbers(o.local_start[i]) - o._held.weights(i).reshape(SHAPES[i]).astype(np.float64)
             for o in workers.optimizers
         ]
         return np.mean(moved, 0), np.mean([numbers(o.local_residual[i]) for o in workers.optimizers], 0)

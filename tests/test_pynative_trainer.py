@@ -243,7 +243,7 @@ def test_masters_that_a_checkpoint_has_not_changed_follow_their_weights(masters)
     optimizer(tuple(Tensor(np.ones(3), ms.float32) for _ in weights))
     names = [p.name for p in optimizer.masters]
     assert names == ([f"main_param.{p.name}" for p in weights] if masters is True else ["master.a", "master.b"])
-    held = [optimizer._swap.weights_held(i).copy() for i in range(2)]
+    held = [optimizer._held.weights(i).copy() for i in range(2)]
     np.testing.assert_allclose(held[0], 0.999, rtol=1e-4)
     optimizer.save_main_params_snapshot()
     optimizer.masters[0].set_data(optimizer.masters[0] + Tensor([1], optimizer.masters[0].dtype))
@@ -251,12 +251,12 @@ def test_masters_that_a_checkpoint_has_not_changed_follow_their_weights(masters)
     optimizer.reload_main_params_from_model()
     np.testing.assert_array_equal(optimizer.masters[0].asnumpy(), kept)
     rounded = ms.ops.cast(weights[1], ms.float32).asnumpy()
-    np.testing.assert_array_equal(optimizer._swap.weights_held(1), rounded)
+    np.testing.assert_array_equal(optimizer._held.weights(1), rounded)
     assert not np.array_equal(rounded, held[1])
     # Without a snapshot, all follow.
     weights[0].set_data(Tensor(np.full(3, 5.0), ms.bfloat16))
     optimizer.reload_main_params_from_model()
-    np.testing.assert_array_equal(optimizer._swap.weights_held(0), 5.0)
+    np.testing.assert_array_equal(optimizer._held.weights(0), 5.0)
 
 
 def test_a_trainer_that_has_changed_is_told_in_words(monkeypatch):

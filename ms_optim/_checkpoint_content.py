@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .local_steps import AnyOptimizer
 
 DEEPEST = 100  # levels of nested values
+OF_OPTIMIZER = "optimizer."  # before the name of a state that a weight of the network has, too
 
 
 def gathered(
@@ -31,7 +32,9 @@ def gathered(
     everything = [(WEIGHT, name, p) for name, p in _weights("save", net, optimizer).items()]
     if optimizer is not None:
         optimizer._entries.swap.check_outside("save(..., optimizer)")
-        everything += [(STATE, name, p) for name, p in optimizer._entries.own().items()]
+        weights = {name for _, name, _ in everything}
+        states = optimizer._entries.own().items()
+        everything += [(STATE, f"{OF_OPTIMIZER}{name}" if name in weights else name, p) for name, p in states]
     everything += [(MORE, name, tensor) for name, tensor in found]
     entries: dict[str, tuple[str, Tensor]] = {}
     for kind, name, tensor in everything:
@@ -92,22 +95,32 @@ def take(
     return own.step, more
 
 
+def _states_in(part: File) -> dict[str, Tensor]:
+    """Return the states in a file by their names in the optimizer."""
+
+    def name_of(entry):
+        name = entry.removeprefix(OF_OPTIMIZER)
+        return name if name in part.entries and part.entries[name].kind == WEIGHT else entry
+
+    return {name_of(entry): tensor for entry, tensor in part.tensors(STATE).items()}
+
+
 def _folded(parts: list[File], place: Place) -> dict[str, Tensor]:
     """Return the states and weights of this worker, if another number of workers saved their own ones."""
     if len(parts) == place.count or not any(entry in parts[0].entries for entry in ENTRIES):
         return {}
     # With local steps, the weights differ, too.
-    kinds = (WEIGHT, STATE) if LOCAL_ENTRY in parts[0].entries else (STATE,)
-    states = [{name: tensor for kind in kinds for name, tensor in part.tensors(kind).items()} for part in parts]
+    has_weights = LOCAL_ENTRY in parts[0].entries
+    states = [(part.tensors(WEIGHT) if has_weights else {}) | _states_in(part) for part in parts]
     return fold_residuals(states, place.count)[place.rank]
 
 
 def _states(parts: list[File], own: File, optimizer: AnyOptimizer, folded: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the states that this worker loads."""
-    given = own.tensors(STATE)
+    given = _states_in(own)
     if ENTRY in given:
         same = optimizer.shares and given[ENTRY].asnumpy().tobytes() == optimizer.state_shares.asnumpy().tobytes()
-        return given if same else merge_states([part.tensors(STATE) for part in parts])
+        return given if same else merge_states([_states_in(part) for part in parts])
     return {name: value for name, value in folded.items() if name in given} if folded else given
 
 

@@ -7,7 +7,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from cases import CASES, MODES, for_each
-from harness import Step, tensor
+from harness import Step, numbers, tensor
 from mindspore import Parameter, nn, ops
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from refusals import refused
@@ -152,6 +152,24 @@ def test_a_parameter_may_have_the_name_of_an_attribute(case, mode, tmp_path):
     assert load(tmp_path / "run.safetensors", None, other).step == 2
     for p, q in zip((*named.parameters, *named.states), (*other.parameters, *other.states)):
         np.testing.assert_array_equal(p, q)
+
+
+def test_a_network_may_have_buffers_with_the_names_of_what_an_optimizer_keeps(tmp_path):
+    """Parameters that are not trained, such as a count of the network's own, beside the optimizer's."""
+
+    def network(value):
+        net = nn.SequentialCell([nn.Dense(2, 2)])
+        for name in ("global_step", "learning_rate", "skipped_steps", "adam_m.0.weight"):
+            buffer = Parameter(tensor(np.full(3, value), "float32"), name=name, requires_grad=False)
+            net.insert_param_to_cell(name, buffer, check_name_contain_dot=False)
+        return net, AdamW(net.trainable_params(), 0.1)
+
+    (net, optimizer), (other, loaded) = network(5.0), network(0.0)
+    optimizer(tuple(ops.ones_like(p) for p in optimizer.parameters))
+    save(tmp_path / "run.safetensors", net, optimizer)
+    assert load(tmp_path / "run.safetensors", other, loaded).step == 1
+    assert [numbers(p).tolist() for p in other.get_parameters()] == [numbers(p).tolist() for p in net.get_parameters()]
+    assert [numbers(p).tolist() for p in loaded.states] == [numbers(p).tolist() for p in optimizer.states]
 
 
 def test_an_attribute_that_is_set_later_takes_no_parameters_place():

@@ -16,7 +16,7 @@ from mindspore.common.initializer import initializer
 
 from . import _masters, _memory
 from ._abi import Statistic
-from ._writing import own_memory, write
+from ._writing import is_view, own_memory, write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -336,7 +336,8 @@ def check_noted(optimizer: str, seen: Noted) -> None:
                 f"optimizer was made: {dtype} of {size} elements. It is now {p.dtype} of shape {p.shape}. Change "
                 "parameters before the optimizer is made."
             )
-    own_memory(p for p, _, _ in seen)
+        if is_view(p):
+            own_memory((p,))
 
 
 # What each optimizer holds, by number, because a graph cannot pass other objects.

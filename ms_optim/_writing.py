@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+def is_view(parameter: Parameter) -> bool:
+    """Return whether a Parameter is a view, such as a transposed Tensor, into which nothing can be written."""
+    # The check that MindSpore uses: operators copy a view before they write to it, even if it is contiguous.
+    return not parameter.has_init and parameter._need_contiguous()
+
+
 def own_memory(parameters: Iterable[Parameter]) -> None:
-    """Give each parameter that is a view memory of its own: nothing can be written into a view."""
+    """Give each parameter that is a view memory of its own."""
     for p in parameters:
-        # The check that MindSpore uses: operators copy a view before they write to it, even if it is contiguous.
-        if not p.has_init and p._need_contiguous():
+        if is_view(p):
             p.set_data(Tensor(p.asnumpy(), p.dtype))
 
 

@@ -22,7 +22,7 @@ from ._gradients import check_gradients, check_shapes, check_tensors
 from ._held import Held, check_held
 from ._layout import Layout, Settings
 from ._offload_report import Offloadable
-from ._params import check_learning_rate, check_params, check_weight_decay
+from ._params import check_learning_rate, check_params, check_weight_decay, warn_of_unused_decay
 from ._rates import check_step, collected
 from ._release import Released, suspect
 from ._rule import Rule, Statement
@@ -182,9 +182,9 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         options = Options.of(name, shared, self.keywords())
         params = check_params(name, params, own_keys=self.group_keys)
         params, shard_groups = take_shard_groups(name, params, self.refuses.get("shard_group"))
-        params = [group for group in params if group != {"params": []}]
         learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
         check_weight_decay(name, "weight_decay", weight_decay)
+        warn_of_unused_decay(type(self), params, weight_decay)
         check_type(name, "rule", rule, Rule)
         # The kernels unscale gradients themselves: if the base class knew the loss scale, it would multiply the decay
         # by it.

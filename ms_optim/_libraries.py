@@ -33,12 +33,12 @@ class Library(NamedTuple):
 LIBRARIES = {
     "CPU": Library(
         "libms_optim_cpu.so",
-        "it is built at installation, which needs a C++17 compiler with OpenMP (Debian: apt install g++): install one, "
-        "then install ms_optim again",
+        "a C++17 compiler with OpenMP builds it at installation. Install one (Debian: apt install g++), then install "
+        "ms_optim again",
     ),
     "GPU": Library(
         "libms_optim_cuda.so",
-        "it is built at installation if MS_OPTIM_CUDA=1 is set: put nvcc of CUDA 11.8 or later on the PATH, then "
+        "it is built at installation if MS_OPTIM_CUDA=1 is set. Put nvcc of CUDA 11.8 or later on the PATH, then "
         "install ms_optim again with MS_OPTIM_CUDA=1",
     ),
     "Ascend": Library(

@@ -13,7 +13,7 @@ from mindspore import Parameter
 from ._arguments import check_type
 from ._params import check_settings, ordered
 from ._sliced_matrices import Slicing
-from ._words import described, fail
+from ._words import described, fail, shortened, warn_once
 
 KEY, AXIS = KEYS = ("muon", "shard_axis")  # of param groups
 ADAMW_NAMES = ("*embed*", "*lm_head*", "*output_layer*")
@@ -90,6 +90,17 @@ def check_names(function: str, argument: str, names: Any) -> tuple[str, ...]:
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         fail(TypeError, function, argument, "a list or tuple of str", names)
     return tuple(names)
+
+
+def warn_of_unmatched(function: str, adamw_names: Sequence[str], names: Sequence[str]) -> None:
+    """Warn of name patterns that match nothing, other than those that are there by default."""
+    for pattern in adamw_names:
+        if pattern not in ADAMW_NAMES and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            warn_once(
+                f"For '{function}', the pattern {shortened(pattern)} of 'adamw_names' matches no parameter, such as "
+                f"'{names[0]}' or '{names[-1]}'.",
+                stacklevel=6,
+            )
 
 
 def is_matrix(name: str, shape: Sequence[int], adamw_names: Sequence[str]) -> bool:

@@ -6,8 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from mindspore import nn
-from rich.console import Console
-from rich.table import Table
 
 from . import _kernels, _memory
 from ._arguments import check_choice
@@ -37,6 +35,10 @@ class OffloadReport:
     to_device_bytes: int
 
     def __str__(self) -> str:
+        # Only what prints imports it: it takes longer than this package's own modules.
+        from rich.console import Console
+        from rich.table import Table
+
         table = Table("", "MB", title=f"Offloaded from {self.device}")
         for field in dataclasses.fields(self)[1:]:
             what = field.name.removesuffix("_bytes").replace("_", " ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ._arguments import FINITE, MOST, WEIGHT_DTYPES, check_count, check_type, is_number
-from ._words import closest, described, fail, listed, shortened
+from ._words import closest, described, fail, listed, shortened, warn_once
 
 NUMBER_DTYPES = (*WEIGHT_DTYPES, mstype.float64, *mstype.int_type, *mstype.uint_type)
 GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
@@ -149,6 +150,26 @@ def check_weight_decay(optimizer: str, name: str, value: Any) -> None:
     if not is_number(value):
         fail(TypeError, optimizer, name, "a float, an int or a Cell", value)
     _check_rate(optimizer, name, value)
+
+
+def warn_of_unused_decay(optimizer: type[Any], params: list[Any], value: Any) -> None:
+    """Warn of a weight decay that no group uses, unless it is the default or a group has the same.
+
+    Args:
+        optimizer: The optimizer's class.
+        params: Parameters or groups, checked.
+        value: The weight decay that the optimizer was given.
+    """
+    groups = [group for group in params if isinstance(group, dict) and "params" in group]
+    own = [group["weight_decay"] for group in groups if "weight_decay" in group]
+    signature = inspect.signature(optimizer).parameters
+    default = signature["weight_decay"].default if "weight_decay" in signature else 0.0
+    if groups and len(own) == len(groups) and not any(value is other or value == other for other in (default, *own)):
+        warn_once(
+            f"For '{optimizer.__name__}', weight_decay={shortened(value) or described(value)} has no effect: each "
+            "group has its own 'weight_decay'.",
+            stacklevel=5,
+        )
 
 
 def _check_rate(optimizer: str, name: str, value: Any) -> None:

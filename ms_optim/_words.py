@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import warnings
 from collections.abc import Collection, Iterable, Sized
 from typing import Any, NoReturn
 
@@ -60,6 +61,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 }
 
 
+_warned: set[str] = set()
+
+
 def described(value: Any) -> str:
     """Return a value in few letters: of tensors the shape, of networks the type, of large collections the length."""
     kind = type(value).__name__
@@ -101,6 +105,13 @@ def listed(names: Collection[Any]) -> str:
     shown = [repr(name) for name in names][:MOST_NAMES]
     more = [f"and {len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
     return f"[{', '.join([*shown, *more])}]"
+
+
+def warn_once(text: str, stacklevel: int) -> None:
+    """Warn, unless the same was said before in this process."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=stacklevel)
 
 
 def fail(error: type[Exception], optimizer: str, name: str, expected: str, value: Any, hint: str = "") -> NoReturn:

@@ -8,10 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import Parameter, nn
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ._arguments import check_positive, check_type, is_number
 from ._docs import documented
@@ -21,6 +17,8 @@ from ._params import GROUP_KEYS, check_learning_rate, check_settings, check_weig
 from ._words import fail
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ._arguments import Network, WeightDecay
 
 NOT_DECAYED = {"weight_decay": 0.0}
@@ -37,6 +35,10 @@ class ParamGroups(list[dict[str, Any]]):
 
     def __rich__(self) -> Table:
         """Return the table that `rich.print` shows."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
         groups = [group for group in self if "params" in group]
         used = [key for key in SETTINGS if key not in HEADINGS or any(key in group for group in groups)]
         table = Table(box=box.SIMPLE_HEAD)
@@ -52,6 +54,8 @@ class ParamGroups(list[dict[str, Any]]):
         return table
 
     def __str__(self) -> str:
+        from rich.console import Console
+
         console = Console(file=io.StringIO(), color_system=None, highlight=False)
         console.print(self)
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ from ._docs import documented
 from ._matrices import ADAMW_NAMES, AXIS, KEY, KEYS, Split
 from ._orthogonal import Moves, Orthogonalize, Rows, iterations_of
 from ._sliced_matrices import slicings
+from ._words import warn_once
 from .adamw import AdamW
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class Muon(AdamFamily):
     Matrices are the parameters of two or more dimensions whose name does not match `adamw_names`, unless a group's key
     `muon` states otherwise:
 
-    - A 3-dimensional parameter is a batch of matrices, such as experts.
+    - A 3-dimensional parameter is a batch of matrices, such as experts. That of a one-dimensional convolution, such as
+      `mint.nn.Conv1d`, is not: :func:`ms_optim.muon_groups` finds it by its layer and assigns it to AdamW.
     - With more dimensions, the first dimension is the rows and the others are the columns, as in a convolution.
     - `splits` states which parameters hold several matrices stacked along their rows.
 
@@ -115,8 +117,8 @@ class Muon(AdamFamily):
         normalize_rows (bool): Whether rows are normalized, as in NorMuon. Requires `adjust_lr` "match_rms_adamw".
             Default: ``False`` .
         adamw_names (Union[list[str], tuple[str]]): Name patterns of parameters that AdamW updates regardless of their
-            dimensions, as in :func:`ms_optim.pattern_groups`: embeddings and the output layer. Default:
-            ``("*embed*", "*lm_head*", "*output_layer*")`` .
+            dimensions, as in :func:`ms_optim.pattern_groups`: embeddings and the output layer. If a pattern of your own
+            matches nothing, a warning says so. Default: ``("*embed*", "*lm_head*", "*output_layer*")`` .
         splits (Union[dict, None]): How the rows of a parameter are split into matrices, by pattern of the parameter's
             name; the first pattern that matches is used. Each matrix is orthogonalized separately and has its own
             scale. In a batch of matrices, each matrix is split. A split has one of three forms:
@@ -244,7 +246,12 @@ class Muon(AdamFamily):
         """Return the layout with the matrices of each parameter, and create the update of each form."""
         name, names, shapes = layout.optimizer, layout.names, layout.shapes
         are_muons = _matrices.are_muons(name, names, shapes, self._said[KEY], self.adamw_names)
+        _matrices.warn_of_unmatched(name, self.adamw_names, names)
         own = {names[i]: shapes[i] for i in range(layout.count) if are_muons[i]}
+        if not own:
+            warn_once(
+                f"For '{name}', no parameter is a matrix that it orthogonalizes: AdamW updates all.", stacklevel=5
+            )
         slices = slicings(name, own, shard_groups, self._said[AXIS])
         forms = _matrices.forms(name, own, slices, self._splits)
         layout = layout.with_matrices([forms.get(one) for one in names])

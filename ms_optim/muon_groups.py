@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from mindspore import nn
 
 from ._arguments import check_type
 from ._docs import documented
 from ._group_members import find_not_decayed, parameters_of
-from ._matrices import ADAMW_NAMES, KEY, check_names, is_matrix
+from ._matrices import ADAMW_NAMES, KEY, check_names, is_matrix, warn_of_unmatched
 from .groups import NOT_DECAYED, ParamGroups, collect, settings_of_decayed
 
 if TYPE_CHECKING:
@@ -26,13 +28,15 @@ def muon_groups(
 ) -> ParamGroups:
     """Group parameters into the matrices that Muon orthogonalizes and those that AdamW updates.
 
-    The division is the one that :class:`ms_optim.Muon` makes by default. Print the groups to see it; edit them to
-    change it.
+    The division is the one that :class:`ms_optim.Muon` makes by default, with one exception: a 3-dimensional weight of
+    a convolution, such as `mint.nn.Conv1d`, is assigned to AdamW. Muon alone does not see the layer, and would take the
+    weight for a batch of matrices. Print the groups to see the division; edit them to change it.
 
     Args:
         {network}
         adamw_names (Union[list[str], tuple[str]]): Name patterns of parameters that AdamW updates regardless of their
-            dimensions, as in :func:`pattern_groups`. A pattern may match nothing. Default:
+            dimensions, as in :func:`pattern_groups`. If a pattern of your own matches nothing, a warning says
+            so. Default:
             ``("*embed*", "*lm_head*", "*output_layer*")`` .
         {no_decay}
         filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
@@ -66,5 +70,16 @@ def muon_groups(
     check_type(name, "filter_bias_and_norm", filter_bias_and_norm, bool)
     decayed = settings_of_decayed(name, weight_decay)
     not_decayed = find_not_decayed(name, network, params, no_decay, filter_bias_and_norm)
-    keys = [(is_matrix(p.name, p.shape, adamw_names), p.name in not_decayed) for p in params]
+    warn_of_unmatched(name, adamw_names, [p.name for p in params])
+    convolved = _convolved(network)
+    keys = [
+        (p.name not in convolved and is_matrix(p.name, p.shape, adamw_names), p.name in not_decayed) for p in params
+    ]
     return collect(params, keys, lambda key: {**(NOT_DECAYED if key[1] else decayed), KEY: key[0]})
+
+
+def _convolved(network: Any) -> set[str]:
+    """Return the names of the 3-dimensional parameters of convolutions."""
+    cells = [cell for _, cell in network.cells_and_names()] if isinstance(network, nn.Cell) else []
+    convolutions = [cell for cell in cells if any("Conv" in kind.__name__ for kind in type(cell).__mro__)]
+    return {p.name for cell in convolutions for p in cell.get_parameters(expand=False) if p.ndim == 3}

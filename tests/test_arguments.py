@@ -5,6 +5,7 @@ import functools
 import inspect
 import math
 import re
+import warnings
 
 import mindspore as ms
 import numpy as np
@@ -24,6 +25,7 @@ from ms_optim import (
     Lamb,
     Lion,
     ScheduleFreeAdamW,
+    _words,
     merge_states,
 )
 
@@ -410,6 +412,56 @@ def test_parameters_of_every_kind_of_list():
     assert [x.name for x in AdamW(iter([p, q])).parameters] == ["w0", "w1"]
     groups = [{"params": iter([p, q])}, {"params": []}, {"order_params": iter([q, p])}]
     assert [x.name for x in AdamW(groups).parameters] == ["w1", "w0"]
+
+
+def with_own_decays(*decays):
+    return [{"params": [p], "weight_decay": decay} for p, decay in zip(params(len(decays)), decays)]
+
+
+SCHEDULED = ms_optim.LinearWeightDecay(0.1, 0.0, 9)
+IN_VAIN = r"weight_decay=0\.2 has no effect: each group has its own"
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: AdamW(params(), state_dtype="8bit"), "'AdamW', state_dtype='8bit' has no effect: .* 4,096"),
+        (lambda: Lamb(params(), 0.1, state_dtype="4bit"), "'Lamb', state_dtype='4bit' has no effect"),
+        (lambda: AdamW(large(), state_dtype="8bit"), None),
+        (lambda: AdamW(params(), state_dtype="bfloat16"), None),
+        (lambda: AdamW(with_own_decays(0.1, 0.0), weight_decay=0.2), IN_VAIN),
+        (lambda: Lion(with_own_decays(SCHEDULED, 0.0), weight_decay=0.2), IN_VAIN),
+        (lambda: AdamW(with_own_decays(0.1, 0.0), weight_decay=SCHEDULED), "weight_decay=a Cell of type Linear"),
+        (lambda: AdamW(with_own_decays(0.1, 0.0), weight_decay=0.1), None),
+        (lambda: AdamW(with_own_decays(SCHEDULED, 0.0), weight_decay=SCHEDULED), None),
+        (lambda: AdamW(with_own_decays(0.1, 0.0)), None),
+        (lambda: ms_optim.Muon(with_own_decays(0.2, 0.0)), None),
+        (lambda: AdamW([*with_own_decays(0.1), {"params": [large()[0]]}], weight_decay=0.2), None),
+        (lambda: ms_optim.create_optimizer("adamw", network(), weight_decay=0.2), None),
+        (
+            lambda: ms_optim.Muon(params(), adamw_names=["*embed*", "head"]),
+            "pattern 'head' of 'adamw_names' matches no",
+        ),
+        (lambda: ms_optim.muon_groups(network(), adamw_names=["head"]), "'muon_groups', the pattern 'head'"),
+        (lambda: ms_optim.Muon(params(), adamw_names=["w0"]), None),
+        (lambda: ms_optim.Muon(params()), None),
+        (lambda: ms_optim.Muon(params(), adamw_names=["w*"]), "no parameter is a matrix"),
+        (lambda: ms_optim.Muon([Parameter(tensor([1.0], "float32"), name="bias")]), "no parameter is a matrix"),
+    ],
+)
+def test_an_option_without_effect_says_so_once(make, said, monkeypatch):
+    monkeypatch.setattr(_words, "_warned", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            make()
+    texts = [str(warning.message) for warning in caught if str(warning.message).startswith("For '")]
+    assert len(texts) == (said is not None)
+    assert said is None or re.search(said, texts[0]), texts
+
+
+def large():
+    return [Parameter(tensor(np.ones((64, 64)), "float32"), name="large")]
 
 
 @every_case

@@ -11,7 +11,7 @@ import rich
 from harness import Step, numbers, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mindspore import Parameter, nn
+from mindspore import Parameter, mint, nn
 from refusals import refused
 
 from ms_optim import (
@@ -307,10 +307,23 @@ def test_the_groups_are_what_muon_does_without_groups():
 
 
 def test_names_that_adamw_has():
-    found = where(muon_groups(Net(), adamw_names=("head.*", "nothing*")))
+    found = where(muon_groups(Net(), adamw_names=("head.*", "*lm_head*")))
     expected = {*MATRICES, "embedding.embedding_table"} - {"head.weight"}
     assert {name for name, setting in found.items() if setting["muon"]} == expected
     assert not any(setting["muon"] for setting in where(muon_groups(Net(), adamw_names=["*"])).values())
+
+
+def test_the_weight_of_a_convolution_of_one_dimension_is_no_batch_of_matrices():
+    class Experts(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.weight = Parameter(tensor(np.ones((2, 3, 4)), "float32"), name="weight")
+
+    net = nn.SequentialCell(mint.nn.Conv1d(3, 5, 2), nn.Conv1d(3, 5, 2), mint.nn.Conv2d(3, 5, 2), Experts())
+    found = {name: setting["muon"] for name, setting in where(muon_groups(net)).items() if name.endswith("weight")}
+    assert found == {"0.weight": False, "1.weight": True, "2.weight": True, "3.weight": True}
+    held = {p.name for p in Muon(muon_groups(net)).states}
+    assert {"adam_m.0.weight", "muon_m.1.weight", "muon_m.2.weight", "muon_m.3.weight"} <= held
 
 
 def test_muons_groups_with_decays():

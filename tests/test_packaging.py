@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 from sources import ROOT
@@ -18,6 +20,12 @@ def test_the_citation_is_of_this_version():
         cited = found(rf"^{'title' if key == 'name' else key}: (.*)$", "CITATION.cff")
         assert cited == found(rf'^{key} = "(.*)"$', "pyproject.toml")
     assert found(r"^license: (.*)$", "CITATION.cff") == found(r'^license = \{ text = "(.*)" \}$', "pyproject.toml")
+
+
+def test_the_package_imports_no_more_than_it_needs():
+    """What prints tables is imported when something is printed."""
+    program = "import sys, ms_optim; assert not {'rich', 'matplotlib'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed (Debian: apt install g++)")

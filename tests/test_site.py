@@ -79,7 +79,7 @@ def test_what_a_page_runs_prints_what_it_says(page, monkeypatch):
     text = re.sub(r"^```.*$", "", TEXTS[page], flags=re.M)
     report = io.StringIO()
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)
-    session = doctest.DocTestParser().get_doctest(text, {}, page, page, None)
+    session = doctest.DocTestParser().get_doctest(text, {"__name__": "__main__"}, page, page, None)
     runner.run(session, out=report.write, clear_globs=False)
     assert runner.tries > 1
     assert runner.failures == 0, report.getvalue()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import _capabilities, _kernels
+from .._words import warn_once
 from . import akg, ascend, native
 from .ascend_matrices import AscendMatricesPath
 from .composite import CompositePath
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mindspore import nn
 
     from .parts import Parts
-
-_warned: set[str] = set()
 
 
 class Choice(NamedTuple):
@@ -45,6 +43,12 @@ def choose(parts: Parts) -> Choice:
         RuntimeError: If the requested backend has no kernel, or a requested feature needs another path.
     """
     name, wanted, features = parts.layout.optimizer, parts.options.backend, asked(parts)
+    if parts.options.state_dtype in _kernels.CODED and not parts.held.scales and parts.shares is None:
+        warn_once(
+            f"For '{name}', state_dtype='{parts.options.state_dtype}' has no effect: states of fewer than "
+            f"{_kernels.LEAST_CODED:,} elements stay float32, and all are smaller.",
+            stacklevel=6,
+        )
     reason = f"backend='{wanted}' was asked for"
     if wanted not in ("composite", "akg"):
         reason = _why_not_fused(parts, features)
@@ -61,10 +65,9 @@ def choose(parts: Parts) -> Choice:
             raise RuntimeError(f"For '{name}', backend='akg' has no kernel: {fault}.")
         return Choice(False, kernels, reason)
     path = "in AKG's kernels" if fault is None else "on the slower composite path"
-    reason += "" if fault is None else f"; {fault}"
-    if reason not in _warned:
-        _warned.add(reason)
-        warnings.warn(f"ms_optim runs {path}: {reason}.", stacklevel=5)
+    # That AKG cannot run is no news; that it computes wrongly is.
+    reason += f"; {fault}" if fault is not None and akg.why_not(parts.rule, parts.settings) is None else ""
+    warn_once(f"ms_optim runs {path}: {reason}.", stacklevel=6)
     return Choice(False, kernels, reason)
 
 

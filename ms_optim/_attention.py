@@ -10,8 +10,8 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from ._arguments import WEIGHT_DTYPES, check_count, fail, is_number
-from ._held import scale_rows
 from ._params import ordered
+from ._scale_rows import scale_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +16,7 @@ from mindspore.ops.primitive import constexpr
 from . import _kernels, _memory
 from ._arguments import Options, check_type, keywords_of
 from ._arithmetic import dense
+from ._attributes import Attributes
 from ._averaging import Averaged
 from ._docs import documented
 from ._gradients import check_gradients, check_shapes, check_tensors
@@ -43,23 +44,8 @@ _compiling = threading.RLock()
 _check_shapes, _check_held = constexpr(check=False)(check_shapes), constexpr(check=False)(check_held)
 
 
-# What a user may take for an attribute: the arguments that all optimizers share, which are in `options`, and others.
-NEVER_SET = frozenset((*(field.name for field in dataclasses.fields(Options)), "lr", "learning_rate", "betas"))
-
-
-def fixed(optimizer: str, name: str) -> str:
-    """Return the error for an attribute that was set after the optimizer was made."""
-    if name in ("lr", "learning_rate"):
-        remedy = "Set optimizer.param_groups[0]['lr'], for each group with a rate of its own, or pass a schedule."
-    else:
-        remedy = "Make a new optimizer with that value, and load this one's state_dict()."
-    if name == "weight_decay":
-        remedy += " For a decay that changes over time, pass a WeightDecaySchedule."
-    return f"For '{optimizer}', '{name}' cannot be set after the optimizer was made: its steps hold the value. {remedy}"
-
-
 @documented
-class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloadable):
+class FusedOptimizer(Statement, Attributes, Summarized, Stateful, Averaged, Released, Offloadable):
     """Base class of all optimizers, also of your own: a subclass states its update rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and implements the rule in MindSpore operators: in
@@ -146,11 +132,6 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
     # Names of the parameters that it keeps in addition to its states and masters.
     counters: tuple[str, ...] = ("global_step", "learning_rate", "skipped_steps", "statistics")
 
-    # Attributes that cannot be set any more, because the steps hold them: empty until the constructor ends.
-    _fixed: frozenset[str] = frozenset()
-    # Keys of registered parameters that are their own names.
-    _listed: set[str]
-
     # Set by the constructor.
     rule: Rule
     is_cautious: bool
@@ -188,7 +169,6 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         check_type(name, "rule", rule, Rule)
         # The kernels unscale gradients themselves: if the base class knew the loss scale, it would multiply the decay
         # by it.
-        object.__setattr__(self, "_listed", set())
         nn.Optimizer.__init__(self, learning_rate, params, weight_decay)
         self.loss_scale, self.options = float(options.loss_scale), options
         self.rule, self.is_cautious = rule, options.decay == "cautious"
@@ -231,66 +211,12 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         self._keep_entries(parts, self.state_shares if self.shares else None, swap)
         suspect(self._parameters)
         self._held_number = held.note()
-        # A subclass of the user's may set attributes after this constructor, which its steps do not hold.
-        package = next(base for base in type(self).__mro__ if base.__module__.startswith(__package__))
-        own = {*self.keywords(), "beta1", "beta2", "beta3"} & self.__dict__.keys()
-        object.__setattr__(self, "_fixed", NEVER_SET.union(own, keywords_of(package)))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, unless the step was built with its value; a parameter's name never takes its place."""
-        if name in self._fixed:
-            raise AttributeError(fixed(self.cls_name, name))
-        listed = self.__dict__.get("_params", {}).get(name)
-        if listed is not None and listed is not value and name in self._listed:
-            self._list_elsewhere(name)
-        super().__setattr__(name, value)
-
-    def insert_param_to_cell(
-        self, param_name: str, param: Parameter | None, check_name_contain_dot: bool = True
-    ) -> None:
-        """Register a parameter; one of a tuple by its name, unless the optimizer has an attribute of that name."""
-        if not check_name_contain_dot and "." not in param_name:
-            if hasattr(self, param_name) and param_name not in self._listed:
-                param_name += "."
-            else:
-                self._listed.add(param_name)
-        super().insert_param_to_cell(param_name, param, check_name_contain_dot)
-
-    def _rename_like_no_weight(self):
-        """Rename what the optimizer keeps under the name of a weight: graphs and files take each name once."""
-        for p in self.get_parameters():
-            if p.name in self._layout.names and all(p is not weight for weight in self._parameters):
-                p.name = f"{self.cls_name}.{p.name}"
-
-    def _list_elsewhere(self, name):
-        """Give a registered parameter a key that no attribute can have, in the place where it is."""
-        self._listed.discard(name)
-        entries = [(key + "." if key == name else key, p) for key, p in self._params.items()]
-        self._params.clear()
-        self._params.update(entries)
-        first_names = self._entries.first_names if "_entries" in self.__dict__ else {}
-        if name in first_names:
-            first_names[name + "."] = first_names.pop(name)
+        self._fix_attributes()
 
     @classmethod
     def keywords(cls) -> list[str]:
         """Return the names of the arguments that the optimizer takes, except its parameters."""
         return keywords_of(cls)
-
-    def current_step_lr(self) -> float | tuple[float, ...]:
-        """Return the learning rate of the next step.
-
-        Returns:
-            A float; if groups have their own learning rates, a tuple with one for each parameter.
-        """
-        rates = self._rates_at(self.global_step)
-        if self.is_group_lr:
-            return tuple(rates[place] for place in self._layout.rate_places)
-        return rates[self._layout.rate_places[0]]
-
-    def _rates_at(self, step: Tensor) -> list[float]:
-        """Return the distinct learning rates and weight decays of a step, counted from 0."""
-        return self._rates.construct(step).asnumpy().tolist()
 
     # ---- Construction ---------------------------------------------------------------------------------------------
 
@@ -342,13 +268,9 @@ class FusedOptimizer(Statement, Summarized, Stateful, Averaged, Released, Offloa
         self._held.check()
         self._rates.check(self.cls_name)
         gradients = check_gradients(self.cls_name, self._layout.names, self._layout.shapes, gradients)
-        table = self._path.addresses.fill(gradients)
-        if self._has_run:
-            done = self._path.run_by_address(self.global_step, table)
-        else:
-            with _compiling:
-                done = self._path.run_by_address(self.global_step, table)
-            self._has_run = True
+        with contextlib.nullcontext() if self._has_run else _compiling:
+            done = self._path.run_by_address(self.global_step, self._path.addresses.fill(gradients))
+        object.__setattr__(self, "_has_run", True)
         # Wait for the operator: it may run later, when the gradients may have been freed.
         done.data_ptr()
         return self._succeeded

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, ops
+from mindspore import Parameter, ParameterTuple, Tensor
 from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from . import _masters, _memory
 from ._abi import Statistic
-from ._writing import is_view, own_memory, write
+from ._writing import as_float32, is_view, own_memory, stored_as
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,6 +110,9 @@ class Held:
     rows: dict[int, int]
     master_places: tuple[int, ...]
     scale_places: tuple[int, ...]
+    own_ranges: NDArray[np.int64] | None
+    starts_at_weights: bool
+    places: dict[int, int]
     global_step: Parameter
     skipped_steps: Parameter
     statistics: Parameter
@@ -234,48 +237,20 @@ class Held:
     def weights(self, i: int) -> NDArray[np.float32]:
         """Return the weights whose states this process has, flat: from their master, if there is one."""
         p, (begin, end) = self.parameters[i], self.own_range(i)
-        weights = _as_float32(p)[begin:end]
+        weights = as_float32(p)[begin:end]
         if self.master_places[i] < 0:
             return weights
         master = self.masters[self.master_places[i]]
         if master.dtype != mstype.float32:
             return _masters.restored(weights, master.asnumpy().reshape(-1))
-        return np.where(_stored(master.asnumpy(), p.dtype) == weights, master.asnumpy().reshape(-1), weights)
-
-    def scale(self, i: int, factors: NDArray[np.float64]) -> None:
-        """Multiply the rows of a weight, of its master, and of its first state if that follows the weights.
-
-        Args:
-            i: The parameter's index.
-            factors: The factor of each row; where it is 1, every bit stays.
-        """
-        p, (begin, end) = self.parameters[i], self.own_range(i)
-        of_all = np.repeat(factors, p.size // len(factors))
-        of_own = of_all[begin:end]
-        masters = _times(self.weights(i), of_own)
-        scaled = _times(_as_float32(p), of_all)
-        if self.own_ranges is None:  # else other workers have this weight, and not its master
-            scaled = np.where(of_all != 1.0, masters, scaled)
-        stored = _stored(scaled, p.dtype)
-        if self.master_places[i] >= 0:
-            master = self.masters[self.master_places[i]]
-            # A master that is not rounded to the weight is the weight, as in a step.
-            masters = np.where(_stored(masters, p.dtype) == stored[begin:end], masters, stored[begin:end])
-            whole = master.dtype == mstype.float32
-            bits = masters if whole else _masters.remainders(masters, master.asnumpy().dtype)
-            write(master, np.where(of_own != 1.0, bits, master.asnumpy().reshape(-1)).reshape(master.shape))
-        first = self.state_of(0, i)
-        if self.starts_at_weights and first is not None:
-            write(first, _times(first.asnumpy().reshape(-1), of_own).reshape(first.shape))
-        values = ops.cast(Tensor(stored.reshape(p.shape)), p.dtype).asnumpy()
-        write(p, np.where(of_all.reshape(p.shape) != 1.0, values, p.asnumpy()))
+        return np.where(stored_as(master.asnumpy(), p.dtype) == weights, master.asnumpy().reshape(-1), weights)
 
     def note(self) -> int:
         """Record dtypes and sizes for :meth:`check`, and return the number that :func:`check_held` takes."""
         self._seen = noted((*self.parameters, *self.of_tensors, *self.counters))
         self.places = {id(p): i for i, p in enumerate(self.parameters)}
         self._trained = [p for p in self.parameters if p.requires_grad]
-        _noted[id(self)] = self
+        all_held[id(self)] = self
         return id(self)
 
     def check(self) -> None:
@@ -288,35 +263,6 @@ class Held:
                     "optimizer was made, which goes on to update it. Make a new optimizer of net.trainable_params(), "
                     "and load this one's state_dict() with strict=False."
                 )
-
-
-def _as_float32(tensor: Tensor) -> NDArray[np.float32]:
-    return ops.cast(tensor, mstype.float32).asnumpy().reshape(-1)
-
-
-def _stored(values: NDArray[np.float32], dtype: Any) -> NDArray[np.float32]:
-    """Return float32 values as a weight of a dtype holds them, flat."""
-    return _as_float32(ops.cast(Tensor(values), dtype))
-
-
-def _times(values: NDArray[np.float32], factors: NDArray[np.float64]) -> NDArray[np.float32]:
-    return (values.astype(np.float64) * factors).astype(np.float32)
-
-
-def scale_rows(parameter: Parameter, factors: NDArray[np.float64]) -> None:
-    """Multiply the rows of a weight, and of all from which optimizers go on as if it were the weight.
-
-    Args:
-        parameter: The weight.
-        factors: The factor of each row; where it is 1, every bit stays.
-    """
-    holders = [(held, held.places[id(parameter)]) for held in _noted.values() if id(parameter) in held.places]
-    for held, i in holders:
-        held.scale(i, factors)
-    if not holders:
-        of_all = np.repeat(factors, parameter.size // len(factors))
-        scaled = ops.cast(Tensor(_times(_as_float32(parameter), of_all).reshape(parameter.shape)), parameter.dtype)
-        write(parameter, np.where(of_all.reshape(parameter.shape) != 1.0, scaled.asnumpy(), parameter.asnumpy()))
 
 
 Noted: TypeAlias = "list[tuple[Parameter, Any, int]]"
@@ -341,12 +287,12 @@ def check_noted(optimizer: str, seen: Noted) -> None:
 
 
 # What each optimizer holds, by number, because a graph cannot pass other objects.
-_noted: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
+all_held: weakref.WeakValueDictionary[int, Held] = weakref.WeakValueDictionary()
 
 
 def check_held(number: int) -> int:
     """Check what the optimizer with this number holds."""
-    held = _noted.get(number)
+    held = all_held.get(number)
     if held is not None:
         held.check()
     return number

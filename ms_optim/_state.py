@@ -126,11 +126,9 @@ class StateEntries:
         if self.parts.rule.starts_at_weights:
             starting = held.states[: len(held.rows)]
         absent = {id(p) for name, p in own.items() if name not in given}
-        return [
-            (starting[row], held.weights(i).reshape(starting[row].shape))
-            for i, row in (held.rows.items() if len(starting) > 0 else ())
-            if id(starting[row]) in absent
-        ]
+        rows = held.rows.items() if len(starting) > 0 else ()
+        found = ((starting[row], held.weights(i)) for i, row in rows if id(starting[row]) in absent)
+        return [(state, weights.reshape(state.shape)) for state, weights in found]
 
     def checked(self, name: str, state_dict: Any) -> dict[str, Tensor]:
         """Return the entries except weights and statistics, checked to be Tensors, by their names from construction."""

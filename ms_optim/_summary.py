@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from ._arguments import Options, is_number, keywords_of
 from .for_scheduler import RateGroup, groups_of
 
 if TYPE_CHECKING:
     from ._base import FusedOptimizer
+    from ._layout import Layout
+    from ._rates import Rates
     from .paths.parts import Parts
 
 # Shown in separate lines.
@@ -23,6 +25,8 @@ class Summarized(nn.Optimizer):
     """Prints a summary of an optimizer, and shows its param groups."""
 
     _parts: Parts
+    _layout: Layout
+    _rates: Rates
     _param_groups: list[RateGroup] | None = None
 
     @property
@@ -40,6 +44,21 @@ class Summarized(nn.Optimizer):
             groups = groups_of(self._parts)
             object.__setattr__(self, "_param_groups", groups)
         return groups
+
+    def current_step_lr(self) -> float | tuple[float, ...]:
+        """Return the learning rate of the next step.
+
+        Returns:
+            A float; if groups have their own learning rates, a tuple with one for each parameter.
+        """
+        rates = self._rates_at(self.global_step)
+        if self.is_group_lr:
+            return tuple(rates[place] for place in self._layout.rate_places)
+        return rates[self._layout.rate_places[0]]
+
+    def _rates_at(self, step: Tensor) -> list[float]:
+        """Return the distinct learning rates and weight decays of a step, counted from 0."""
+        return self._rates.construct(step).asnumpy().tolist()
 
     def __repr__(self) -> str:
         return summary(self)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, ops
+from mindspore import dtype as mstype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,3 +64,13 @@ def fitted(name: str, entry: str, p: Parameter, value: Tensor) -> NDArray[Any]:
     if value.dtype != p.dtype:
         raise TypeError(f"For '{name}', the entry {entry!r} must be of dtype {p.dtype}, but got {value.dtype}.")
     return value.asnumpy()
+
+
+def as_float32(tensor: Tensor) -> NDArray[np.float32]:
+    """Return the values of a Tensor in float32, flat."""
+    return ops.cast(tensor, mstype.float32).asnumpy().reshape(-1)
+
+
+def stored_as(values: NDArray[np.float32], dtype: Any) -> NDArray[np.float32]:
+    """Return float32 values as a weight of a dtype holds them, flat."""
+    return as_float32(ops.cast(Tensor(values), dtype))

@@ -10,18 +10,20 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from . import _kernels, _libraries
-from ._base import FusedOptimizer, fixed
+from . import _kernels
+from ._attributes import fixed
+from ._base import FusedOptimizer
 from ._gradients import check_gradients
 from ._state import Stateful
 from ._writing import write
 from .compression import Workers
 from .dgc.local_mean import LocalMean
 from .dgc.transport import together
-from .local.arguments import check_local_steps
+from .local.arguments import ARGUMENTS, check_local_steps
 from .local.entries import LocalEntries
 from .local.exchange import Exchange
-from .local.kept import Kept, UnderWay
+from .local.kept import Kept
+from .local.progress import Progress, check_alike
 from .local.wire import Outer, due, fragments_of
 from .local_compression import Quantized, SparseTopK
 from .residuals import check_residuals
@@ -30,16 +32,6 @@ if TYPE_CHECKING:
     from ._arguments import Tensors
 
 NAME = "LocalSteps"
-ARGUMENTS = (
-    "every",
-    "fragments",
-    "outer_learning_rate",
-    "outer_momentum",
-    "nesterov",
-    "compress",
-    "group",
-    "local_group",
-)
 # What checkpoints and callbacks take.
 AnyOptimizer: TypeAlias = "FusedOptimizer | LocalSteps"
 
@@ -133,6 +125,7 @@ class LocalSteps(Stateful):
     workers: Workers
     outer: Outer
     kept: Kept
+    progress: Progress
     own_worker: Tensor
     due: tuple[int, ...]
     all_fragments: tuple[int, ...]
@@ -185,7 +178,7 @@ class LocalSteps(Stateful):
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
         entries = LocalEntries(NAME, optimizer._entries, kept)
         object.__setattr__(self, "_entries", entries)
-        self._check_between, entries.swap.check_between = entries.swap.check_between, self._complete_for
+        object.__setattr__(self, "progress", Progress(optimizer, kept, self.exchanges, entries.swap))
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute of that name from the inner optimizer."""
@@ -199,7 +192,7 @@ class LocalSteps(Stateful):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, unless the step was built with its value."""
-        if "_check_between" in self.__dict__ and (name in ARGUMENTS or name in self.optimizer._fixed):
+        if "progress" in self.__dict__ and (name in ARGUMENTS or name in self.optimizer._fixed):
             raise AttributeError(fixed(NAME, name))
         super().__setattr__(name, value)
 
@@ -209,43 +202,14 @@ class LocalSteps(Stateful):
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
         if not self._on_host:
             return super().__call__(gradients)
-        self._complete()
+        self.progress.complete()
         exchanged = self._begin()
         if self.workers.local > 1:
             gradients = self._mean(tuple(self._checked(gradients)))
-        for k in exchanged:
-            self.exchanges[k].prepare()
-        self.kept.under_way = UnderWay(self._taken(), self._counted(), exchanged)
+        self.progress.begin(exchanged)
         done = self.optimizer(gradients)
-        self._complete()
+        self.progress.complete()
         return done
-
-    def _complete(self) -> None:
-        """Count the step that the optimizer has taken and exchange, also if this was interrupted before."""
-        step = self.kept.under_way
-        if step is not None and self._taken() == step.taken + 1:
-            if self._counted() == step.counted:
-                write(self.local_step, np.array([step.counted + 1], np.int32))
-            try:
-                for k in step.exchanged:
-                    self.exchanges[k].complete(self._check_alike)
-            except Exception:  # which an interrupt is not
-                self.kept.under_way = None
-                raise
-        self.kept.under_way = None
-
-    def _complete_for(self, what: str) -> None:
-        """Complete an interrupted step before a function that is to find whole steps."""
-        self._complete()
-        self._check_between(what)
-
-    def _counted(self) -> int:
-        return int(self.local_step.asnumpy()[0])
-
-    def _taken(self) -> int:
-        """Return the number of steps that the optimizer has taken, including skipped ones."""
-        counts = (self.optimizer.global_step, self.optimizer.skipped_steps)
-        return sum(int(count.asnumpy()[0]) for count in counts)
 
     @ms.jit(backend="ms_backend")
     def _mean(self, gradients):
@@ -277,7 +241,7 @@ class LocalSteps(Stateful):
         """
         self.kept.check_counts(NAME)
         check_residuals(NAME, self.local_worker, self.own_worker.asnumpy())
-        step = self._counted()
+        step = int(self.local_step.asnumpy()[0])
         exchanged = [k for k in self.all_fragments if (step + 1) % self.every == self.due[k]]
         if exchanged or step == 0:
             self.optimizer._held.check()
@@ -286,11 +250,6 @@ class LocalSteps(Stateful):
             for exchange in self.exchanges:
                 exchange.begin_here()
         return exchanged
-
-    def _check_alike(self, marks: np.ndarray) -> None:
-        """Raise an error that states how workers differ."""
-        if difference := _libraries.difference_of_marks(marks):
-            raise RuntimeError(f"For '{NAME}', {difference}")
 
     @classmethod
     def step_together(cls, workers: Sequence[LocalSteps], gradients: Sequence[Tensors]) -> int:
@@ -302,7 +261,7 @@ class LocalSteps(Stateful):
             write(worker.local_step, worker.local_step.asnumpy() + np.int32(1))
         for k in exchanged:
             sent = [worker.exchanges[k].send_here() for worker in workers]
-            workers[0]._check_alike(np.stack([mark for _, mark in sent]))
+            check_alike(np.stack([mark for _, mark in sent]))
             wires = together([wire for wire, _ in sent], workers[0].outer.compress is not None)
             for worker in workers:
                 worker.exchanges[k].apply_here(wires)

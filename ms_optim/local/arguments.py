@@ -12,6 +12,10 @@ from ..local_compression import Quantized, SparseTopK
 if TYPE_CHECKING:
     from .wire import Outer
 
+# Arguments of LocalSteps besides the optimizer.
+ARGUMENTS = ("every", "fragments", "outer_learning_rate", "outer_momentum", "nesterov", "compress")
+ARGUMENTS += ("group", "local_group")
+
 
 def check_local_steps(name: str, optimizer: Any, outer: Outer, group: Any) -> None:
     """Check the arguments of local steps.

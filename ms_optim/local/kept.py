@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor
@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .wire import Outer
-
-
-class UnderWay(NamedTuple):
-    """A step called from Python, until it is counted and exchanged: it may be interrupted anywhere.
-
-    Attributes:
-        taken: The optimizer's steps before it.
-        counted: The count of local steps before it.
-        exchanged: The fragments to exchange after it.
-    """
-
-    taken: int
-    counted: int
-    exchanged: list[int]
 
 
 class Kept:
@@ -47,7 +33,6 @@ class Kept:
         step: The count of steps, including skipped ones, so that it is equal on all workers.
         worker: Which worker the residuals belong to.
         reports: Statistics of the last exchange of each fragment.
-        under_way: The step that is being taken; None between two steps.
     """
 
     starts: ParameterTuple
@@ -56,7 +41,6 @@ class Kept:
     step: Parameter
     worker: Parameter
     reports: tuple[Parameter, ...]
-    under_way: UnderWay | None = None
 
     def __init__(self, parameters: Sequence[Parameter], names: Sequence[str], outer: Outer, own_worker: np.ndarray):
         def zeros(prefix, kept):

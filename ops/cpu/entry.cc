@@ -149,12 +149,14 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
     const Status done = (Chosen()->*rule)(step);
     // In a graph, MindSpore reports no more than the number.
     if (done == kNegativeStep) {
-      fprintf(stderr,
-              "ms_optim: this step is refused, and nothing was changed: the parameters hold the averaged weights, for which "
-              "global_step is negative (%d). Leave 'with optimizer.averaged()', or call optimizer.train(), and make the "
-              "Model or the training step anew, with a new data set, as MindSpore runs none again that failed. Outside of "
-              "such a block, a wrong global_step was loaded.\n",
-              *step.global_step);
+      fprintf(
+          stderr,
+          "ms_optim: this step is refused, and nothing was changed: the parameters hold the averaged weights, for "
+          "which "
+          "global_step is negative (%d). Leave 'with optimizer.averaged()', or call optimizer.train(), and make the "
+          "Model or the training step anew, with a new data set, as MindSpore runs none again that failed. Outside of "
+          "such a block, a wrong global_step was loaded.\n",
+          *step.global_step);
     }
     return done;
   } catch (const std::exception &) {

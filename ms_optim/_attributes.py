@@ -72,6 +72,13 @@ class Attributes(nn.Optimizer):
                 self._listed.add(param_name)
         super().insert_param_to_cell(param_name, param, check_name_contain_dot)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Raise an error: the parameters of a copy would be no network's."""
+        raise TypeError(
+            f"For '{self.cls_name}', an optimizer cannot be copied: copy the network, make a new optimizer of its "
+            "parameters, and load this one's state_dict()."
+        )
+
     def _rename_like_no_weight(self):
         """Rename what the optimizer keeps under the name of a weight: graphs and files take each name once."""
         for p in self.get_parameters():

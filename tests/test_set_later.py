@@ -1,5 +1,6 @@
 """What a user sets, names or freezes after or before an optimizer is made works in every mode, or is an error."""
 
+import copy
 import gc
 import weakref
 
@@ -64,6 +65,10 @@ def test_what_a_subclass_sets_in_its_constructor_is_its_own():
 def test_nor_on_local_steps(name):
     local = LocalSteps(AdamW(weights("w"), 0.1), every=3, compress=SparseTopK(), outer_momentum=0.0)
     refused(AttributeError, f"'{name}' cannot be set after", setattr, local, name, 2)
+
+
+def test_an_optimizer_cannot_be_copied():
+    refused(TypeError, "make a new optimizer.*state_dict", copy.deepcopy, AdamW(weights("w"), 0.1))
 
 
 class Rate(LearningRateSchedule):

@@ -152,6 +152,10 @@ class Swap:
         kept = self._kept.get(id(parameter))
         return parameter.asnumpy() if kept is None else kept
 
+    def weights_held(self, i: int) -> NDArray[np.float32]:
+        """Return the weights whose states this process has, in training."""
+        return self.parts.held.weights(i)
+
     def _averaged(self, i):
         """Return the averaged weight in the parameter's dtype; in another worker's share, the current weight."""
         held, statement = self.parts.held, self.parts.statement

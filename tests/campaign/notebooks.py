@@ -45,11 +45,13 @@ CELLS = {
     "step": (),
     "interrupted_step": (line,),
     "backward_pass": (),
+    "interrupted_pass": (line,),
     "attach": (),
     "detach": (),
     "averaged": (),
     "interrupted_averaged": (line,),
     "interrupted_eval": (line,),
+    "interrupted_attach": (line,),
     "set_attribute": (st.sampled_from(["lr", "loss_scale", "weight_decay", "learning_rate", "betas"]),),
     "freeze": (place,),
     "view": (place, st.sampled_from(["transposed", "strided", "offset"])),
@@ -161,6 +163,29 @@ class Notebook:
             self.optimizer(gradients)
         self.twin(ms.value_and_grad(self.twin_net, None, ms.ParameterTuple(self.twins))(x)[1])
 
+    def interrupted_pass(self, at):
+        """Interrupt a backward pass that releases gradients, or its end: training goes on from what is loaded then."""
+        if not self.attached:
+            return
+        x, before = tensor(self.rng.standard_normal((3, SIDE)), "float32"), self.steps()
+
+        def work():
+            try:
+                ms.value_and_grad(self.net, None, ms.ParameterTuple(self.params))(x)
+                self.optimizer.finish()
+            except RuntimeError as error:  # what MindSpore makes of an interrupt in a hook
+                raise KeyboardInterrupt from error
+
+        if interrupted_at(work, at):
+            self.interrupts += 1
+            self.optimizer.abandon()
+            assert self.steps() in (before, before + 1)
+            for p, q in zip(self.params, self.twins):
+                p.set_data(q.copy())
+            self.optimizer.load_state_dict(self.twin.state_dict())
+        else:
+            self.twin(ms.value_and_grad(self.twin_net, None, ms.ParameterTuple(self.twins))(x)[1])
+
     def attach(self):
         self.attached = not self.refused(self.optimizer.attach) or self.attached
 
@@ -184,6 +209,16 @@ class Notebook:
         inner = self.optimizer.optimizer if isinstance(self.optimizer, LocalSteps) else self.optimizer
         self.interrupts += interrupted_at(block, at)
         self.averaged()
+
+    def interrupted_attach(self, at):
+        def attach():
+            if not self.refused(self.optimizer.attach):
+                self.optimizer.detach()
+
+        if not self.attached:
+            self.interrupts += interrupted_at(attach, at)
+            if getattr(self.optimizer, "_release", None) is not None:
+                self.optimizer.detach()
 
     def interrupted_eval(self, at):
         inner = self.optimizer.optimizer if isinstance(self.optimizer, LocalSteps) else self.optimizer

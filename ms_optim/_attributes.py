@@ -48,7 +48,7 @@ class Attributes(nn.Optimizer):
 
         A subclass of the user's may set attributes after the constructor of its base, which steps do not hold.
         """
-        package = next(base for base in type(self).__mro__ if base.__module__.startswith(__package__ or ""))
+        package = next(base for base in type(self).__mro__ if base.__module__.partition(".")[0] == __package__)
         own = {*keywords_of(type(self)), "beta1", "beta2", "beta3"} & self.__dict__.keys()
         object.__setattr__(self, "_fixed", NEVER_SET.union(own, keywords_of(package)))
 

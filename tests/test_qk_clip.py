@@ -10,7 +10,7 @@ from harness import numbers, tensor
 from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
 
-from ms_optim import AdamW, Muon, OptimizerMonitor, QKClip, qk_clip
+from ms_optim import AdamW, Muon, OptimizerMonitor, QKClip, ScheduleFreeAdamW, qk_clip
 
 WIDTH, SAMPLES, THRESHOLD = 12, 40, 5.0
 
@@ -427,3 +427,19 @@ def test_a_clip_lasts(case, kind):
     if optimizer.averages_iterates:
         with optimizer.averaged():
             check_clipped(before, logits(numbers(query), numbers(key), 4), 2e-2 if dtype == "bfloat16" else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [AdamW, ScheduleFreeAdamW])
+def test_a_weight_of_several_optimizers_is_scaled_once(kind, dtype):
+    """As where one was made again, and the first is not collected yet."""
+    query, key = attention(4, 4, [2.0, 7.0, 30.0, 4.0], dtype)
+    optimizers = [kind([query, key], 1e-7) for _ in range(2)]
+    for optimizer in optimizers:
+        optimizer(tuple(tensor(np.ones(p.shape), dtype) for p in (query, key)))
+    before = logits(numbers(query), numbers(key), 4)
+    qk_clip(query, key, before, THRESHOLD)
+    check_clipped(before, logits(numbers(query), numbers(key), 4), TOLERANCE[dtype])
+    for optimizer in optimizers:
+        optimizer(tuple(tensor(np.ones(p.shape), dtype) for p in (query, key)))
+        check_clipped(before, logits(numbers(query), numbers(key), 4), 2e-2 if dtype == "bfloat16" else 1e-4)

@@ -140,8 +140,16 @@ class Program(World):
         assert refused or self.fired == fired + self.hooks, "A hook of the optimizer did not fire."
         return refused
 
+    def graph_mode(self):
+        """Compile what follows, except where the optimizer has hooks.
+
+        MindSpore compiles the hooks of a Cell, too. A hook that changes something outside is its error then ("Graph
+        cycle exists"), for nn.AdamWeightDecay as well.
+        """
+        ms.set_context(mode=ms.PYNATIVE_MODE if self.hooks else ms.GRAPH_MODE)
+
     def step_in_graph_mode(self, *gradients):
-        ms.set_context(mode=ms.GRAPH_MODE)
+        self.graph_mode()
         return self.stepped(self.optimizer, *gradients)
 
     def step_by_construct(self, size, filled, layout, graph):
@@ -171,14 +179,14 @@ class Program(World):
         return self.stepped(lambda tensors: call(share, *tensors), size, filled, layout)
 
     def step_in_cell(self, *arguments):
-        ms.set_context(mode=ms.GRAPH_MODE)
+        self.graph_mode()
         return self.in_graph(self.batched, *arguments)
 
     def step_in_pynative_cell(self, *arguments):
         return self.in_graph(self.batched, *arguments)
 
     def step_in_jit(self, *arguments):
-        return self.in_graph(self.jitted, *arguments)
+        return self.in_graph(self.batched if self.hooks else self.jitted, *arguments)
 
     def step_of_denormals(self):
         """Moments that fall below the least normal number: the same bits from any thread, or from none."""

@@ -31,8 +31,8 @@ from rich.table import Table
 
 from ms_optim import AdamW, LocalSteps, Quantized, SparseTopK
 from ms_optim.cli.bench import bandwidth, speed_of
-from ms_optim.dgc.transport import together
-from ms_optim.simulated_workers import SimulatedWorker
+from ms_optim.training.simulated_workers import SimulatedWorker
+from ms_optim.workers.transport import together
 
 SPARSE = {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
 ROWS = {

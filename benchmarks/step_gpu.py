@@ -38,7 +38,9 @@ from step_cpu import (
     off,
 )
 
-from ms_optim import _kernels, _libraries
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.states.formats import LEAST_CODED
 
 INF = float("inf")
 # Rule, constants after the shared ones, flags; dtypes of weight, gradient and states; the bytes of an element.
@@ -63,7 +65,7 @@ class Row:
     def __init__(self, torch, name):
         (rule, constants, rule_flags), weight, gradient, states, options, self.element_bytes = ROWS[name]
         self.torch, self.function = torch, f"ms_optim_{rule}"
-        self.library = _libraries.library(_libraries.LIBRARIES["GPU"][0])
+        self.library = libraries.library(libraries.LIBRARIES["GPU"][0])
         shapes, n = SHAPES, len(SHAPES)
         generator = torch.Generator(device="cuda").manual_seed(0)
 
@@ -75,29 +77,29 @@ class Row:
         self.masters = [w.float() for w in self.weights] if weight != "float32" else []
         self.states, self.scales = self._states(shapes, states)
         clip = options.get("clip", 0.0)
-        shared = _kernels.MASTERS * bool(self.masters) | _kernels.CLIPS * (clip > 0)
+        shared = kernels.MASTERS * bool(self.masters) | kernels.CLIPS * (clip > 0)
         numbers = [1.0, clip, 0.0, BETA1, BETA2, EPS, *constants]
         layout = [[0, 1, 0, i] for i in range(n)]
-        flags = torch.zeros((1 + _kernels.ALL_STAGES, 1 + shared, 1 + rule_flags), dtype=torch.int8, device="cuda")
+        flags = torch.zeros((1 + kernels.ALL_STAGES, 1 + shared, 1 + rule_flags), dtype=torch.int8, device="cuda")
         zeros = [
             torch.zeros(1, dtype=torch.int32, device="cuda"),
             torch.zeros(1, dtype=torch.int32, device="cuda"),
-            torch.zeros((n, len(_kernels.STATISTICS)), device="cuda"),
+            torch.zeros((n, len(kernels.STATISTICS)), device="cuda"),
         ]
-        room = _libraries.workspace_bytes(self.library, [tuple(s) for s in shapes], False, False)
+        room = libraries.workspace_bytes(self.library, [tuple(s) for s in shapes], False, False)
         arguments = [
             flags,
             torch.tensor(layout, dtype=torch.int32, device="cuda"),
             torch.tensor(numbers, dtype=torch.float64, device="cuda"),
             torch.tensor([RATE, DECAY], device="cuda"),
-            torch.zeros((1, len(_kernels.SUMS)), dtype=torch.float64, device="cuda"),
+            torch.zeros((1, len(kernels.SUMS)), dtype=torch.float64, device="cuda"),
             *zeros,
             *self.weights,
             *self.gradients,
             *self.states,
             *self.masters,
             *self.scales,
-            torch.zeros((n, len(_kernels.SUMS)), dtype=torch.float64, device="cuda"),
+            torch.zeros((n, len(kernels.SUMS)), dtype=torch.float64, device="cuda"),
             torch.zeros(room, dtype=torch.uint8, device="cuda"),
         ]
         self.kept = arguments
@@ -113,10 +115,10 @@ class Row:
         states, scales = [], []
         for dtype in (torch.int8, torch.uint8):
             for shape, size in zip(shapes, sizes):
-                coded = size >= _kernels.LEAST_CODED
+                coded = size >= LEAST_CODED
                 states.append(torch.zeros(shape, dtype=dtype if coded else torch.float32, device="cuda"))
                 if coded:
-                    scales.append(torch.zeros(-(-size // _kernels.CODE_BLOCK), device="cuda"))
+                    scales.append(torch.zeros(-(-size // kernels.CODE_BLOCK), device="cuda"))
         return states, scales
 
     def _prepared(self, arguments):
@@ -206,7 +208,7 @@ def main():
         import torch
     except ImportError:
         sys.exit("PyTorch is not installed: pip install 'ms_optim[bench]'")
-    reason = _kernels.why_not("adamw", "GPU")
+    reason = kernels.why_not("adamw", "GPU")
     if reason is not None or not torch.cuda.is_available():
         sys.exit(f"Nothing to time: {reason or 'PyTorch finds no GPU'}")
 

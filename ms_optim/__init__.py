@@ -4,31 +4,18 @@ from importlib.metadata import version
 
 import mindspore
 
-from ._base import FusedOptimizer, Rule
-from ._merge_states import merge_states
-from ._versions import check_version
-from .adam_offload import AdamOffload
-from .adamw import AdamW
-from .ademamix import AdEMAMix
-from .averaged_weights import AveragedWeights
-from .callbacks import OptimizerMonitor
+from . import optimizers
+from .base.learning_rates import for_scheduler
+from .base.optimizer import FusedOptimizer, Rule
 from .checkpoints import CheckpointSaver, Loaded, SpoiledError, load, save
-from .cli.plot import plot
-from .dgc_momentum import DGCMomentum
-from .factory import create_optimizer, list_optimizers
-from .for_scheduler import for_scheduler
-from .groups import ParamGroups, layerwise_groups, no_decay_groups, pattern_groups
-from .lamb import Lamb
-from .lans import LANS
-from .lion import Lion
-from .local_compression import Quantized, SparseTopK
-from .local_steps import LocalSteps
-from .muon import Muon
-from .muon_groups import muon_groups
-from .qk_clip import QKClip, qk_clip
-from .released_train_step import ReleasedTrainStep
-from .residuals import fold_residuals
-from .schedule_free_adamw import ScheduleFreeAdamW
+from .checkpoints.fold import fold_residuals
+from .checkpoints.merge import merge_states
+from .former_modules import keep
+from .groups import ParamGroups, layerwise_groups, muon_groups, no_decay_groups, pattern_groups
+from .local_steps import LocalSteps, Quantized, SparseTopK
+from .optimizers import *  # noqa: F403 - each optimizer is public
+from .optimizers import OPTIMIZERS as OPTIMIZERS
+from .optimizers.by_name import create_optimizer, list_optimizers
 from .schedules import (
     ConstantWeightDecay,
     CosineWeightDecay,
@@ -40,26 +27,24 @@ from .schedules import (
     WarmUpWeightDecay,
     WeightDecaySchedule,
 )
-from .simulated_workers import SimulatedWorkers
+from .training.averaged_weights import AveragedWeights
+from .training.monitor import OptimizerMonitor
+from .training.plot import plot
+from .training.qk_clip import QKClip, qk_clip
+from .training.released_train_step import ReleasedTrainStep
+from .training.simulated_workers import SimulatedWorkers
+from .versions import check_version
 
 __all__ = [
-    "LANS",
-    "AdEMAMix",
-    "AdamOffload",
-    "AdamW",
     "AveragedWeights",
     "CheckpointSaver",
     "ConstantWeightDecay",
     "CosineWeightDecay",
-    "DGCMomentum",
     "ExponentialWeightDecay",
     "FusedOptimizer",
-    "Lamb",
     "LinearWeightDecay",
-    "Lion",
     "Loaded",
     "LocalSteps",
-    "Muon",
     "OptimizerMonitor",
     "ParamGroups",
     "PiecewiseConstantWeightDecay",
@@ -68,7 +53,6 @@ __all__ = [
     "Quantized",
     "ReleasedTrainStep",
     "Rule",
-    "ScheduleFreeAdamW",
     "SimulatedWorkers",
     "SparseTopK",
     "SpoiledError",
@@ -89,18 +73,8 @@ __all__ = [
     "qk_clip",
     "save",
 ]
-# All optimizers, in the order in which commands, MindFormers and tests list them; `create_optimizer` reads this list.
-OPTIMIZERS: tuple[type[FusedOptimizer], ...] = (
-    AdamW,
-    Lamb,
-    LANS,
-    AdamOffload,
-    DGCMomentum,
-    Lion,
-    AdEMAMix,
-    ScheduleFreeAdamW,
-    Muon,
-)
+__all__ += optimizers.__all__
 __version__ = version("ms_optim")
 
 check_version(mindspore.__version__)
+keep(__name__)

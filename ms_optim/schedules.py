@@ -11,11 +11,11 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from ._arguments import MOST, check_count, check_not_negative, check_positive, check_type, fail
-from ._docs import documented
+from .arguments.checks import MOST, check_count, check_not_negative, check_positive, check_type, fail
+from .arguments.docstrings import documented
 
 if TYPE_CHECKING:
-    from ._arguments import GlobalStep
+    from .arguments.checks import GlobalStep
 
 
 def _constant(value):

@@ -7,8 +7,8 @@ from mindspore import Parameter, Tensor, communication
 from refusals import refused
 
 import ms_optim
-from ms_optim._local_shards import local
-from ms_optim._pynative_trainer import InTrainer
+from ms_optim.dtensors.in_trainer import InTrainer
+from ms_optim.dtensors.local_shards import local
 
 # What is divided along which dimension; None: every process holds the whole.
 AXES = {"rows": 0, "columns": 1, "vector": 0, "whole": None, "convolution": 0}

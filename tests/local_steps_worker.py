@@ -7,7 +7,7 @@ from local import EVERY, RUNS, STEPS, gradients, made, parameters, tensors
 from runtime import group_of, wait
 
 import ms_optim
-from ms_optim._checkpoint_parts import checkpoints_in
+from ms_optim.checkpoints.parts import checkpoints_in
 
 
 def taken(optimizer, mode, rank, steps):

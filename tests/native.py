@@ -6,20 +6,21 @@ import platform
 
 import numpy as np
 
-from ms_optim import _abi, _kernels, _libraries
-from ms_optim.compression import wire_words
+from ms_optim.dgc.optimizer import wire_words
+from ms_optim.kernels import interface, libraries
+from ms_optim.kernels import table as kernels
 
-LIBRARY = _libraries.FOLDER / "libms_optim_cpu.so"
+LIBRARY = libraries.FOLDER / "libms_optim_cpu.so"
 
 
 def call(function, arrays):
     """Call an operator with inputs and outputs in order, and return its status."""
-    return _libraries.invoke(_libraries.library(LIBRARY.name), function, arrays, [a.ctypes.data for a in arrays])
+    return libraries.invoke(libraries.library(LIBRARY.name), function, arrays, [a.ctypes.data for a in arrays])
 
 
 def instruction_sets():
     """Return the names of those that this processor has, the best first."""
-    library = _libraries.library("libms_optim_cpu.so")
+    library = libraries.library("libms_optim_cpu.so")
     best = library.ms_optim_instruction_set()
     names = [name for name in (b"avx512", b"avx2", b"baseline") if not library.ms_optim_force_instruction_set(name)]
     library.ms_optim_force_instruction_set(best)
@@ -112,7 +113,7 @@ class Launch:
         clip=0.0,
         seed=0,
         shared=0,
-        stages=_kernels.ALL_STAGES,
+        stages=kernels.ALL_STAGES,
         cautious=False,
         averages=(),
         average=(None, False),
@@ -123,21 +124,21 @@ class Launch:
         n = len(weights)
         if layout is None:
             layout = [[0, -1, 0, i] for i in range(n)]
-        columns = [list(column) for column in zip(*layout)] or [[]] * _abi.LayoutColumn.LAYOUT_COLUMNS
+        columns = [list(column) for column in zip(*layout)] or [[]] * interface.LayoutColumn.LAYOUT_COLUMNS
         self.function, self.states = function, states
         self.global_step, self.skipped = np.zeros(1, np.int32), np.zeros(1, np.int32)
-        self.statistics = np.zeros((n, len(_kernels.STATISTICS)), np.float32)
-        self.sums = np.zeros((n, len(_kernels.SUMS)))
+        self.statistics = np.zeros((n, len(kernels.STATISTICS)), np.float32)
+        self.sums = np.zeros((n, len(kernels.SUMS)))
         self.step_weights = np.zeros((n, 2))
         held = [*(array for state in states for array in state), *masters, *averages]
         held += [array for state in scales for array in state]
-        taken = _abi.inputs(
-            _abi.flags(stages, shared, rule_flags),
-            _abi.layout(*columns[:3], rows=columns[3]),
-            _abi.constants(1 / loss_scale, clip, seed, constants, cautious, average),
+        taken = interface.inputs(
+            interface.flags(stages, shared, rule_flags),
+            interface.layout(*columns[:3], rows=columns[3]),
+            interface.constants(1 / loss_scale, clip, seed, constants, cautious, average),
             np.array(rates, np.float32),
-            np.zeros((1, len(_kernels.SUMS))),
-            () if forms is None else (_abi.matrices(forms), np.array(iterations, np.float64)),
+            np.zeros((1, len(kernels.SUMS))),
+            () if forms is None else (interface.matrices(forms), np.array(iterations, np.float64)),
             (self.global_step, self.skipped, self.statistics, *[self.step_weights] * weighs_steps),
             weights,
             gradients,
@@ -177,7 +178,7 @@ class CompressedLaunch:
         masters=(),
         clip=0.0,
         shared=0,
-        stages=_kernels.ALL_STAGES,
+        stages=kernels.ALL_STAGES,
         wires=None,
         skipping=0.0,
         sums=None,
@@ -189,18 +190,18 @@ class CompressedLaunch:
         columns = columns or [[0, -1, 0]] * n
         columns = [list(column) for column in zip(*columns)] or [[]] * 3
         self.global_step, self.skipped = np.zeros(1, np.int32), np.zeros(1, np.int32)
-        self.statistics = np.zeros((n, len(_kernels.STATISTICS)), np.float32)
-        self.sums = np.zeros((n, len(_kernels.SUMS)))
+        self.statistics = np.zeros((n, len(kernels.STATISTICS)), np.float32)
+        self.sums = np.zeros((n, len(kernels.SUMS)))
         words = wire_words([w.size for w in weights], sent, "float16" if rule_flags & 4 else "float32")
         self.wire = np.zeros(words, np.int32 if any(sent) else np.float32)
-        moments, apply = bool(stages & _kernels.MOMENTS_STAGE), bool(stages & _kernels.APPLY_STAGE)
+        moments, apply = bool(stages & kernels.MOMENTS_STAGE), bool(stages & kernels.APPLY_STAGE)
         wires = np.zeros((1, 1), np.float32) if wires is None else wires
-        taken = _abi.inputs(
-            _abi.flags(stages, shared, rule_flags),
-            _abi.layout(*columns, sent=sent),
-            _abi.constants(1.0, clip, 0.0, (momentum, workers, rank, settings)),
+        taken = interface.inputs(
+            interface.flags(stages, shared, rule_flags),
+            interface.layout(*columns, sent=sent),
+            interface.constants(1.0, clip, 0.0, (momentum, workers, rank, settings)),
             np.array(rates, np.float32),
-            np.zeros((1, len(_kernels.SUMS))) if sums is None else sums,
+            np.zeros((1, len(kernels.SUMS))) if sums is None else sums,
             (
                 np.array([skipping], np.float32),
                 wires,

@@ -11,9 +11,10 @@ from harness import NUMPY
 from native import CompressedLaunch, Launch, call, forms_of
 from tolerances import UNIT
 
-from ms_optim import _kernels, _libraries
-from ms_optim._abi import AddressColumn, MuonFlag
-from ms_optim._abi_local import LocalMark, LocalReport
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import AddressColumn, MuonFlag
+from ms_optim.kernels.local_interface import LocalMark, LocalReport
 
 SHAPES = [(), (1,), (7,), (15,), (17,), (255,), (257,), (1025,), (4097,), (40_000,), (33, 31), (3, 8200), (6, 4, 3, 3)]
 # Elements of a tensor that is one chunk. Larger ones, which threads share, are in every third launch of each rule: they
@@ -187,7 +188,7 @@ def state_of(shape, kind):
 def scales_of(state):
     """Return the scales of those of a state's arrays that hold codes, four in each element of 16 bits."""
     coded = [a for a in state if a.dtype.kind in "iu"]
-    return zeros([-(-a.size * (4 if a.itemsize == 2 else 1) // _kernels.CODE_BLOCK) for a in coded])
+    return zeros([-(-a.size * (4 if a.itemsize == 2 else 1) // kernels.CODE_BLOCK) for a in coded])
 
 
 def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32", shapes=SHAPES, shared=0, **options):
@@ -195,11 +196,11 @@ def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32",
     _, constants, rule_flags = RULES[rule]
     rule_flags |= options.pop("more_flags", 0)
     dtype, masters, stochastic = weights
-    shared |= _kernels.MASTERS * bool(masters) | _kernels.STOCHASTIC_ROUNDING * stochastic
-    centralized = bool(shared & _kernels.CENTRALIZES)
+    shared |= kernels.MASTERS * bool(masters) | kernels.STOCHASTIC_ROUNDING * stochastic
+    centralized = bool(shared & kernels.CENTRALIZES)
     columns = [[i % 2, -1 if i % 2 else 2, int(centralized and len(s) > 1), i] for i, s in enumerate(shapes)]
     kinds = kinds_of(rule, states)
-    averages = zeros(shapes) if shared & _kernels.AVERAGES else []
+    averages = zeros(shapes) if shared & kernels.AVERAGES else []
     formula = reference.KERNELS[rule][0] if rule in reference.KERNELS else reference.Reference
     held = states_of(rule, rule_flags, kinds, shapes)
     if formula.iterations:
@@ -228,6 +229,12 @@ def small_shapes():
     return [shape for shape in SHAPES if np.prod(shape) < FEW]
 
 
+def remainders_of(made, masters, count):
+    """Return which arrays of a launch are remainders of masters of a dtype, of so many weights."""
+    first = made.first + 2 * count + sum(map(len, made.states))
+    return tuple(range(first, first + count * (masters not in (None, "float32"))))
+
+
 def ordinary(rng):
     """Every rule with every storage of weights, and with it in turn the rest."""
     cases = []
@@ -240,18 +247,16 @@ def ordinary(rng):
                 # A multiple of 3 for other states with each rule.
                 "shapes": SHAPES if (i + 2 * j) % 3 == 0 else small_shapes(),
                 "gradients": ["float32", weights[0], "bfloat16", "float16"][k % 4],
-                "shared": _kernels.SKIP_NONFINITE * (k % 5 == 0) | _kernels.CENTRALIZES * ((i + j // 2) % 2),
+                "shared": kernels.SKIP_NONFINITE * (k % 5 == 0) | kernels.CENTRALIZES * ((i + j // 2) % 2),
                 "clip": [0.0, 0.5][(i + j // 3) % 2],
                 "cautious": j % 3 == 1,
                 "loss_scale": [1.0, 1024.0][k % 2],
             }
             # Averages, too, if the rule is not one itself.
-            options["shared"] |= _kernels.AVERAGES * (k % 3 == 0 and not reference.KERNELS[rule][0].weighs_steps)
+            options["shared"] |= kernels.AVERAGES * (k % 3 == 0 and not reference.KERNELS[rule][0].weighs_steps)
             made = launch(rule, rng, **options)
-            is_split, count = weights[1] not in (None, "float32"), len(options["shapes"])
-            first = made.first + 2 * count + sum(map(len, made.states))
             name = f"{rule}, { ({key: value for key, value in options.items() if key != 'shapes'}) }"
-            remainders = tuple(range(first, first + count * is_split))
+            remainders = remainders_of(made, weights[1], len(options["shapes"]))
             cases.append(Recorded(name, made.function, made.arrays, remainders=remainders))
     return cases
 
@@ -284,7 +289,7 @@ def denormal(rng):
 def skipped(rng):
     """Gradients that are not finite: the step is skipped whole, or goes on and spreads them."""
     for rule in RULES:
-        for shared in (_kernels.SKIP_NONFINITE, 0):
+        for shared in (kernels.SKIP_NONFINITE, 0):
             states = "8bit" if rule == "adamw_amsgrad" else "float32"
             made = launch(rule, rng, states=states, shapes=[(300,), (3000,)], shared=shared)
             gradient = made.arrays[made.first + 2]
@@ -298,13 +303,13 @@ def staged(rng):
         made = launch(rule, rng, clip=0.5)
         n = len(SHAPES)
         gradients = made.arrays[8 + n : 8 + 2 * n]
-        flags = np.zeros((1 + _kernels.GRADIENT_STAGE, 1, 1 + RULES[rule][2]), np.int8)
+        flags = np.zeros((1 + kernels.GRADIENT_STAGE, 1, 1 + RULES[rule][2]), np.int8)
         first = Recorded(
             f"{rule}: gradients", made.function, [flags, *made.arrays[1:8], *gradients, made.sums], steps=1
         )
         yield first
         sums = first.run()[1][-1]
-        for stages in (_kernels.MOMENTS_STAGE, _kernels.APPLY_STAGE | _kernels.COMMIT_STAGE):
+        for stages in (kernels.MOMENTS_STAGE, kernels.APPLY_STAGE | kernels.COMMIT_STAGE):
             flags = np.zeros((1 + stages, 1, 1 + RULES[rule][2]), np.int8)
             arrays = [flags, *made.arrays[1:4], sums, *made.arrays[5:]]
             case = Recorded(f"{rule}: stages {stages}", made.function, arrays, steps=1)
@@ -331,7 +336,7 @@ def matrices(rng):
             n = len(shapes) - (i != j)
             made = launch("muon", rng, weights, states, shapes=shapes[:n], more_flags=flags, forms=forms[:n])
             yield Recorded(f"muon, {flags!r}, {states}", made.function, made.arrays)
-    for shared in (_kernels.SKIP_NONFINITE, 0):
+    for shared in (kernels.SKIP_NONFINITE, 0):
         made = launch("muon", rng, shapes=shapes, shared=shared)
         made.arrays[made.first + len(shapes)][3, 4] = np.inf
         yield Recorded(f"muon with infinity in a matrix, {shared}", made.function, made.arrays)
@@ -339,7 +344,7 @@ def matrices(rng):
 
 def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
     """A launch whose tensors come as a table of where they are; beta powers are kept, and weights are locked."""
-    shared |= _kernels.BY_ADDRESS | _kernels.BETA_POWERS | _kernels.LOCKS
+    shared |= kernels.BY_ADDRESS | kernels.BETA_POWERS | kernels.LOCKS
     made = launch("lamb", rng, weights, states, shared=shared)
     n, types = len(SHAPES), AddressColumn.WEIGHT_TYPE
     table = np.zeros((n + 1, AddressColumn.ADDRESS_COLUMNS), np.int64)
@@ -360,7 +365,7 @@ def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
     if weights[1]:
         columns[2] = tensors[4]
     if states in CODES:
-        columns[4 + _kernels.MAX_STATES], columns[5 + _kernels.MAX_STATES] = tensors[4 + bool(weights[1]) :][:2]
+        columns[4 + kernels.MAX_STATES], columns[5 + kernels.MAX_STATES] = tensors[4 + bool(weights[1]) :][:2]
     for i, shape in enumerate(SHAPES):
         for column, arrays in columns.items():
             point(i, column, arrays[i])
@@ -382,9 +387,9 @@ def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
 
 def returned(rng, weights):
     """AdamOffload's launch of a device whose memory the kernel cannot reach: weights are outputs."""
-    made = launch("adam_offload", rng, weights, shared=_kernels.RETURNED)
+    made = launch("adam_offload", rng, weights, shared=kernels.RETURNED)
     n, masters = len(SHAPES), len(SHAPES) if weights[1] else 0
-    stages = _kernels.ALL_STAGES - _kernels.COMMIT_STAGE
+    stages = kernels.ALL_STAGES - kernels.COMMIT_STAGE
     flags = np.zeros((1 + stages, *made.arrays[0].shape[1:]), np.int8)
     rest = made.arrays[8 + n : 8 + 4 * n + masters]
     arrays = [flags, *made.arrays[1:7], *rest, made.sums, made.statistics, *zeros(SHAPES, NUMPY[weights[0]])]
@@ -403,10 +408,10 @@ def compressed(rng):
             "columns": [[0, 1, int(len(s) > 1)] for s in shapes],
             "masters": zeros(shapes, masters) if masters else [],
             "clip": [0.0, 1.0][j % 2],
-            "shared": _kernels.MASTERS * bool(masters)
-            | _kernels.STOCHASTIC_ROUNDING * stochastic
-            | _kernels.CENTRALIZES
-            | _kernels.SKIP_NONFINITE,
+            "shared": kernels.MASTERS * bool(masters)
+            | kernels.STOCHASTIC_ROUNDING * stochastic
+            | kernels.CENTRALIZES
+            | kernels.SKIP_NONFINITE,
             "rule_flags": [0, 5, 2, 7][j % 4],
         }
         wires = []
@@ -414,18 +419,18 @@ def compressed(rng):
             tensors[1] = [normal(rng, s, NUMPY[["float32", dtype][worker]]) for s in shapes]
             name, function = f"dgc_momentum, {WEIGHTS[j]}", "ms_optim_dgc_momentum"
             yield Recorded(name, function, CompressedLaunch(*tensors, **options).arrays)
-            made = CompressedLaunch(*tensors, workers=2, stages=_kernels.MOMENTS_STAGE, **options)
+            made = CompressedLaunch(*tensors, workers=2, stages=kernels.MOMENTS_STAGE, **options)
             case = Recorded(f"{name}, sends", function, made.arrays, steps=1)
             yield case
             _, arrays = case.run()
             wires.append(arrays[-1])
         wires = np.stack(wires) if any(sent) else (wires[0] + wires[1]).reshape(1, -1)
-        stages = _kernels.APPLY_STAGE + _kernels.COMMIT_STAGE
+        stages = kernels.APPLY_STAGE + kernels.COMMIT_STAGE
         made = CompressedLaunch(*tensors, workers=2, stages=stages, wires=wires, sums=arrays[-2], **options)
         yield Recorded(f"{name}, receives", function, made.arrays, steps=1)
 
 
-# How local steps send, by the fields of ms_optim._abi_local.LocalNumber from OUTER_RATE on.
+# How local steps send, by the fields of ms_optim.kernels.local_interface.LocalNumber from OUTER_RATE on.
 EXCHANGES = {
     "dense": (0.7, 0.9, 1, -1, 0, 4096, 1.0),
     "2 bits": (1.0, 0.0, 0, 0.95, 2, 4096, 0.0156),
@@ -448,7 +453,7 @@ def local_steps(rng):
         residuals = [normal(rng, s) for s in shapes] if exchange[3] >= 0 else []
         words = 1 + sum(map(np.size, starts))
         if bits:
-            words = sum(_libraries.wire_words(start.size, chunk, density, bits) for start in starts)
+            words = sum(libraries.wire_words(start.size, chunk, density, bits) for start in starts)
         places = np.arange(len(shapes), dtype=np.int32) if masters else np.full(len(shapes), -1, np.int32)
         wires = []
         for rank in range(2):

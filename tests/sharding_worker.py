@@ -21,7 +21,7 @@ from sharding import (
 )
 
 from ms_optim import Lamb, Muon
-from ms_optim.paths import stacks
+from ms_optim.paths.operators import stacks
 
 MOST_ELEMENTS = stacks.MOST_ELEMENTS
 

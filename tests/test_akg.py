@@ -11,11 +11,12 @@ from cases import CASES, SCENARIOS, fewer_shapes, for_each, steps
 from harness import Pair
 from mindspore import Parameter, Tensor
 
-from ms_optim import LANS, AdamW, DGCMomentum, Lamb, _kernels
+from ms_optim import LANS, AdamW, DGCMomentum, Lamb
 from ms_optim.akg import adamw
-from ms_optim.paths import akg
+from ms_optim.kernels import table as kernels
+from ms_optim.paths.operators import akg
 
-AKG_CASES = [case for case in CASES if case.cls.rules[0].name in _kernels.AKG_KERNELS]
+AKG_CASES = [case for case in CASES if case.cls.rules[0].name in kernels.AKG_KERNELS]
 # Around the kernels is the composite step, which tests/test_conformance.py puts into every scenario: one optimizer
 # shows that they fit into it with all dtypes and in both modes, the others are in one. AKG takes a second for each
 # kernel and size.
@@ -76,7 +77,7 @@ def parameter(size):
 
 @pytest.fixture
 def _no_fused_kernels(monkeypatch):
-    monkeypatch.setattr(_kernels, "rules", lambda device: ())
+    monkeypatch.setattr(kernels, "rules", lambda device: ())
 
 
 @pytest.mark.parametrize("wrong", [wrong_kernels.mistaken, wrong_kernels.reducing], ids=lambda k: k.__name__)
@@ -115,7 +116,7 @@ def test_auto_takes_akg_where_it_is_the_only_one():
 
 
 def test_auto_takes_the_fused_kernel_first():
-    if _kernels.why_not("lans", "CPU") is not None:
+    if kernels.why_not("lans", "CPU") is not None:
         pytest.skip("there is no fused kernel")
     optimizer = LANS([parameter(7)], 0.1)
     assert optimizer.fused

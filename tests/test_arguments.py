@@ -16,18 +16,8 @@ from mindspore import Parameter, nn
 from refusals import refused
 
 import ms_optim
-from ms_optim import (
-    LANS,
-    AdamOffload,
-    AdamW,
-    AdEMAMix,
-    DGCMomentum,
-    Lamb,
-    Lion,
-    ScheduleFreeAdamW,
-    _words,
-    merge_states,
-)
+from ms_optim import LANS, AdamOffload, AdamW, AdEMAMix, DGCMomentum, Lamb, Lion, ScheduleFreeAdamW, merge_states
+from ms_optim.arguments import words as arguments_words
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -450,7 +440,7 @@ IN_VAIN = r"weight_decay=0\.2 has no effect: each group has its own"
     ],
 )
 def test_an_option_without_effect_says_so_once(make, said, monkeypatch):
-    monkeypatch.setattr(_words, "_warned", set())
+    monkeypatch.setattr(arguments_words, "_warned", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):

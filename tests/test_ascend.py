@@ -13,9 +13,10 @@ from mindspore import dtype as mstype
 from mindspore import ops
 from tolerances import STEPS
 
-from ms_optim import _kernels, _layout
-from ms_optim.paths.ascend_matrices import AscendMatricesPath
-from ms_optim.paths.tensor_by_tensor import TensorByTensorPath
+from ms_optim.kernels import table as kernels
+from ms_optim.paths.ascend.matrices import AscendMatricesPath
+from ms_optim.paths.ascend.tensor_by_tensor import TensorByTensorPath
+from ms_optim.states import layout
 
 pytestmark = needs_compiler
 RULES = {case.name: case for case in CASES}
@@ -37,13 +38,13 @@ def ascend(library, monkeypatch):
 
     def operator(function, written, shape):
         primitive = ops.Custom(f"{library}:{function}", shape, lambda *dtypes: ms.float32, func_type="aot")
-        return _kernels._writing(primitive, "CPU", written)
+        return kernels._writing(primitive, "CPU", written)
 
-    monkeypatch.setattr(_kernels, "device_target", lambda: "Ascend")
-    monkeypatch.setattr(_kernels, "why_not", lambda rule, device: None)
-    monkeypatch.setattr(_kernels, "ascend_operator", operator)
+    monkeypatch.setattr(kernels, "device_target", lambda: "Ascend")
+    monkeypatch.setattr(kernels, "why_not", lambda rule, device: None)
+    monkeypatch.setattr(kernels, "ascend_operator", operator)
     # A CPU's expm1 needs the step's number in float64.
-    monkeypatch.setattr(_layout, "step_dtype", lambda device: mstype.float64)
+    monkeypatch.setattr(layout, "step_dtype", lambda device: mstype.float64)
 
 
 def pair(case, scenario, variant=None, **shared):
@@ -120,9 +121,9 @@ def test_what_the_operators_do_not_know_is_refused_in_words(ascend, asked):
 @pytest.mark.parametrize("scenario", ["clip", "float16_no_masters"])
 def test_adam_offload_adds_what_the_host_returns(ascend, monkeypatch, mode, scenario):
     launched = []
-    operator = _kernels.ascend_operator
+    operator = kernels.ascend_operator
     monkeypatch.setattr(
-        _kernels, "ascend_operator", lambda function, *how: launched.append(function) or operator(function, *how)
+        kernels, "ascend_operator", lambda function, *how: launched.append(function) or operator(function, *how)
     )
     made = Pair(RULES["AdamOffload"], dataclasses.replace(SCENARIOS[scenario], shapes=SHAPES))
     assert launched == ["MsOptimDelta", "MsOptimSums"]
@@ -158,7 +159,7 @@ def fixed(params, rate):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_platforms_own_adamw_gets_what_it_takes(ascend, monkeypatch, dtype):
-    monkeypatch.setattr(_kernels, "platform_adamw", PlatformAdamW)
+    monkeypatch.setattr(kernels, "platform_adamw", PlatformAdamW)
     scenario = Scenario(dtype, shapes=SHAPES, shared={"grad_clip_norm": 3.0, "loss_scale": 8.0}, groups=fixed)
     made = pair(RULES["AdamW"], scenario, {"maximize": True}, backend="native")
     made.run("pynative", 8)

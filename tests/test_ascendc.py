@@ -158,7 +158,7 @@ class Arrays:
         return dict(zip(kinds, sums))
 
     def step(self, stand_in, cores):
-        """Run a whole step as ms_optim/paths/ascend.py does, and return the sums."""
+        """Run a whole step as ms_optim/paths/ascend/operators.py does, and return the sums."""
         rule, inputs = self.rule, self.inputs
         if rule in IN_ONE_LAUNCH:
             return self.launch(stand_in, f"MsOptim{rule}", inputs, cores)

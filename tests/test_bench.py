@@ -10,9 +10,10 @@ import pytest
 from command import refused, run
 from mindspore import Parameter, Tensor
 
-from ms_optim import OPTIMIZERS, AdamW, _kernels
+from ms_optim import OPTIMIZERS, AdamW
 from ms_optim.cli import bench, checks
-from ms_optim.compression import CompressedStep
+from ms_optim.dgc.optimizer import CompressedStep
+from ms_optim.kernels import table as kernels
 
 QUICK = ["bench", "--megabytes", 0.1, "--steps", 2]
 
@@ -48,7 +49,7 @@ def test_the_table_shows_the_same(quick):
     ]
 
 
-@pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there is no kernel to be wrong")
+@pytest.mark.skipif(kernels.why_not("adamw", "CPU") is not None, reason="there is no kernel to be wrong")
 def test_what_is_wrong_is_not_timed(quick, monkeypatch):
     monkeypatch.setattr(AdamW, "adam_direction", lambda self, scalars, m, v: m / scalars[0] * 1.001)
     status, printed = run(*QUICK, "--json", "--optimizer", "AdamW")
@@ -99,7 +100,7 @@ def test_bandwidth_counts_what_it_adds(monkeypatch):
 
 
 def test_another_device_is_refused(monkeypatch):
-    monkeypatch.setattr(_kernels, "device_target", lambda: "GPU")
+    monkeypatch.setattr(kernels, "device_target", lambda: "GPU")
     status, printed = run("bench")
     assert status == 1
     assert "the device target is GPU" in printed

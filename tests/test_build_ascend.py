@@ -13,9 +13,10 @@ from ascend_stand_in import OPS, Host, needs_compiler, snake
 from mindspore.ops.operations import _custom_ops_utils, custom_ops
 from sources import ROOT
 
-from ms_optim import _kernels, _libraries
 from ms_optim.cli import build_ascend
-from ms_optim.paths import ascend as _ascend
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.paths.ascend import operators as _ascend
 
 BUILDER = """
 import argparse, pathlib
@@ -40,22 +41,22 @@ def package(tmp_path, monkeypatch):
         made.mkdir()
     (tmp_path / "builder" / "setup.py").write_text(BUILDER)
     shutil.copytree(OPS, tmp_path / "ops" / "ascendc")
-    monkeypatch.setattr(_libraries, "FOLDER", folder)
+    monkeypatch.setattr(libraries, "FOLDER", folder)
     monkeypatch.setattr(build_ascend, "BUILDER", tmp_path / "builder")
     monkeypatch.setattr(build_ascend.shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.delenv(build_ascend.CANN_VARIABLE, raising=False)
-    monkeypatch.delenv(_kernels.OPP_PATH, raising=False)
-    monkeypatch.setenv(_kernels.CUSTOM_OPP_PATH, "/others")
+    monkeypatch.delenv(kernels.OPP_PATH, raising=False)
+    monkeypatch.setenv(kernels.CUSTOM_OPP_PATH, "/others")
     return folder
 
 
 def test_the_command_builds_where_the_package_looks(package, tmp_path, monkeypatch):
-    assert "build-ascend" in str(_kernels.why_not("adamw", "Ascend"))
+    assert "build-ascend" in str(kernels.why_not("adamw", "Ascend"))
     for _ in range(2):  # the second time in place of the first
         assert build_ascend.build("Ascend910B1", str(tmp_path / "cann")) == 0
-    assert f"{_kernels.OPP_PATH} is not set" in str(_kernels.why_not("adamw", "Ascend"))
-    monkeypatch.setenv(_kernels.OPP_PATH, "/opp")
-    assert _kernels.why_not("adamw", "Ascend") is None
+    assert f"{kernels.OPP_PATH} is not set" in str(kernels.why_not("adamw", "Ascend"))
+    monkeypatch.setenv(kernels.OPP_PATH, "/opp")
+    assert kernels.why_not("adamw", "Ascend") is None
 
 
 def test_the_command_shows_what_a_build_says_that_fails(package, tmp_path, capsys):
@@ -119,25 +120,25 @@ def vendor(package, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(_custom_ops_utils, "MSContext", types.SimpleNamespace(get_instance=lambda: context))
     monkeypatch.setattr(custom_ops, "_compile_aot", lambda file: file)
     monkeypatch.setenv("MS_COMPILER_CACHE_PATH", str(package))
-    monkeypatch.setenv(_kernels.OPP_PATH, str(package))
+    monkeypatch.setenv(kernels.OPP_PATH, str(package))
     return definitions
 
 
 @needs_compiler
 def test_every_operator_is_registered(vendor, package, monkeypatch):
     monkeypatch.chdir(package)
-    launches = [launch for phases in _kernels.ON_ASCEND.values() for launch in phases]
+    launches = [launch for phases in kernels.ON_ASCEND.values() for launch in phases]
     made = {
         launch.function: (
-            _kernels.ascend_operator(launch.function, (), _ascend.tile_sums(launch.kinds, 2)),
+            kernels.ascend_operator(launch.function, (), _ascend.tile_sums(launch.kinds, 2)),
             launch.kinds,
         )
         for launch in launches
     }
-    made["MsOptimDelta"] = (_kernels.ascend_operator("MsOptimDelta", (), _ascend.tile_sums(1, 0)), 1)
+    made["MsOptimDelta"] = (kernels.ascend_operator("MsOptimDelta", (), _ascend.tile_sums(1, 0)), 1)
     made["MsOptimSums"] = (_ascend.total_of_tiles(), 2)
     assert made.keys() == vendor.keys()
-    assert {one.function for launches in _kernels.ON_ASCEND.values() for one in launches} <= made.keys()
+    assert {one.function for launches in kernels.ON_ASCEND.values() for one in launches} <= made.keys()
     for operator, (primitive, kinds) in made.items():
         inputs = [p for key, p in vendor[operator].items() if key.startswith("input")]
         assert primitive.func == f"aclnn{operator}"
@@ -151,4 +152,4 @@ def test_every_operator_is_registered(vendor, package, monkeypatch):
             ms.float32,
         )
     own = str(package / "ascend" / "vendors" / "ms_optim")
-    assert _kernels.os.environ[_kernels.CUSTOM_OPP_PATH] == f"{own}:/others"
+    assert kernels.os.environ[kernels.CUSTOM_OPP_PATH] == f"{own}:/others"

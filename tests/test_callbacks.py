@@ -18,9 +18,11 @@ from mindspore.train import RunContext
 from refusals import refused
 from tolerances import TOLERANCE
 
-from ms_optim import AdamW, DGCMomentum, Lamb, LinearWeightDecay, OptimizerMonitor, __main__, _readings, callbacks, plot
-from ms_optim._kernels import STATISTICS
-from ms_optim.cli import plot as drawing
+from ms_optim import AdamW, DGCMomentum, Lamb, LinearWeightDecay, OptimizerMonitor, __main__, plot
+from ms_optim.kernels.table import STATISTICS
+from ms_optim.training import monitor as training_monitor
+from ms_optim.training import plot as drawing
+from ms_optim.training import readings as training_readings
 
 
 def table(path):
@@ -247,7 +249,7 @@ def test_after_an_earlier_checkpoint_the_later_rows_count(tmp_path):
         p.set_data(ms.Tensor(w))
     in_a_loop(tmp_path / "parts.csv", begin=5, state=state, net=net, every=1)
     assert len(table(tmp_path / "parts.csv")) == STEPS + 3
-    whole, parts = (_readings.load(tmp_path / name, ("trust_ratio",)) for name in ("whole.csv", "parts.csv"))
+    whole, parts = (training_readings.load(tmp_path / name, ("trust_ratio",)) for name in ("whole.csv", "parts.csv"))
     assert whole.parameters == parts.parameters
     for name, series in whole.totals.items():
         np.testing.assert_array_equal(parts.totals[name], series)
@@ -376,10 +378,10 @@ def test_it_reads_every_so_many_steps_and_no_more(monkeypatch):
     readings = []
 
     def counted(optimizer):
-        readings.append(_readings.read(optimizer))
+        readings.append(training_readings.read(optimizer))
         return readings[-1]
 
-    monkeypatch.setattr(callbacks, "read", counted)
+    monkeypatch.setattr(training_monitor, "read", counted)
     w = Parameter(tensor(np.ones(3), "float32"), name="w")
     optimizer = AdamW([w], 0.1)
     monitor = OptimizerMonitor(every=5, verbose=False)
@@ -421,8 +423,8 @@ def test_a_step_that_did_not_call_the_optimizer_is_no_row(tmp_path):
 
 def test_of_several_processes_the_first_one_writes(monkeypatch, tmp_path, capfd):
     for rank in (0, 1):
-        monkeypatch.setattr(callbacks.comm.GlobalComm, "INITED", True)
-        monkeypatch.setattr(callbacks.comm, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(training_monitor.comm.GlobalComm, "INITED", True)
+        monkeypatch.setattr(training_monitor.comm, "get_rank", lambda rank=rank: rank)
         folder = tmp_path / str(rank)
         through_model(folder / "run.csv", verbose=True, tensorboard=folder / "board")
         assert (folder / "run.csv").exists() == (folder / "board").exists() == (rank == 0)
@@ -528,7 +530,7 @@ def test_all_panels_have_the_same_whole_steps(every, readings, tmp_path):
         for _ in range(every * readings):
             made(tuple(tensor(np.ones(4), "float32") for _ in range(3)))
             monitor.step(made)
-    figure = drawing._draw(_readings.load(tmp_path / "run.csv", ("trust_ratio", "update_ratio")))
+    figure = drawing._draw(training_readings.load(tmp_path / "run.csv", ("trust_ratio", "update_ratio")))
     axes = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
     assert len(axes) == 5
     for one in axes:

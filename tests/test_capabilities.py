@@ -8,9 +8,13 @@ import pytest
 from mindspore import Parameter, Tensor, nn
 from sources import ROOT
 
-from ms_optim import OPTIMIZERS, _base, _kernels, _shares, compression
-from ms_optim._capabilities import DEVICES, FEATURES, LACKS, answer
+from ms_optim import OPTIMIZERS
+from ms_optim.base import optimizer as base_optimizer
+from ms_optim.dgc import optimizer as dgc_optimizer
+from ms_optim.kernels import table as kernels
+from ms_optim.kernels.capabilities import DEVICES, FEATURES, LACKS, answer
 from ms_optim.paths import choice
+from ms_optim.states import shares
 
 ASKED = {
     "stochastic_rounding": {"stochastic_rounding": True, "master_weights": False},
@@ -33,18 +37,18 @@ def test_construction_does_what_the_table_says(optimizer, feature, device, monke
     names = ("FusedPath", "ShardedStatesPath", "TensorByTensorPath", "CompositePath", "CrossingPath", "HostPath")
     names += ("MatrixPassesPath", "AscendMatricesPath")
     for module, name in [(choice, name) for name in names] + [
-        (compression, "CompressedPath"),
-        (compression, "CompressedCompositePath"),
+        (dgc_optimizer, "CompressedPath"),
+        (dgc_optimizer, "CompressedCompositePath"),
     ]:
         monkeypatch.setattr(module, name, lambda *_, name=name: made.append(name) or nn.Cell())
-    for module in ("ascend.AscendOperators", "akg.why_not"):
+    for module in ("ascend.operators.AscendOperators", "operators.akg.why_not"):
         monkeypatch.setattr(f"ms_optim.paths.{module}", lambda *_: "no reason")
-    monkeypatch.setattr(_kernels, "device_target", lambda: device)
+    monkeypatch.setattr(kernels, "device_target", lambda: device)
     known = {"CPU": lambda rule: True, "GPU": lambda rule: True}
-    known["Ascend"] = _kernels.ON_ASCEND.__contains__
+    known["Ascend"] = kernels.ON_ASCEND.__contains__
     has_kernel = lambda rule, where: None if known[where](rule) else "no kernel"  # noqa: E731
-    monkeypatch.setattr(_kernels, "why_not", has_kernel)
-    monkeypatch.setattr(_shares, "peers", lambda: _shares.Peers(0, 2, None))
+    monkeypatch.setattr(kernels, "why_not", has_kernel)
+    monkeypatch.setattr(shares, "peers", lambda: shares.Peers(0, 2, None))
     params = [Parameter(Tensor(np.ones((2, 3), np.float32)), name="w")]
 
     def make():
@@ -76,7 +80,7 @@ def test_every_reason_is_of_a_known_feature():
     assert set(LACKS) == {*DEVICES, "native", "passes", "offload", "host", "composite"}
     reasons = [*LACKS.values(), *(optimizer.refuses for optimizer in OPTIMIZERS)]
     assert {feature for one in reasons for feature in one} <= set(FEATURES)
-    assert _base.FusedOptimizer.refuses == {}
+    assert base_optimizer.FusedOptimizer.refuses == {}
 
 
 def test_the_page_is_what_the_table_says():

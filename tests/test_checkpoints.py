@@ -21,21 +21,14 @@ from refusals import refused
 from safetensors import safe_open
 
 import ms_optim
-from ms_optim import (
-    AdamW,
-    CheckpointSaver,
-    DGCMomentum,
-    Lion,
-    SimulatedWorkers,
-    SpoiledError,
-    _atomic_file,
-    _kernels,
-    _shares,
-)
+from ms_optim import AdamW, CheckpointSaver, DGCMomentum, Lion, SimulatedWorkers, SpoiledError
+from ms_optim.checkpoints import atomic_file
+from ms_optim.kernels import table as kernels
 from ms_optim.schedules import WarmUpHoldDecayLR
+from ms_optim.states import shares
 
 needs_kernel = pytest.mark.skipif(
-    _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
+    kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))
 )
 
 
@@ -571,7 +564,7 @@ def test_an_interrupt_at_any_line_leaves_the_old_or_the_new(what, tmp_path):
 def test_a_save_opens_no_file_or_link_that_is_there(tmp_path, monkeypatch):
     """In a folder that others can write to, they may foresee a name."""
     (tmp_path / "precious").write_text("precious")
-    monkeypatch.setattr(_atomic_file.secrets, "token_hex", lambda n: "0" * 2 * n)
+    monkeypatch.setattr(atomic_file.secrets, "token_hex", lambda n: "0" * 2 * n)
     for name in (".run.safetensors.tmp", f".run.safetensors.{'0' * 16}.tmp"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
     refused(FileExistsError, "run.safetensors", lambda: ms_optim.save(file(tmp_path), *some()))
@@ -719,7 +712,7 @@ def test_the_run_that_wrote_last_goes_on(tmp_path, capsys):
 # ---- Several workers -----------------------------------------------------------------------------------------------
 
 
-class OneOfMany(_shares.Peers):
+class OneOfMany(shares.Peers):
     """A worker whose peers are not there: it can hold a share, not step."""
 
     def all_gather(self):
@@ -730,7 +723,7 @@ def split(monkeypatch, count):
     """Return networks and optimizers of all workers."""
     made = []
     for rank in range(count):
-        monkeypatch.setattr(_shares, "peers", lambda rank=rank: OneOfMany(rank, count, None))
+        monkeypatch.setattr(shares, "peers", lambda rank=rank: OneOfMany(rank, count, None))
         made.append(fresh(shard_states=True))
     return made
 

@@ -10,14 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native import CompressedLaunch, instruction_sets
 
-from ms_optim import _kernels, _libraries
-from ms_optim.compression import MARK_WORDS, largest, place_bytes, ramp, sent, settings_number, wire_words
+from ms_optim.dgc.optimizer import MARK_WORDS, largest, place_bytes, ramp, sent, settings_number, wire_words
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
 
-SEND = _kernels.MOMENTS_STAGE
-APPLY = _kernels.APPLY_STAGE + _kernels.COMMIT_STAGE
+SEND = kernels.MOMENTS_STAGE
+APPLY = kernels.APPLY_STAGE + kernels.COMMIT_STAGE
 SHAPES = [(), (1,), (7,), (15,), (17,), (63,), (65,), (4097,), (300, 301), (6, 4, 3, 3), (100_000,)]
 needs_kernel = pytest.mark.skipif(
-    _kernels.why_not("dgc_momentum", "CPU") is not None, reason=str(_kernels.why_not("dgc_momentum", "CPU"))
+    kernels.why_not("dgc_momentum", "CPU") is not None, reason=str(kernels.why_not("dgc_momentum", "CPU"))
 )
 
 
@@ -184,7 +185,7 @@ def run_everything(dtype, gradient_dtype, stages_apart, seed=5, clip=1.0):
         "columns": [[0, 1, int(len(s) > 1)] for s in SHAPES],
         "masters": masters,
         "clip": clip,
-        "shared": _kernels.MASTERS * bool(masters) + _kernels.SKIP_NONFINITE,
+        "shared": kernels.MASTERS * bool(masters) + kernels.SKIP_NONFINITE,
     }
     for _ in range(3):
         for g in gradients:
@@ -209,7 +210,7 @@ def run_everything(dtype, gradient_dtype, stages_apart, seed=5, clip=1.0):
 @pytest.mark.parametrize("dtype", NUMPY)
 @pytest.mark.parametrize("gradient_dtype", NUMPY)
 def test_threads_and_instruction_sets_give_the_same_bits(dtype, gradient_dtype):
-    library = _libraries.library("libms_optim_cpu.so")
+    library = libraries.library("libms_optim_cpu.so")
     openmp = ctypes.CDLL("libgomp.so.1")
     best, threads = library.ms_optim_instruction_set(), openmp.omp_get_max_threads()
     results = set()
@@ -317,7 +318,7 @@ def received(own, wires, workers, compressed):
 def test_a_skipped_step_accumulates_nothing(tensors, poison):
     w, g, u, r = ([np.ones(100, np.float32) for _ in range(tensors)] for _ in range(4))
     g[-1][7] = poison
-    launch = CompressedLaunch(w, g, u, r, [2] * tensors, shared=_kernels.SKIP_NONFINITE)
+    launch = CompressedLaunch(w, g, u, r, [2] * tensors, shared=kernels.SKIP_NONFINITE)
     assert launch.run() == 0
     for x in (*w, *u, *r):
         np.testing.assert_array_equal(x, 1)
@@ -360,7 +361,7 @@ def test_a_refused_exchange_leaves_all_as_it_was(compressed, ours, stray, dtype,
         weights, gradients, u, r = ([np.asarray(rng.standard_normal(s)).astype(np.float32) for s in shapes]
                                     for _ in range(4))  # fmt: skip
         weights, masters = [w.astype(NUMPY[dtype]) for w in weights], zeros(shapes) if dtype != "float32" else []
-        common = {"workers": 3, "rank": rank, "masters": masters, "shared": _kernels.MASTERS * bool(masters),
+        common = {"workers": 3, "rank": rank, "masters": masters, "shared": kernels.MASTERS * bool(masters),
                   "clip": 1.0, "columns": [[0, -1, 0], [0, -1, 1]]}  # fmt: skip
         held.append(((weights, gradients, u, r, sent_of), common))
     before = [x.tobytes() for tensors, common in held for group in (*tensors[:4], common["masters"]) for x in group]
@@ -385,12 +386,12 @@ def test_a_refused_exchange_leaves_all_as_it_was(compressed, ours, stray, dtype,
 
 
 @needs_kernel
-@pytest.mark.parametrize("stages", [_kernels.GRADIENT_STAGE, SEND, APPLY])
+@pytest.mark.parametrize("stages", [kernels.GRADIENT_STAGE, SEND, APPLY])
 def test_another_workers_states_are_refused(stages, capfd):
     held = [np.ones(100, np.float32) for _ in range(4)]
     wires = np.zeros((3, wire_words([100], [2])), np.int32) if stages == APPLY else None
     launch = CompressedLaunch(*([x] for x in held), [2], workers=3, stages=stages, wires=wires, rank=1, whose=2)
-    if stages == _kernels.GRADIENT_STAGE:
+    if stages == kernels.GRADIENT_STAGE:
         launch.arrays = [*launch.arrays[:11], launch.arrays[12], launch.sums]
     assert launch.run() == 9
     assert all((x == 1).all() for x in held)

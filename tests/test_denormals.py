@@ -10,10 +10,12 @@ from harness import Pair, digest, flushed, numbers, tensor
 from mindspore import Parameter
 from native import Launch, flushing, instruction_sets
 
-from ms_optim import AdamW, _kernels, _libraries
+from ms_optim import AdamW
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
 
 needs_kernel = pytest.mark.skipif(
-    _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
+    kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))
 )
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -27,7 +29,7 @@ def near(rng, shape, signed=True):
 @needs_kernel
 def test_kernels_give_the_same_bits_whatever_threads_do_with_denormal_numbers():
     cases = list(recording.denormal(np.random.default_rng(0)))
-    library, openmp = _libraries.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
+    library, openmp = libraries.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
     best, most = library.ms_optim_instruction_set(), openmp.omp_get_max_threads()
     expected = [case.run() for case in cases]
     try:

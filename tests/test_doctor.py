@@ -15,8 +15,10 @@ from native import instruction_sets
 from sources import ROOT
 
 import ms_optim
-from ms_optim import LANS, OPTIMIZERS, AdamW, DGCMomentum, Lion, _kernels, _libraries
+from ms_optim import LANS, OPTIMIZERS, AdamW, DGCMomentum, Lion
 from ms_optim.cli import checks, doctor
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
 
 # What the doctor is asked for as a whole: of one kernel, of several, and of one that AKG has none for.
 FEW = (AdamW, LANS, DGCMomentum)
@@ -68,9 +70,9 @@ def test_doctor_reports_each_check_as_it_ends_and_the_verdict_last(found, monkey
     assert "in an emulator on x86-64 with AVX2 and without AVX-512" in report
     rows = [line for line in report.splitlines() if line.startswith("  ") and line.split("  ")[1] in str(told)]
     assert [row.split("  ")[1] for row in rows] == [check.optimizer for check, _ in told]
-    kernels = [check for check, _ in told if check.path in ("fused", "akg")]
-    assert report.count("agrees") == len(kernels)
-    assert report.splitlines()[-1] == f"All {len(kernels)} kernels are right."
+    compared = [check for check, _ in told if check.path in ("fused", "akg")]
+    assert report.count("agrees") == len(compared)
+    assert report.splitlines()[-1] == f"All {len(compared)} kernels are right."
     # A reason that the head has, or an earlier row, is not repeated.
     assert all(report.count(check.why) <= 1 for check, _ in told if check.path not in ("fused", "akg"))
 
@@ -94,10 +96,10 @@ def test_doctor_survives_a_kernel_that_ends_the_process(monkeypatch, capfd):
     assert "died: SIGILL: this processor lacks an instruction. Set MS_OPTIM_INSTRUCTION_SET=baseline" in rows["Dies"]
     assert 'died: SIGSEGV: use backend="composite", and report it' in rows["Segfaults"]
     assert "failed: TypeError: of the optimizer's own" in rows["Fails"]
-    assert ("agrees" in rows["Lion"]) == (_kernels.why_not("lion", "CPU") is None)
+    assert ("agrees" in rows["Lion"]) == (kernels.why_not("lion", "CPU") is None)
     assert report.splitlines()[-1].startswith("NOT RIGHT: Dies() (died), Segfaults() (died), Fails() (failed)")
     assert sorted(os.listdir()) == before
-    if _kernels.why_not("adamw", "CPU") is None:
+    if kernels.why_not("adamw", "CPU") is None:
         assert "WRONG" in rows["Wrong"]
 
 
@@ -123,23 +125,23 @@ def test_doctor_names_the_package_that_akg_lacks(monkeypatch):
     assert "pip install decorator" in why
 
 
-@pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there are no kernels")
+@pytest.mark.skipif(kernels.why_not("adamw", "CPU") is not None, reason="there are no kernels")
 def test_doctor_checks_every_kernel_of_the_cpu():
     rules = {checks.build(cls, trial, "composite").rule.name for cls in OPTIMIZERS for trial in cls.trials}
-    assert rules == set(_kernels.rules("CPU"))
+    assert rules == set(kernels.rules("CPU"))
 
 
 def test_doctor_names_the_white_list_that_shuts_the_kernels_out(tmp_path, monkeypatch):
-    monkeypatch.setenv(_kernels.WHITE_LIST, str(tmp_path))
+    monkeypatch.setenv(kernels.WHITE_LIST, str(tmp_path))
     # AKG has kernels of the one's rules, not of the other's.
     monkeypatch.setattr(ms_optim, "OPTIMIZERS", (AdamW, DGCMomentum))
     status, report = command.run("doctor")
     assert status == 0
-    assert f"set {_kernels.WHITE_LIST}={_libraries.FOLDER}" in report
+    assert f"set {kernels.WHITE_LIST}={libraries.FOLDER}" in report
     assert "composite" in report
 
 
-@pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there is no kernel to be wrong")
+@pytest.mark.skipif(kernels.why_not("adamw", "CPU") is not None, reason="there is no kernel to be wrong")
 def test_doctor_finds_a_wrong_kernel(monkeypatch):
     """A rule whose MindSpore form says something else than its kernel is called wrong."""
     path, _, verdict, right = checks.examine(AdamW, {})
@@ -154,16 +156,16 @@ def test_doctor_finds_a_wrong_kernel(monkeypatch):
     assert "WRONG" in verdict
 
 
-@pytest.mark.skipif(_kernels.why_not("adamw", "CPU") is not None, reason="there are no kernels")
+@pytest.mark.skipif(kernels.why_not("adamw", "CPU") is not None, reason="there are no kernels")
 def test_doctor_checks_split_masters(monkeypatch):
     path, _, verdict, right = checks.examine_split_masters()
     assert (path, verdict, right) == ("fused", "agrees: masters are bitwise equal to float32 masters", True)
-    restored = checks._masters.restored
+    restored = checks.split_masters.restored
 
     def off_by_a_bit(weights, remainders):
         return restored(weights, remainders ^ np.int16(1))
 
-    monkeypatch.setattr(checks._masters, "restored", off_by_a_bit)
+    monkeypatch.setattr(checks.split_masters, "restored", off_by_a_bit)
     *_, verdict, right = checks.examine_split_masters()
     assert not right
     assert verdict.startswith("WRONG")

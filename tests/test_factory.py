@@ -11,6 +11,7 @@ from refusals import refused
 
 import ms_optim
 from ms_optim import Lion, create_optimizer, list_optimizers, muon_groups, no_decay_groups, pattern_groups
+from ms_optim.optimizers import by_name
 
 NAMES = {
     "AdamW": "adamw",
@@ -86,7 +87,7 @@ def test_an_optimizer_that_is_added_has_a_name(monkeypatch):
         rules = (Lion.rules[0]._replace(name="tiger"),)
 
     refused(ValueError, "'name' must be one of", lambda: create_optimizer("tiger", Net()))
-    monkeypatch.setattr(ms_optim, "OPTIMIZERS", (*ms_optim.OPTIMIZERS, Tiger))
+    monkeypatch.setattr(by_name, "OPTIMIZERS", (*ms_optim.OPTIMIZERS, Tiger))
     assert "tiger" in list_optimizers()
     assert type(create_optimizer("tiger", Net(), backend="composite")) is Tiger
 

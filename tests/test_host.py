@@ -13,9 +13,10 @@ from harness import Pair, Step, digest_of, numbers, tensor
 from mindspore import Parameter, Tensor, nn
 from refusals import refused
 
-from ms_optim import AdamOffload, AdamW, DGCMomentum, ReleasedTrainStep, _kernels, qk_clip
-from ms_optim._writing import write
-from ms_optim.paths.host import BUCKETS, HostPath, Marks
+from ms_optim import AdamOffload, AdamW, DGCMomentum, ReleasedTrainStep, qk_clip
+from ms_optim.kernels import table as kernels
+from ms_optim.paths.fused.offloaded import BUCKETS, HostPath, Marks
+from ms_optim.states.in_place import write
 
 OFFLOADED = [case for case in CASES if "offload" not in case.cls.refuses]
 KINDS = {
@@ -36,7 +37,7 @@ def on_accelerator(monkeypatch):
 
     def made(make, *args, **kwargs):
         with monkeypatch.context() as patch:
-            patch.setattr(_kernels, "device_target", lambda: "GPU")
+            patch.setattr(kernels, "device_target", lambda: "GPU")
             return make(*args, **kwargs)
 
     return made

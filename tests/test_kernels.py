@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from native import Launch, call, instruction_sets
 from parity import EVERYTHING, RULES, check_launches
 
-from ms_optim import _kernels, _libraries
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
 
 BY_NAME = {rule[0].removeprefix("ms_optim_"): rule for rule in RULES}
 pytestmark = pytest.mark.skipif(
-    _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
+    kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))
 )
 
 
@@ -27,7 +28,7 @@ def test_any_shape_follows_the_reference(**chosen):
 def test_instruction_sets_give_the_same_bits(rule, dtype):
     function, _, constants, flags, _ = rule
     sizes = [(), (1,), (17,), (5, 7, 3), (4097,), (300, 301)]
-    library = _libraries.library("libms_optim_cpu.so")
+    library = libraries.library("libms_optim_cpu.so")
     best = library.ms_optim_instruction_set()
     results = {}
     try:
@@ -40,7 +41,7 @@ def test_instruction_sets_give_the_same_bits(rule, dtype):
             states = [[np.zeros(s, np.float32) for s in sizes] for _ in range(2)]
             gradients = [np.asarray(rng.standard_normal(s)).astype(NUMPY[dtype]) for s in sizes]
             layout = [[0, 1, int(len(s) > 1), i] for i, s in enumerate(sizes)]
-            shared = _kernels.MASTERS * bool(masters)
+            shared = kernels.MASTERS * bool(masters)
             launch = Launch(
                 function, weights, gradients, states, constants, flags, (0.01, 0.1), layout, masters, clip=1.0,
                 shared=shared,
@@ -55,7 +56,7 @@ def test_instruction_sets_give_the_same_bits(rule, dtype):
 
 
 def test_an_instruction_set_the_processor_lacks_is_refused():
-    assert _libraries.library("libms_optim_cpu.so").ms_optim_force_instruction_set(b"none such") == 1
+    assert libraries.library("libms_optim_cpu.so").ms_optim_force_instruction_set(b"none such") == 1
 
 
 @pytest.mark.parametrize("magnitude", [1e30, 1e25, 1e-25, 1e-30])
@@ -63,7 +64,7 @@ def test_norms_survive_squares_that_float32_cannot_hold(magnitude):
     g = np.full(5000, magnitude, np.float32)
     w = np.full(5000, magnitude, np.float32)
     states = [[np.zeros(5000, np.float32)] for _ in range(2)]
-    launch = Launch("ms_optim_adamw", [w], [g], states, (0.9, 0.999, 1e-8), 4, shared=_kernels.SKIP_NONFINITE)
+    launch = Launch("ms_optim_adamw", [w], [g], states, (0.9, 0.999, 1e-8), 4, shared=kernels.SKIP_NONFINITE)
     assert launch.run() == 0
     expected = np.float64(np.float32(magnitude)) * np.sqrt(5000)
     assert launch.statistics[0, :2] == pytest.approx([expected, expected], rel=1e-6)
@@ -82,12 +83,12 @@ def test_a_commit_of_its_own_reports_the_sums_that_it_is_given(function, constan
         w, g = (rng.standard_normal(5000).astype(np.float32) for _ in range(2))
         g[17] += poison
         states = [[np.zeros(5000, np.float32)] for _ in range(2)]
-        shared = _kernels.SKIP_NONFINITE
+        shared = kernels.SKIP_NONFINITE
         return Launch(function, [w], [g], states, constants, flags, stages=stages, shared=shared)
 
-    whole = launch(_kernels.ALL_STAGES)
+    whole = launch(kernels.ALL_STAGES)
     assert whole.run() == 0
-    commit = launch(_kernels.COMMIT_STAGE)
+    commit = launch(kernels.COMMIT_STAGE)
     # It takes no tensors.
     commit.arrays = [*commit.arrays[:4], whole.sums.copy(), *commit.arrays[5:8], commit.sums]
     assert commit.run() == 0
@@ -110,7 +111,7 @@ def test_conversions_round_as_numpy_does():
         master = np.zeros(low.shape, np.float32)
         states = [[np.zeros(low.shape, np.float32)] for _ in range(2)]
         args = ("ms_optim_adamw", [low], [np.zeros(low.shape, np.float32)], states, (0.9, 0.999, 1e-8), 4)
-        launch = Launch(*args, masters=[master], shared=_kernels.MASTERS)
+        launch = Launch(*args, masters=[master], shared=kernels.MASTERS)
         assert launch.run() == 0
         every = flushed(every)
         np.testing.assert_array_equal(low.view(bits), every.view(bits))
@@ -129,7 +130,7 @@ def test_conversions_round_as_numpy_does():
         low[...] = wanted.astype(dtype)
         master = wanted.copy()
         args = ("ms_optim_adamw", [low], [np.zeros(low.shape, np.float32)], states, (0.9, 0.999, 1e-8), 4)
-        launch = Launch(*args, masters=[master], shared=_kernels.MASTERS)
+        launch = Launch(*args, masters=[master], shared=kernels.MASTERS)
         assert launch.run() == 0
         np.testing.assert_array_equal(low.view(bits), wanted.astype(dtype).view(bits))
         np.testing.assert_array_equal(master, wanted)

@@ -1,5 +1,7 @@
 """Each thing stands in the one place that the design gives it."""
 
+import ast
+import importlib
 import inspect
 import re
 
@@ -14,10 +16,19 @@ from mindspore import Parameter, Tensor
 from sources import ROOT, TESTS
 
 import ms_optim
-from ms_optim import OPTIMIZERS, _kernels
+from ms_optim import OPTIMIZERS, former_modules
+from ms_optim.kernels import table as kernels
 
 PACKAGE = sorted((ROOT / "ms_optim").rglob("*.py"))
 NATIVE = [p for p in sorted((ROOT / "ops").rglob("*")) if p.suffix in {".h", ".cc", ".cu", ".cuh", ".cpp"}]
+
+
+# The folders and files of the package from the lowest to the highest: an import goes to a lower one.
+ORDER = (
+    *("versions", "arguments", "schedules", "rules", "kernels", "states", "paths", "workers", "base", "dgc", "groups"),
+    *("optimizers", "local_steps", "checkpoints", "training", "dtensors", "former_modules", "__init__", "mindformers"),
+    *("cli", "__main__"),
+)
 
 
 def files_with(pattern, files):
@@ -29,8 +40,35 @@ def test_there_is_something_to_look_at():
     assert len(NATIVE) > 5
 
 
+def imported(path):
+    """The folders and files of the package that a file imports, by the names in ORDER."""
+    inside = path.relative_to(ROOT / "ms_optim").parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            module = [*inside[: len(inside) - node.level], *(node.module or "").split(".")]
+            first = next((part for part in module if part), "__init__")
+            for name in [alias.name for alias in node.names] if first == "__init__" else [first]:
+                yield name if name in ORDER or name == "akg" else "__init__"
+
+
+def test_imports_run_downwards():
+    """Also those that only type checkers read: they show what a file knows of."""
+    for path in PACKAGE:
+        place = path.relative_to(ROOT / "ms_optim").parts[0].removesuffix(".py")
+        if place != "akg":  # kernels that AKG compiles
+            for other in set(imported(path)) - {"akg"}:
+                assert ORDER.index(other) <= ORDER.index(place), (path, other)
+
+
+def test_former_modules_can_be_imported():
+    for former, today in former_modules.FORMER.items():
+        assert importlib.import_module(f"ms_optim.{former}") is importlib.import_module(f"ms_optim.{today}")
+    assert inspect.isfunction(ms_optim.qk_clip)
+    assert inspect.isclass(importlib.import_module("ms_optim.groups").ParamGroups)
+
+
 def test_only_the_kernel_table_names_custom_operators():
-    assert files_with(r"\bCustom\(", PACKAGE) == {"_kernels.py"}
+    assert files_with(r"\bCustom\(", PACKAGE) == {"table.py"}
 
 
 def test_no_native_source_includes_a_mindspore_header():
@@ -38,7 +76,7 @@ def test_no_native_source_includes_a_mindspore_header():
 
 
 def test_only_one_file_imports_mindformers():
-    assert files_with(r"^\s*(import|from) mindformers", PACKAGE) <= {"mindformers.py"}
+    assert files_with(r"^\s*(import|from) mindformers", PACKAGE) <= {"registered.py"}
 
 
 def test_rules_know_nothing_of_devices():
@@ -86,7 +124,7 @@ def test_every_optimizer_is_in_the_tables_of_the_tests():
     assert {cls for cls, *_ in shares.CONFIGURATIONS.values()} == {
         cls for cls in OPTIMIZERS if "shard_states" not in cls.refuses
     }
-    assert {rule.name for cls in OPTIMIZERS for rule in cls.rules} >= set(_kernels.rules("CPU"))
+    assert {rule.name for cls in OPTIMIZERS for rule in cls.rules} >= set(kernels.rules("CPU"))
 
 
 def test_references_import_neither_the_package_nor_mindspore():
@@ -103,6 +141,6 @@ def test_the_build_forbids_what_would_change_bits_or_machines():
 
 def test_every_kernel_of_the_table_is_recorded_and_held_against_the_reference():
     """A kernel that is in no table of launches would miss the sanitizers, other processors and drawn arguments."""
-    rules = set(_kernels.rules("CPU"))
+    rules = set(kernels.rules("CPU"))
     assert {*recording.RULES, "dgc_momentum"} == rules
     assert {rule[0].removeprefix("ms_optim_") for rule in parity.RULES} == rules - {"dgc_momentum"}

@@ -15,17 +15,18 @@ from refusals import refused
 from tolerances import TOLERANCE, U
 
 import ms_optim
-from ms_optim import AdamW, LocalSteps, Quantized, SimulatedWorkers, SparseTopK, _kernels, _libraries
-from ms_optim._abi_local import LocalMark
-from ms_optim.local.exchange import Exchange
-from ms_optim.local.wire import due, fragments_of
-from ms_optim.simulated_workers import SimulatedWorker
+from ms_optim import AdamW, LocalSteps, Quantized, SimulatedWorkers, SparseTopK
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.kernels.local_interface import LocalMark
+from ms_optim.local_steps.exchange import Exchange
+from ms_optim.local_steps.wire import due, fragments_of
+from ms_optim.training.simulated_workers import SimulatedWorker
 
 pytestmark = pytest.mark.skipif(
-    _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
+    kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))
 )
 SIZES = [int(np.prod(s)) for s in SHAPES]
-LOCAL = ms_optim.local_steps.__file__
 # How far a value may be off that quantization makes of the largest of its chunk.
 STEP_OF = {2: 1.0, 4: 0.5 / 7, 8: 0.5 / 127, 16: 2**-11, 32: 0.0}
 
@@ -665,7 +666,7 @@ def test_every_instruction_set_gives_the_same_bits(name):
             workers([tensors(gradients(step, n)) for n in range(2)])
         return [p.asnumpy().tobytes() for o in workers.optimizers for p in (*o.parameters, *o.kept.of_tensors)]
 
-    library = _libraries.library("libms_optim_cpu.so")
+    library = libraries.library("libms_optim_cpu.so")
     found = {}
     for chosen in native.instruction_sets():
         assert library.ms_optim_force_instruction_set(chosen) == 0
@@ -711,7 +712,7 @@ def test_an_interrupt_anywhere_in_a_step_loses_neither_its_count_nor_its_exchang
             step()
 
     check(0)
-    assert at_every_line(step, check, files=(LOCAL, PACKAGE + "/local/")) > 50
+    assert at_every_line(step, check, files=(PACKAGE + "/local_steps/",)) > 50
 
 
 def test_the_first_workers_weights_come_back_after_an_interrupt_anywhere():

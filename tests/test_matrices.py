@@ -18,10 +18,12 @@ from reference.muon import orthogonalized
 from sources import TESTS
 from tolerances import STEPS, TOLERANCE
 
-from ms_optim import Muon, _kernels, _libraries
-from ms_optim._orthogonal import Orthogonalize
+from ms_optim import Muon
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.rules.orthogonalization import Orthogonalize
 
-needs_kernel = pytest.mark.skipif(_kernels.why_not("muon", "CPU") is not None, reason="it is the kernel's")
+needs_kernel = pytest.mark.skipif(kernels.why_not("muon", "CPU") is not None, reason="it is the kernel's")
 MUON = next(case for case in CASES if case.name == "Muon")
 TRIPLE = (3.4445, -4.7750, 2.0315)
 
@@ -331,7 +333,7 @@ def test_bfloat16_products_stay_close_to_float32_ones(backend):
 @pytest.fixture(params=["amx", "avx512bf16", "avx512", "avx2", "baseline"])
 def products(request, proves):
     """Multiply matrices by one of the ways that this processor has."""
-    library = _libraries.library("libms_optim_cpu.so")
+    library = libraries.library("libms_optim_cpu.so")
     if library.ms_optim_force_products(request.param.encode()) != 0:
         pytest.skip(f"this processor has no {request.param}")
     proves(f"products for {request.param}")

@@ -25,14 +25,14 @@ from mindformers.wrapper.wrapper import MFTrainOneStepCell
 from mindspore import Parameter, Tensor, nn
 
 import ms_optim
-from ms_optim import mindformers
+from ms_optim.mindformers import registered
 
 EXAMPLES = ROOT / "examples" / "mindformers"
 # The example of an optimizer is named as its module.
 OPTIMIZERS = {cls.__name__: cls.__module__.rpartition(".")[2] for cls in ms_optim.OPTIMIZERS}
 # Names that MindFormers and MindSpore have registered before.
 TAKEN = ("AdamW", "Lamb", "AdamOffload", "Muon")
-FROM_YAML = pathlib.Path(ms_optim.__file__).parent / "from_yaml"
+FROM_YAML = pathlib.Path(ms_optim.__file__).parent / "mindformers" / "from_yaml"
 OPTIMIZER = MindFormerModuleType.OPTIMIZER
 STEPS, BATCH = 16, 4
 # What MindFormers' networks have to leave out on a CPU.
@@ -135,7 +135,7 @@ def test_local_steps_go_around_an_optimizer(tmp_path):
 def test_what_is_wrong_in_the_section_of_local_steps():
     params = [Parameter(Tensor(np.ones(3, np.float32)), name="w")]
     inner = {"type": "MsOptimAdamW", "betas": [0.9, 0.95]}
-    made = mindformers.MsOptimLocalSteps(params, inner, compress={"type": "SparseTopK", "bits": 8}, learning_rate=0.1)
+    made = registered.MsOptimLocalSteps(params, inner, compress={"type": "SparseTopK", "bits": 8}, learning_rate=0.1)
     assert (made.outer.compress, made.optimizer.cls_name) == (ms_optim.SparseTopK(bits=8), "MsOptimAdamW")
     for error, match, arguments in (
         (ValueError, "'optimizer' must be a section with a 'type'", {"optimizer": {"type": "Adam"}}),
@@ -152,7 +152,7 @@ def test_what_is_wrong_in_the_section_of_local_steps():
         ),
     ):
         with pytest.raises(error, match=match):
-            mindformers.MsOptimLocalSteps(params, **{"optimizer": inner, "learning_rate": 0.1, **arguments})
+            registered.MsOptimLocalSteps(params, **{"optimizer": inner, "learning_rate": 0.1, **arguments})
 
 
 MASTERS = {"model": {"model_config": {"param_init_type": "float16"}}}
@@ -319,7 +319,7 @@ def test_gradients_that_mindformers_accumulates(monkeypatch):
     weights = []
     for accumulate in (False, True):
         net = Mean()
-        optimizer = mindformers.MsOptimAdamW(net.trainable_params(), learning_rate=0.1, weight_decay=0.1)
+        optimizer = registered.MsOptimAdamW(net.trainable_params(), learning_rate=0.1, weight_decay=0.1)
         loss = nn.GradAccumulationCell(net, 3) if accumulate else net
         step = MFTrainOneStepCell(loss, optimizer, use_clip_grad=False)
         step.set_train()
@@ -354,9 +354,9 @@ def build(name="AdamW", given=None, **config):
 
 def test_all_are_registered_and_names_that_are_taken_stay():
     for name in OPTIMIZERS:
-        assert MindFormerRegister.get_cls(OPTIMIZER, f"MsOptim{name}") is getattr(mindformers, f"MsOptim{name}")
+        assert MindFormerRegister.get_cls(OPTIMIZER, f"MsOptim{name}") is getattr(registered, f"MsOptim{name}")
     for name in OPTIMIZERS.keys() - TAKEN:
-        assert MindFormerRegister.get_cls(OPTIMIZER, name) is getattr(mindformers, f"MsOptim{name}")
+        assert MindFormerRegister.get_cls(OPTIMIZER, name) is getattr(registered, f"MsOptim{name}")
     for name in TAKEN:
         assert not MindFormerRegister.get_cls(OPTIMIZER, name).__module__.startswith("ms_optim")
 
@@ -364,30 +364,30 @@ def test_all_are_registered_and_names_that_are_taken_stay():
 def test_every_class_is_found_by_its_name():
     """In the module, by an import of everything, and in the file that MindFormers copies."""
     names = {f"MsOptim{name}" for name in (*OPTIMIZERS, "LocalSteps")}
-    assert set(mindformers.__all__) == {"register", *names}
+    assert set(registered.__all__) == {"register", *names}
     copied = runpy.run_path(str(FROM_YAML / "optimizers.py"))
     for name in names:
-        cls = getattr(mindformers, name)
+        cls = getattr(registered, name)
         assert copied[name] is cls
         assert (cls.__name__, cls.__module__) == (name, "ms_optim.mindformers")
     with pytest.raises(AttributeError, match=r"'ms_optim\.mindformers' has no attribute 'MsOptimSGD'"):
-        _ = mindformers.MsOptimSGD
+        _ = registered.MsOptimSGD
 
 
 def test_registered_twice_nothing_changes():
     before = dict(MindFormerRegister.registry[OPTIMIZER])
-    mindformers.register()
+    registered.register()
     assert MindFormerRegister.registry[OPTIMIZER] == before
 
 
 @pytest.mark.parametrize("use_fused", [{}, {"use_fused": True}, {"use_fused": False}])
 def test_override_takes_all_names(use_fused, monkeypatch):
     monkeypatch.setitem(MindFormerRegister.registry, OPTIMIZER, dict(MindFormerRegister.registry[OPTIMIZER]))
-    mindformers.register(override=True)
+    registered.register(override=True)
     for name in OPTIMIZERS:
-        assert MindFormerRegister.get_cls(OPTIMIZER, name) is getattr(mindformers, f"MsOptim{name}")
+        assert MindFormerRegister.get_cls(OPTIMIZER, name) is getattr(registered, f"MsOptim{name}")
     arguments = {"params": groups(), "learning_rate": 0.1}
-    assert isinstance(build_optim({"type": "AdamW", **use_fused}, arguments), mindformers.MsOptimAdamW)
+    assert isinstance(build_optim({"type": "AdamW", **use_fused}, arguments), registered.MsOptimAdamW)
 
 
 def test_the_command_prints_the_folder_alone():
@@ -539,7 +539,7 @@ def test_a_schedule_may_say_where_it_starts():
 
 def test_schedules_are_those_of_the_package():
     public = [getattr(ms_optim, name) for name in ms_optim.__all__ if name.endswith("WeightDecay")]
-    assert {cls.__name__ for cls in public} == mindformers.SCHEDULES.keys()
+    assert {cls.__name__ for cls in public} == registered.SCHEDULES.keys()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from native import Launch
 from refusals import refused
 from tolerances import STEPS
 
-from ms_optim import AdamOffload, _kernels
-from ms_optim.paths.launches import LaunchCell
-from ms_optim.paths.offload import CrossingPath
+from ms_optim import AdamOffload
+from ms_optim.kernels import table as kernels
+from ms_optim.paths.fused.adam_offload import CrossingPath
+from ms_optim.paths.fused.launches import LaunchCell
 
 CASE = next(case for case in CASES if case.optimizer is AdamOffload)
 ALSO = {
@@ -26,7 +27,7 @@ ALSO = {
 @pytest.fixture
 def accelerator(monkeypatch):
     """Let the package believe that the weights are on an accelerator; MindSpore goes on running on the CPU."""
-    monkeypatch.setattr(_kernels, "device_target", lambda: "Ascend")
+    monkeypatch.setattr(kernels, "device_target", lambda: "Ascend")
 
 
 def params(dtype="float32", n=2):
@@ -103,7 +104,7 @@ def inputs_of(optimizer, launch):
 @pytest.mark.parametrize("device", ["CPU", "Ascend", "GPU"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_operator_is_placed_on_the_host(device, dtype, monkeypatch):
-    monkeypatch.setattr(_kernels, "device_target", lambda: device)
+    monkeypatch.setattr(kernels, "device_target", lambda: device)
     optimizer = AdamOffload(params(dtype))
     assert optimizer.fused
     for launch in optimizer._path.launches:
@@ -167,7 +168,7 @@ def test_report(dtype, held, crossing, monkeypatch):
     assert here.host_bytes == held * n + 2 * n * width
     assert here.device_bytes == here.to_host_bytes == here.to_device_bytes == 0
     assert "to host a step" in str(report)
-    monkeypatch.setattr(_kernels, "device_target", lambda: "GPU")
+    monkeypatch.setattr(kernels, "device_target", lambda: "GPU")
     assert optimizer.offload_report().device == "GPU"
     refused(ValueError, "'device' must be one of .*'TPU'", lambda: optimizer.offload_report("TPU"))
     refused(TypeError, "'device'", lambda: optimizer.offload_report(0))
@@ -301,7 +302,7 @@ def test_the_lock_keeps_every_step_whole():
         return np.abs(np.concatenate(weights) + 2 * steps).max()
 
     for _ in range(5):
-        assert run(_kernels.LOCKS) < 0.01
+        assert run(kernels.LOCKS) < 0.01
 
 
 def test_locks_of_overlapping_weights_do_not_deadlock():
@@ -311,7 +312,7 @@ def test_locks_of_overlapping_weights_do_not_deadlock():
     def launch(order):
         states = [[np.zeros(64, np.float32) for _ in weights] for _ in range(2)]
         gradients = [np.ones(64, np.float32) for _ in weights]
-        return Launch("ms_optim_adam_offload", order, gradients, states, (0.9, 0.999, 1e-8), 0, shared=_kernels.LOCKS)
+        return Launch("ms_optim_adam_offload", order, gradients, states, (0.9, 0.999, 1e-8), 0, shared=kernels.LOCKS)
 
     launches = [launch(weights), launch(weights[::-1])]
     threads = [threading.Thread(target=lambda x=x: [x.run() for _ in range(300)], daemon=True) for x in launches]
@@ -326,10 +327,10 @@ def test_locking_asks_the_kernel_for_its_locks(mode):
     (w,) = params(n=1)
     optimizer = AdamOffload([w], 0.1, use_locking=True)
     (launch,) = optimizer._path.launches
-    assert (launch.flags.shape[1] - 1) & _kernels.LOCKS
+    assert (launch.flags.shape[1] - 1) & kernels.LOCKS
     Step(optimizer)(tensor(np.ones((2, 3)), "float32"))
     np.testing.assert_allclose(w.asnumpy(), 0.9, rtol=1e-6)
-    assert not (AdamOffload(params())._path.launches[0].flags.shape[1] - 1) & _kernels.LOCKS
+    assert not (AdamOffload(params())._path.launches[0].flags.shape[1] - 1) & kernels.LOCKS
 
 
 def test_locking_needs_the_kernel():
@@ -352,7 +353,7 @@ def test_a_returned_weight_comes_from_its_master():
         (0.9, 0.999, 1e-8),
         0,
         masters=[master],
-        shared=_kernels.RETURNED + _kernels.MASTERS,
+        shared=kernels.RETURNED + kernels.MASTERS,
         stages=7,
     )
     out = np.zeros(5, np.float16)

@@ -12,25 +12,18 @@ from cases import CASES
 from command import refused, run
 from mindspore import Parameter, Tensor, nn
 
-from ms_optim import (
-    OPTIMIZERS,
-    AdamOffload,
-    AdamW,
-    Lamb,
-    LocalSteps,
-    SparseTopK,
-    _arguments,
-    _base,
-    _capabilities,
-    _kernels,
-    _shares,
-)
+from ms_optim import OPTIMIZERS, AdamOffload, AdamW, Lamb, LocalSteps, SparseTopK
+from ms_optim.arguments import checks
+from ms_optim.base import optimizer as base_optimizer
 from ms_optim.cli.plan import NotPossibleError, plan
 from ms_optim.cli.plan_arguments import UNITS, Weight, size
-from ms_optim.simulated_workers import SimulatedWorker
+from ms_optim.kernels import capabilities
+from ms_optim.kernels import table as kernels
+from ms_optim.states import shares
+from ms_optim.training.simulated_workers import SimulatedWorker
 
 needs_kernel = pytest.mark.skipif(
-    _kernels.why_not("adamw", "CPU") is not None, reason="low-precision and split states need the kernel"
+    kernels.why_not("adamw", "CPU") is not None, reason="low-precision and split states need the kernel"
 )
 
 # On both sides of what is worth codes, with a last block that is full and ones that are not.
@@ -63,10 +56,10 @@ def compare(planned, optimizer):
 @needs_kernel
 @pytest.mark.parametrize("masters", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("state_dtype", _arguments.STATE_DTYPES)
+@pytest.mark.parametrize("state_dtype", checks.STATE_DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bytes_are_those_that_an_optimizer_holds(case, state_dtype, dtype, masters):
-    options = _arguments.Options(state_dtype=state_dtype, master_weights=masters)
+    options = checks.Options(state_dtype=state_dtype, master_weights=masters)
 
     def made():
         return case.optimizer(parameters(dtype), 0.01, state_dtype=state_dtype, master_weights=masters)
@@ -83,7 +76,7 @@ def test_bytes_are_those_that_an_optimizer_holds(case, state_dtype, dtype, maste
 
 
 @needs_kernel
-@pytest.mark.parametrize("split", _arguments.SPLIT_MASTERS)
+@pytest.mark.parametrize("split", checks.SPLIT_MASTERS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bytes_of_split_masters_are_those_that_an_optimizer_holds(case, split):
     low = "8bit" if case.cls.rules[0].takes_low_states else "float32"
@@ -91,31 +84,31 @@ def test_bytes_of_split_masters_are_those_that_an_optimizer_holds(case, split):
         options = {"state_dtype": low, "master_weights": split}
         optimizer = case.optimizer(parameters(dtype), 0.01, **options)
         assert (len(optimizer.masters) > 0) == (dtype == "bfloat16")
-        compare(plan(case.cls, weights(dtype), _arguments.Options(**options), "CPU"), optimizer)
+        compare(plan(case.cls, weights(dtype), checks.Options(**options), "CPU"), optimizer)
     with pytest.raises(NotPossibleError, match="float16"):
-        plan(case.cls, weights("float16"), _arguments.Options(**options), "CPU")
+        plan(case.cls, weights("float16"), checks.Options(**options), "CPU")
 
 
 @needs_kernel
-@pytest.mark.parametrize("state_dtype", _arguments.STATE_DTYPES)
+@pytest.mark.parametrize("state_dtype", checks.STATE_DTYPES)
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_bytes_of_sharded_states_are_those_of_the_worker_that_holds_the_most(count, state_dtype, monkeypatch):
     # What would be exchanged needs workers; what is held does not.
-    monkeypatch.setattr(_base, "fused_path", lambda *_: nn.Cell())
+    monkeypatch.setattr(base_optimizer, "fused_path", lambda *_: nn.Cell())
     options = {"state_dtype": state_dtype, "shard_states": True}
     made = []
     for rank in range(count):
-        monkeypatch.setattr(_shares, "peers", lambda rank=rank: _shares.Peers(rank, count, None))
+        monkeypatch.setattr(shares, "peers", lambda rank=rank: shares.Peers(rank, count, None))
         made.append(AdamW(parameters("bfloat16"), **options))
     most = max(made, key=lambda optimizer: nbytes((*optimizer.states, *optimizer.scales, *optimizer.masters)))
-    compare(plan(AdamW, weights("bfloat16"), _arguments.Options(**options), "CPU", count), most)
+    compare(plan(AdamW, weights("bfloat16"), checks.Options(**options), "CPU", count), most)
 
 
 @pytest.mark.parametrize("device", ["CPU", "GPU", "Ascend"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_device_and_host_are_those_of_the_offload_report(dtype, device):
     report = AdamOffload(parameters(dtype)).offload_report(device)
-    planned = plan(AdamOffload, weights(dtype), _arguments.Options(), device)
+    planned = plan(AdamOffload, weights(dtype), checks.Options(), device)
     assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 
@@ -124,9 +117,9 @@ def test_device_and_host_are_those_of_the_offload_report(dtype, device):
 @pytest.mark.parametrize("case", OFFLOADED, ids=lambda case: case.name)
 def test_any_optimizer_is_planned_offloaded(case, dtype):
     optimizer = case.optimizer(parameters(dtype), 0.01, state_dtype="8bit", offload=True)
-    for device in _capabilities.DEVICES:
+    for device in capabilities.DEVICES:
         report = optimizer.offload_report(device)
-        planned = plan(case.cls, weights(dtype), _arguments.Options(state_dtype="8bit", offload=True), device)
+        planned = plan(case.cls, weights(dtype), checks.Options(state_dtype="8bit", offload=True), device)
         assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 
@@ -140,7 +133,7 @@ def test_the_command_plans_offloaded():
 
 
 def test_only_offloaded_states_leave_the_device():
-    planned = plan(Lamb, weights("bfloat16"), _arguments.Options(), "GPU")
+    planned = plan(Lamb, weights("bfloat16"), checks.Options(), "GPU")
     assert (planned.device, planned.host) == (planned.total, 0)
 
 
@@ -159,10 +152,10 @@ def test_billions_of_parameters():
     by_dtype = {one["state_dtype"]: one for one in told["plans"]}
     n = 7 * 10**9
     assert {one["weights"] + one["gradients"] + one["masters"] for one in told["plans"]} == {(2 + 2 + 4) * n}
-    assert [by_dtype[kind]["states"] for kind in _arguments.STATE_DTYPES] == [8 * n, 4 * n, 2 * n, n]
+    assert [by_dtype[kind]["states"] for kind in checks.STATE_DTYPES] == [8 * n, 4 * n, 2 * n, n]
     scales = 2 * 4 * math.ceil(n / 256)
-    assert [by_dtype[kind]["scales"] for kind in _arguments.STATE_DTYPES] == [0, 0, scales, scales]
-    assert [by_dtype[kind]["fits"] for kind in _arguments.STATE_DTYPES] == [False, False, True, True]
+    assert [by_dtype[kind]["scales"] for kind in checks.STATE_DTYPES] == [0, 0, scales, scales]
+    assert [by_dtype[kind]["fits"] for kind in checks.STATE_DTYPES] == [False, False, True, True]
     bare = plans(*asked, "--master-weights", "none")
     assert {one["masters"] for one in bare["plans"]} == {0}
     assert {one["fits"] for one in bare["plans"]} == {None}
@@ -179,7 +172,7 @@ def test_the_smallest_formats_are_listed_where_they_can_be_had():
         return {(one["state_dtype"], one["master_weights"]): one["total"] for one in listed}
 
     assert round(formats("--dtype", "bf16")["8bit", "split8"] / 7e9, 2) == 7.03
-    every = [(kind, "float32") for kind in _arguments.STATE_DTYPES]
+    every = [(kind, "float32") for kind in checks.STATE_DTYPES]
     assert list(formats("--dtype", "bf16")) == [*every, ("8bit", "split8")]
     assert list(formats("--dtype", "bf16", "--state-dtype", "4bit")) == [("4bit", "float32")]
     assert list(formats("--dtype", "fp32")) == list(formats("--dtype", "fp16")) == every
@@ -312,11 +305,11 @@ def test_of_a_checkpoint_the_weights_count(made, tmp_path):
 def test_bytes_of_local_steps_are_those_that_they_hold(arguments):
     optimizer = LocalSteps(AdamW(parameters("bfloat16"), 0.01), group=SimulatedWorker(2, 0), **arguments)
     kept = nbytes((*optimizer.local_start, *optimizer.local_velocity, *optimizer.local_residual))
-    planned = plan(AdamW, weights("bfloat16"), _arguments.Options(), "CPU", local_steps=True)
+    planned = plan(AdamW, weights("bfloat16"), checks.Options(), "CPU", local_steps=True)
     assert planned.local == kept
-    without = plan(AdamW, weights("bfloat16"), _arguments.Options(), "CPU")
+    without = plan(AdamW, weights("bfloat16"), checks.Options(), "CPU")
     assert (without.local, planned.host - without.host) == (0, kept)
-    on_gpu = plan(AdamW, weights("bfloat16"), _arguments.Options(), "GPU", local_steps=True)
+    on_gpu = plan(AdamW, weights("bfloat16"), checks.Options(), "GPU", local_steps=True)
     assert on_gpu.host == on_gpu.local == kept + planned.weights + planned.masters
 
 

@@ -24,10 +24,11 @@ from native import LIBRARY, Launch, instruction_sets
 from setuptools.errors import CompileError
 from sources import ROOT, TESTS
 
-from ms_optim import _kernels, _libraries
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
 
 pytestmark = pytest.mark.skipif(
-    _kernels.why_not("adamw", "CPU") is not None, reason=str(_kernels.why_not("adamw", "CPU"))
+    kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))
 )
 
 
@@ -50,7 +51,7 @@ def test_instruction_sets_and_threads_give_the_same_bits(cases, expected, name, 
     if name.encode() not in instruction_sets():
         pytest.skip(f"this processor has no {name}")
     proves(f"kernels for {name}")
-    library, openmp = _libraries.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
+    library, openmp = libraries.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
     best, most = library.ms_optim_instruction_set(), openmp.omp_get_max_threads()
     try:
         assert library.ms_optim_force_instruction_set(name.encode()) == 0
@@ -65,7 +66,7 @@ def test_instruction_sets_and_threads_give_the_same_bits(cases, expected, name, 
 def test_products_of_matrices_have_the_same_bits_for_any_number_of_threads(cases, name):
     if name.encode() not in instruction_sets():
         pytest.skip(f"this processor has no {name}")
-    library, openmp = _libraries.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
+    library, openmp = libraries.library("libms_optim_cpu.so"), ctypes.CDLL("libgomp.so.1")
     best, most = library.ms_optim_instruction_set(), openmp.omp_get_max_threads()
     of_matrices = [case for case in cases if case.function == "ms_optim_muon"]
     assert len(of_matrices) > 10
@@ -214,11 +215,11 @@ def test_without_binutils_the_build_says_what_it_lacks(tmp_path):
         setup_script()["run_binutil"](["/bin/echo", "/nowhere"], "objcopy")
 
 
-@pytest.mark.parametrize("device", [d for d in ("CPU", "GPU") if _libraries.path_of(d).exists()])
+@pytest.mark.parametrize("device", [d for d in ("CPU", "GPU") if libraries.path_of(d).exists()])
 def test_a_library_offers_its_operators_alone(device):
     """Copies of inline functions that it offered would take the place of other libraries', or theirs of its own."""
     needs("nm")
-    lines = run(["nm", "-D", "--defined-only", "--format=posix", _libraries.path_of(device)]).splitlines()
+    lines = run(["nm", "-D", "--defined-only", "--format=posix", libraries.path_of(device)]).splitlines()
     names = [line.split()[0] for line in lines]
     assert len(names) > 10
     assert [name for name in names if not name.startswith("ms_optim_")] == []
@@ -294,5 +295,5 @@ def test_undefined_behavior_is_noticed(memory, tmp_path):
 def test_a_race_is_noticed(races, tmp_path):
     program, environment = races
     case = small(callers=2)
-    case.arrays[0] = case.arrays[0][:, _kernels.LOCKS :]  # what a launch does is its flags' shape
+    case.arrays[0] = case.arrays[0][:, kernels.LOCKS :]  # what a launch does is its flags' shape
     assert "data race" in said_of(tmp_path, program, case, **environment)

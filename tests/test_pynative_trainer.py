@@ -15,7 +15,8 @@ from mindformers.pynative.trainer import utils
 from mindspore import Parameter, Tensor, nn
 
 import ms_optim
-from ms_optim import _pynative_trainer, mindformers
+from ms_optim.dtensors import in_trainer
+from ms_optim.mindformers import registered
 
 STEPS, SAVED = 6, 3
 THEIRS = {
@@ -238,7 +239,7 @@ def test_a_gradient_that_has_not_arrived_is_named():
 @pytest.mark.parametrize("masters", [True, "split", "split8"])
 def test_masters_that_a_checkpoint_has_not_changed_follow_their_weights(masters):
     weights = [Parameter(Tensor(np.ones(3), ms.bfloat16), name=name) for name in ("a", "b")]
-    cls = mindformers.IN_TRAINER["MsOptimAdamW"]
+    cls = registered.IN_TRAINER["MsOptimAdamW"]
     optimizer = cls([{"params": weights}], learning_rate=1e-3, master_weights=masters)
     optimizer(tuple(Tensor(np.ones(3), ms.float32) for _ in weights))
     names = [p.name for p in optimizer.masters]
@@ -262,7 +263,7 @@ def test_masters_that_a_checkpoint_has_not_changed_follow_their_weights(masters)
 def test_a_trainer_that_has_changed_is_told_in_words(monkeypatch):
     said = []
     monkeypatch.setattr(utils, "_build_optimizer", lambda config, model: None)
-    _pynative_trainer.install({"MsOptimAdamW": object}, said.append)
+    in_trainer.install({"MsOptimAdamW": object}, said.append)
     assert said == [
         "ms_optim: MindFormers' PyNative trainer does not know MsOptimAdamW, because mindformers.pynative.trainer."
         "utils._build_optimizer takes ('config', 'model') instead of ('config', 'model', 'learning_rate')."
@@ -273,5 +274,5 @@ def test_importing_twice_wraps_once():
     from mindformers.pynative.trainer import trainer
 
     before = utils._build_optimizer
-    mindformers.register()
+    registered.register()
     assert utils._build_optimizer is trainer._build_optimizer is before

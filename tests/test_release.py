@@ -13,8 +13,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
 
 import ms_optim
-from ms_optim import AdamW, DGCMomentum, Lamb, ReleasedTrainStep, _readers, _shares
-from ms_optim.paths import released
+from ms_optim import AdamW, DGCMomentum, Lamb, ReleasedTrainStep
+from ms_optim.base import gradient_release, weight_readers
+from ms_optim.paths.fused import released
+from ms_optim.states import shares
 
 EXCHANGES = ("DGCMomentum",)
 RELEASED = [case for case in CASES if case.name not in EXCHANGES]
@@ -169,7 +171,7 @@ def test_a_weight_that_the_rest_of_the_pass_reads_is_updated_after_it(seed):
 def test_a_weight_is_updated_as_soon_as_nobody_reads_it():
     net = Reading([[], [(2, "matmul")], [], []])
     optimizer, waited = AdamW(net.trainable_params(), 0.05), []
-    move = ms_optim._release.Release._move
+    move = gradient_release.Release._move
 
     def moving(self, may_move):
         move(self, may_move)
@@ -177,7 +179,7 @@ def test_a_weight_is_updated_as_soon_as_nobody_reads_it():
 
     step = ReleasedTrainStep(net, None, optimizer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ms_optim._release.Release, "_move", moving)
+        patch.setattr(gradient_release.Release, "_move", moving)
         for _ in range(2):
             step(ops.ones((5, 6)), ops.zeros((5, 6)))
     # Gradients arrive last layer first, each before the pass reaches what its layer reads behind stop_gradient.
@@ -187,7 +189,7 @@ def test_a_weight_is_updated_as_soon_as_nobody_reads_it():
 
 def test_what_reads_no_more_than_its_own_weight_waits_for_nothing_but_its_reader():
     weight = Parameter(ops.ones((3, 3)), name="w")
-    readers = _readers.Readers(weight)
+    readers = weight_readers.Readers(weight)
     for dtype in (ms.float16, ms.bfloat16, ms.float32):
         weight.set_dtype(dtype)
         assert readers.renew()()  # it has other memory: who reads the memory from before cannot be seen
@@ -244,7 +246,7 @@ def test_each_gradient_is_free_before_the_next_layer_is_reached():
     net = nn.SequentialCell([nn.Dense(50, 50, has_bias=False) for _ in range(12)])
     optimizer = AdamW(net.trainable_params(), 0.01)
     alive, most = weakref.WeakSet(), [0]
-    release = ms_optim._release.Release._take
+    release = gradient_release.Release._take
 
     def counting(self, i, gradient):
         alive.add(gradient)
@@ -254,7 +256,7 @@ def test_each_gradient_is_free_before_the_next_layer_is_reached():
 
     step = ReleasedTrainStep(net, nn.MSELoss(), optimizer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ms_optim._release.Release, "_take", counting)
+        patch.setattr(gradient_release.Release, "_take", counting)
         for _ in range(2):
             step(ops.ones((4, 50)), ops.zeros((4, 50)))
     assert most[0] <= 2
@@ -517,7 +519,7 @@ def test_where_other_workers_gradients_come_later_it_is_refused(mode):
     optimizer.attach()
 
 
-class OneOfTwo(_shares.Peers):
+class OneOfTwo(shares.Peers):
     """A worker whose peer is not there."""
 
     def all_gather(self):
@@ -526,7 +528,7 @@ class OneOfTwo(_shares.Peers):
 
 def test_an_optimizer_with_sharded_states_refuses(monkeypatch):
     """That with sliced tensors is refused in tests/sharding_worker.py, as it takes processes."""
-    monkeypatch.setattr(_shares, "peers", lambda: OneOfTwo(0, 2, None))
+    monkeypatch.setattr(shares, "peers", lambda: OneOfTwo(0, 2, None))
     optimizer = AdamW(Net().trainable_params(), shard_states=True)
     refused(RuntimeError, "attach.. is not supported by optimizers that exchange", optimizer.attach)
 

@@ -13,9 +13,10 @@ from mindspore import Parameter, nn, ops
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from refusals import refused
 
-from ms_optim import AdamW, Lamb, LocalSteps, SparseTopK, WeightDecaySchedule, _kernels, load, save
+from ms_optim import AdamW, Lamb, LocalSteps, SparseTopK, WeightDecaySchedule, load, save
+from ms_optim.kernels import table as kernels
 
-BACKENDS = ["aot", "composite"] if _kernels.why_not("adamw", "CPU") is None else ["composite"]
+BACKENDS = ["aot", "composite"] if kernels.why_not("adamw", "CPU") is None else ["composite"]
 
 
 def weights(*names):

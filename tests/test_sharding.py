@@ -25,7 +25,7 @@ from tolerances import TOLERANCE
 
 import ms_optim
 from ms_optim import DGCMomentum, Muon, pattern_groups
-from ms_optim.paths.launches import Launch, phases_of_parts
+from ms_optim.paths.fused.launches import Launch, phases_of_parts
 
 # How far a whole tensor may stray from the reference, as a vector, relative to the largest that it has been.
 RELATIVE = 1e-6

@@ -11,10 +11,10 @@ from mindspore import Parameter, Tensor
 from native import Launch, call
 from shares import CONFIGURATIONS, ELEMENTWISE, RESUMED, RUNS, SHAPES, build, gradients
 
-from ms_optim import AdamW, DGCMomentum, _shares, merge_states
-from ms_optim._merge_states import ENTRY
-from ms_optim._shares import GRAIN, Peers, Shares, cut
-from ms_optim.paths.sharded_states import pieces
+from ms_optim import AdamW, DGCMomentum, merge_states
+from ms_optim.paths.fused.sharded_states import pieces
+from ms_optim.states import shares as states_shares
+from ms_optim.states.shares import ENTRY, GRAIN, Peers, Shares, cut
 
 GPT2_LAYER = [(768,), (768,), (2304, 768), (2304,), (768, 768), (768,), (768,), (768,), (3072, 768), (3072,)]
 GPT2 = [(50257, 768), (1024, 768), *[*GPT2_LAYER, (768, 3072), (768,)] * 12, (768,), (768,)]
@@ -203,7 +203,7 @@ def split(monkeypatch):
     def build_all(name, count):
         optimizers = []
         for rank in range(count):
-            monkeypatch.setattr(_shares, "peers", lambda rank=rank: OneOfMany(rank, count, None))
+            monkeypatch.setattr(states_shares, "peers", lambda rank=rank: OneOfMany(rank, count, None))
             optimizers.append(build(name, shard_states=True)[1])
         return optimizers
 
@@ -269,7 +269,7 @@ def test_there_may_be_more_workers_than_grains(monkeypatch):
         params = [Parameter(Tensor(np.ones(k, np.float32)), name=f"w{k}") for k in (3, 5)]
         states = []
         for rank in range(count):
-            monkeypatch.setattr(_shares, "peers", lambda rank=rank, count=count: OneOfMany(rank, count, None))
+            monkeypatch.setattr(states_shares, "peers", lambda rank=rank, count=count: OneOfMany(rank, count, None))
             states.append(AdamW(params, shard_states=True).state_dict())
         assert_same(merge_states(states), AdamW(params).state_dict())
 

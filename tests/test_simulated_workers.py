@@ -9,13 +9,14 @@ from harness import tensor
 from mindspore import Parameter
 from refusals import refused
 
-from ms_optim import AdamW, DGCMomentum, SimulatedWorkers, _kernels
-from ms_optim.compression import MARK_WORDS, wire_words
-from ms_optim.simulated_workers import SimulatedWorker
+from ms_optim import AdamW, DGCMomentum, SimulatedWorkers
+from ms_optim.dgc.optimizer import MARK_WORDS, wire_words
+from ms_optim.kernels import table as kernels
+from ms_optim.training.simulated_workers import SimulatedWorker
 
 STEPS = 9
 pytestmark = pytest.mark.skipif(
-    _kernels.why_not("dgc_momentum", "CPU") is not None, reason=str(_kernels.why_not("dgc_momentum", "CPU"))
+    kernels.why_not("dgc_momentum", "CPU") is not None, reason=str(kernels.why_not("dgc_momentum", "CPU"))
 )
 
 

@@ -13,7 +13,11 @@ from native import CompressedLaunch, Launch, instruction_sets
 from refusals import refused
 from tolerances import TOLERANCE
 
-from ms_optim import AdamW, Lamb, _kernels, _libraries, _masters, checkpoints
+from ms_optim import AdamW, Lamb
+from ms_optim.checkpoints import callbacks
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.states import split_masters
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 SPLITS = {"split": np.int16, "split8": np.int8}
@@ -44,7 +48,7 @@ def split_in_two(masters, dtype):
 
 def lion(weights, remainders, gradient, rate, seed=0):
     """Return a launch of Lion, which moves each weight by the rate against the sign of its gradient."""
-    states, shared = [[np.zeros(weights.size, np.float32)]], _kernels.MASTERS
+    states, shared = [[np.zeros(weights.size, np.float32)]], kernels.MASTERS
     arguments = {"masters": [remainders], "seed": seed, "shared": shared}
     return Launch("ms_optim_lion", [weights], [gradient], states, (0.9, 0.99), 0, (rate,), **arguments)
 
@@ -57,7 +61,7 @@ def moved(*arguments):
 @each_split
 def test_a_split_master_is_restored_to_the_bit(split):
     """By a step that moves nothing, on each instruction set: whole tiles, and the elements behind these."""
-    library, dtype = _libraries.library("libms_optim_cpu.so"), SPLITS[split]
+    library, dtype = libraries.library("libms_optim_cpu.so"), SPLITS[split]
     masters = edges(5003)
     if split == "split8":
         masters = (masters.view(np.uint32) & 0xFFFFFF00).view(np.float32)
@@ -77,19 +81,19 @@ def test_masters_convert():
     masters = edges(5003)
     masters = masters[np.isfinite(masters)]
     weights = masters.astype(ml_dtypes.bfloat16)
-    held = _masters.remainders(masters, np.int16)
-    back = _masters.restored(weights.astype(np.float32), held)
+    held = split_masters.remainders(masters, np.int16)
+    back = split_masters.restored(weights.astype(np.float32), held)
     off = masters.view(np.uint32).astype(np.int64) - back.view(np.uint32)
     ties = (masters.view(np.uint32) & 0xFFFF) == 0x8000
     assert ties.any()
     assert set(off[ties]) <= {0, 1}
     np.testing.assert_array_equal(off[~ties], 0)
-    in_8 = _masters.converted(masters, np.int8, weights)
-    np.testing.assert_array_equal(in_8, _masters.converted(held, np.int8, weights))
+    in_8 = split_masters.converted(masters, np.int8, weights)
+    np.testing.assert_array_equal(in_8, split_masters.converted(held, np.int8, weights))
     assert np.abs((in_8.astype(int) << 8) - held).max() <= 255
     inside = np.abs(held) < 0x7F00
     assert np.abs((in_8.astype(int) << 8) - held)[inside].max() <= 128
-    np.testing.assert_array_equal(_masters.converted(in_8, np.int16, weights), in_8.astype(np.int16) << 8)
+    np.testing.assert_array_equal(split_masters.converted(in_8, np.int16, weights), in_8.astype(np.int16) << 8)
 
 
 def test_a_weight_that_is_set_keeps_no_remainder_that_leads_out_of_its_range():
@@ -106,7 +110,7 @@ def test_a_weight_that_is_set_keeps_no_remainder_that_leads_out_of_its_range():
         infinite = lion(weights[2:4].copy(), remainders[2:4], np.zeros(2, np.float32), 0.0)
         assert infinite.run() == 0
         assert infinite.statistics[0, 1] == np.inf
-        restored = _masters.restored(weights.astype(np.float32), remainders)
+        restored = split_masters.restored(weights.astype(np.float32), remainders)
         np.testing.assert_array_equal(restored[:4], weights[:4].astype(np.float32))
 
 
@@ -121,7 +125,7 @@ def restored(pair):
     if pair.optimizer.masters[0].dtype == ms.float32:
         return masters
     weights = [numbers(p).astype(np.float32) for p in pair.params]
-    return [_masters.restored(w, m) for w, m in zip(weights, masters)]
+    return [split_masters.restored(w, m) for w, m in zip(weights, masters)]
 
 
 ASKED = {
@@ -189,7 +193,7 @@ def test_small_steps_add_up_in_8_bits():
     launch = lion(weights, remainders, np.ones(n, np.float32), unit * 26 / 256)
     for _ in range(10_000):
         assert launch.run() == 0
-    units = (1.5 - _masters.restored(weights, remainders).astype(np.float64)) / unit
+    units = (1.5 - split_masters.restored(weights, remainders).astype(np.float64)) / unit
     # A step moves a tenth of the weights by a unit: of 10,000 such steps a weight's way has a deviation of 30, and
     # the mean of 2,000 ways one of 0.7; none is seven deviations off. The last bit of a weight is 256 units.
     assert abs(units.mean() - 10_000 * 26 / 256) < 4
@@ -211,7 +215,7 @@ def test_rounding_to_8_bits_uses_the_noise_of_its_step_and_element():
 
 def test_elements_that_compression_moves_one_by_one_are_rounded_likewise():
     """Those whose masters have 8 bits of a remainder with noise, those with masters in float32 to nearest."""
-    n, shared = 40_000, _kernels.MASTERS + _kernels.STOCHASTIC_ROUNDING
+    n, shared = 40_000, kernels.MASTERS + kernels.STOCHASTIC_ROUNDING
     for masters in (np.zeros(n, np.int8), np.ones(n, np.float32)):
         weights, gradient = np.ones(n, ml_dtypes.bfloat16), np.full(n, -1.0, np.float32)
         states = ([np.zeros(n, np.float32)] for _ in range(2))
@@ -250,8 +254,8 @@ def test_a_run_resumes_bit_for_bit(case, split, tmp_path):
 
     pair, resumed = made(0), made(9)
     steps(pair, 3, np.random.default_rng(1))
-    checkpoints.save(tmp_path / "split.safetensors", optimizer=pair.optimizer)
-    checkpoints.load(tmp_path / "split.safetensors", optimizer=resumed.optimizer)
+    callbacks.save(tmp_path / "split.safetensors", optimizer=pair.optimizer)
+    callbacks.load(tmp_path / "split.safetensors", optimizer=resumed.optimizer)
     steps(pair, 3, np.random.default_rng(2))
     steps(resumed, 3, np.random.default_rng(2))
     assert digest(pair) == digest(resumed)
@@ -266,9 +270,9 @@ def test_a_float32_master_of_a_split_one_rounds_to_its_weight(dtype):
     near = [least, least + 1, least + 2, -1, 0, 1, most - 1, most]
     for remainder in range(least, most + 1) if dtype == np.int8 else near:
         remainders = np.full(weights.shape, remainder, dtype)
-        masters = _masters.converted(remainders, np.float32, weights)
+        masters = split_masters.converted(remainders, np.float32, weights)
         np.testing.assert_array_equal(masters.astype(ml_dtypes.bfloat16).astype(np.float32), weights)
-        exact = _masters.restored(weights, remainders).view(np.int32)
+        exact = split_masters.restored(weights, remainders).view(np.int32)
         assert np.abs(masters.view(np.int32) - exact).max() <= (remainder == least)
 
 
@@ -286,8 +290,8 @@ def test_a_run_goes_on_with_masters_held_otherwise(there, here, by, tmp_path):
         gradients, dtype = saved.gradients()
         saved.optimizer(tuple(tensor(g, dtype) for g in gradients))
     if by == "file":
-        checkpoints.save(tmp_path / "masters.safetensors", optimizer=saved.optimizer)
-        checkpoints.load(tmp_path / "masters.safetensors", optimizer=taken.optimizer)
+        callbacks.save(tmp_path / "masters.safetensors", optimizer=saved.optimizer)
+        callbacks.load(tmp_path / "masters.safetensors", optimizer=taken.optimizer)
     else:
         state = saved.optimizer.state_dict()
         taken.optimizer.load_state_dict(state)  # before its weights
@@ -355,7 +359,7 @@ def test_a_kernel_refuses_a_remainder_of_another_weight():
     for dtype, kind in ((np.float16, np.int16), (np.float16, np.int8), (ml_dtypes.bfloat16, np.uint8)):
         weights, states = np.ones(n, dtype), [[np.zeros(n, np.float32)]]
         launch = Launch("ms_optim_lion", [weights], [np.ones(n, np.float32)], states, (0.9, 0.99), 0,
-                        masters=[np.zeros(n, kind)], shared=_kernels.MASTERS)  # fmt: skip
+                        masters=[np.zeros(n, kind)], shared=kernels.MASTERS)  # fmt: skip
         assert launch.run() == 2  # wrong dtype
         np.testing.assert_array_equal(weights.astype(np.float32), 1.0)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, ops
 
 from ms_optim import FusedOptimizer, Lamb, Rule
-from ms_optim.paths import stacks as _stacks
-from ms_optim.paths.places import slices_of
-from ms_optim.paths.stacks import stacked_places
+from ms_optim.paths.operators import stacks as _stacks
+from ms_optim.paths.operators.selection import slices_of
+from ms_optim.paths.operators.stacks import stacked_places
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 9))

@@ -15,7 +15,7 @@ from sources import TESTS
 from tolerances import TOLERANCE
 
 from ms_optim import AdamOffload, AdamW, Lamb
-from ms_optim._writing import write
+from ms_optim.states.in_place import write
 
 # ---- In and out of a dict ------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ import warnings
 import pytest
 from sources import ROOT
 
-from ms_optim._versions import NEWEST, OLDEST, check_version
+from ms_optim.versions import NEWEST, OLDEST, check_version
 
 
 @pytest.mark.parametrize("found", ["2.9.0", "2.10.0", "2.10.1rc2", "2.8.0", "unknown"])

@@ -4,7 +4,7 @@ import re
 import sys
 
 from ms_optim import OPTIMIZERS
-from ms_optim._capabilities import DEVICES, FEATURES, answer
+from ms_optim.kernels.capabilities import DEVICES, FEATURES, answer
 
 # A cell by the path that runs; the legend explains it.
 CELLS = {"CPU": "yes", "GPU": "yes", "passes": "yes", "Ascend": "yes"}

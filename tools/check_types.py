@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 
+import ms_optim
+
 # MindSpore ships no types, so that pyright knows none of its classes. In an annotation it takes such a class for Any.
 # That leaves four complaints, which no annotation of ours can answer; whatever else a class lacks is named apart.
 OF_MINDSPORE = re.compile(
@@ -25,8 +27,15 @@ OF_MINDSPORE = re.compile(
     r'|Type of parameter "\w+" is partially unknown\s+Parameter type is "(type\[\w+\]|\w+)( \| \w+)*"'
     r'|Return type is partially unknown\s+Return type is "(type\[\w+\]|\w+)( \| \w+)*"'
 )
-# Kernels in a language that only looks like Python, which AKG's compiler reads; folders of what users do not import.
-NOT_PUBLIC = ("ms_optim.akg.", "ms_optim.paths.", "ms_optim.dgc.", "ms_optim.local.")
+
+
+def public() -> tuple[str, ...]:
+    """Return where the public names are defined, with those of the package that their classes derive from."""
+    named = [getattr(ms_optim, name) for name in ms_optim.__all__]
+    of_package = {
+        c for x in named for c in getattr(x, "__mro__", (x,)) if c.__module__.partition(".")[0] == ms_optim.__name__
+    }
+    return tuple(f"{c.__module__}.{c.__qualname__}" for c in of_package)
 
 
 def main() -> int:
@@ -45,11 +54,11 @@ def main() -> int:
     symbols = found["typeCompleteness"]["symbols"]
     if not symbols:
         sys.exit(f"pyright found nothing to look at: {found['generalDiagnostics']}")
-    lacking = {}
+    lacking, prefixes = {}, (*(f"{name}." for name in public()), "ms_optim.mindformers.")
     for symbol in symbols:
         errors = [said["message"] for said in symbol["diagnostics"] if said["severity"] == "error"]
         errors = [error for error in errors if not OF_MINDSPORE.fullmatch(error)]
-        if errors and not symbol["name"].startswith(NOT_PUBLIC):
+        if errors and f"{symbol['name']}.".startswith(prefixes):
             lacking[symbol["name"]] = errors
     for name, errors in lacking.items():
         print(name, *errors, sep="\n  ")

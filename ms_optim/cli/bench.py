@@ -17,9 +17,12 @@ import numpy as np
 from mindspore import Parameter, Tensor
 from rich.console import Console
 
-from .. import OPTIMIZERS, _kernels, _libraries, _memory
-from .._base import FusedOptimizer
-from ..compression import CompressedStep
+from .. import OPTIMIZERS
+from ..base.optimizer import FusedOptimizer
+from ..dgc.optimizer import CompressedStep
+from ..kernels import libraries
+from ..kernels import table as kernels
+from ..states import formats
 from . import checks
 from .plan_arguments import optimizer_name
 
@@ -79,7 +82,7 @@ def _positive(kind):
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the table; return 0, or 1 if a check failed or there is nothing to measure."""
-    device = _kernels.device_target()
+    device = kernels.device_target()
     if device != "CPU":
         print(f"bench measures only the CPU, but the device target is {device}: see docs/performance.md.")
         return 1
@@ -109,9 +112,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 def thread_count() -> int:
     """Return the number of threads of a step."""
-    if _kernels.why_not("adamw", "CPU") is not None:
+    if kernels.why_not("adamw", "CPU") is not None:
         return len(os.sched_getaffinity(0))
-    return _libraries.library("libms_optim_cpu.so").ms_optim_threads()
+    return libraries.library("libms_optim_cpu.so").ms_optim_threads()
 
 
 def tensors(elements: int) -> list[tuple[int, ...]]:
@@ -162,7 +165,7 @@ def speed_of(
 
 def least_bytes(optimizer: FusedOptimizer) -> int:
     """Return the memory traffic of a float32 step in bytes per parameter element, if nothing stays in a cache."""
-    states = sum(kind != _memory.ROWS for _, kind in optimizer.rule.kinds)
+    states = sum(kind != formats.ROWS for _, kind in optimizer.rule.kinds)
     moments = 2 + 2 * states  # weight, gradient and states are read, states are written
     if isinstance(optimizer, CompressedStep):
         return 4 * moments  # only few weights are written

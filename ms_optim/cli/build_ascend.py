@@ -13,7 +13,7 @@ import tempfile
 
 import mindspore
 
-from .. import _libraries
+from ..kernels import libraries
 
 BUILDER = pathlib.Path(mindspore.__path__[0]) / "lib" / "plugin" / "ascend" / "custom_compiler"
 CANN_VARIABLE, CANN_DEFAULT = "ASCEND_HOME_PATH", "/usr/local/Ascend/cann"
@@ -23,8 +23,8 @@ PROCESSORS = ("ascend910b", "ascend910_93")
 
 def sources() -> pathlib.Path:
     """Return the folder of the operators' sources: in the package, or next to it in a clone."""
-    inside = _libraries.FOLDER / "ops" / "ascendc"
-    return inside if inside.is_dir() else _libraries.FOLDER.parent / "ops" / "ascendc"
+    inside = libraries.FOLDER / "ops" / "ascendc"
+    return inside if inside.is_dir() else libraries.FOLDER.parent / "ops" / "ascendc"
 
 
 def processor(name: str) -> str | None:
@@ -75,8 +75,8 @@ def build(soc_version: str, cann: str | None = None) -> int:
     if missing:
         print(f"The operators for Ascend cannot be built: {missing}.")
         return 1
-    target = _libraries.FOLDER / "ascend"
-    library = pathlib.Path(_libraries.LIBRARIES["Ascend"].file).relative_to("ascend")
+    target = libraries.FOLDER / "ascend"
+    library = pathlib.Path(libraries.LIBRARIES["Ascend"].file).relative_to("ascend")
     with tempfile.TemporaryDirectory(prefix="ms_optim_") as work:
         # The builder writes into its own folder, and accepts only paths of plain characters.
         builder = shutil.copytree(BUILDER, pathlib.Path(work, "builder"))

@@ -16,9 +16,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from .. import _kernels, _libraries, _masters
-from .._base import FusedOptimizer
-from ..adamw import AdamW
+from ..base.optimizer import FusedOptimizer
+from ..kernels import libraries
+from ..kernels import table as kernels
+from ..optimizers.adamw import AdamW
+from ..states import split_masters
 
 SHAPES: list[tuple[int, ...]] = [(), (7,), (4097,), (13, 11), (6, 4, 3, 3)]
 STEPS = 10
@@ -142,8 +144,8 @@ def examine(
     verdict = f"{'agrees' if right else 'WRONG'}: max difference {worst:.1e} (tolerance {TOLERANCE:.1e})"
     if built.akg:
         return "akg", f"{built.rule.name} in ops/akg", verdict, right
-    device = "CPU" if built.runs_on_host else _kernels.device_target()
-    return "fused", f"{built.rule.name} in {_libraries.LIBRARIES[device].file}", verdict, right
+    device = "CPU" if built.runs_on_host else kernels.device_target()
+    return "fused", f"{built.rule.name} in {libraries.LIBRARIES[device].file}", verdict, right
 
 
 def examine_split_masters() -> tuple[str, str, str, bool]:
@@ -158,12 +160,12 @@ def examine_split_masters() -> tuple[str, str, str, bool]:
         for optimizer in (split, whole):
             optimizer(gradients)
     weights = [ops.cast(p, ms.float32).asnumpy() for p in split.parameters]
-    masters = [_masters.restored(w, m.asnumpy()) for w, m in zip(weights, split.masters)]
+    masters = [split_masters.restored(w, m.asnumpy()) for w, m in zip(weights, split.masters)]
     off = sum(int(np.sum(a != b.asnumpy())) for a, b in zip(masters, whole.masters))
     verdict = (
         f"WRONG: {off} masters differ from float32" if off else "agrees: masters are bitwise equal to float32 masters"
     )
-    return "fused", f"{split.rule.name} in {_libraries.LIBRARIES[_kernels.device_target()].file}", verdict, off == 0
+    return "fused", f"{split.rule.name} in {libraries.LIBRARIES[kernels.device_target()].file}", verdict, off == 0
 
 
 def build(

@@ -15,7 +15,8 @@ from rich.console import Console
 
 import ms_optim
 
-from .. import _capabilities, _kernels, _libraries
+from ..kernels import capabilities, libraries
+from ..kernels import table as kernels
 from . import checks
 from .checks import Check
 
@@ -58,20 +59,20 @@ def main(arguments: argparse.Namespace) -> int:
 def verdict(found: list[Check]) -> str:
     """Return the report's last line."""
     wrong = [f"{check.optimizer} ({check.path})" for check in found if not check.right]
-    kernels = [check for check in found if check.path in ("fused", "akg")]
+    compared = [check for check in found if check.path in ("fused", "akg")]
     if wrong:
         return f"NOT RIGHT: {', '.join(wrong)}. Of {len(found)} checks, {len(found) - len(wrong)} are right."
-    if not kernels:
+    if not compared:
         return "No kernel runs here: every optimizer runs on MindSpore's operators, which is slower."
-    return f"All {len(kernels)} kernels are right."
+    return f"All {len(compared)} kernels are right."
 
 
 def impossible() -> list[dict[str, str]]:
     """Return the features that each optimizer does not support on this device, and why."""
     found = []
     for optimizer in ms_optim.OPTIMIZERS:
-        for feature in _capabilities.FEATURES:
-            path, reason = _capabilities.answer(optimizer, _kernels.device_target(), [feature])
+        for feature in capabilities.FEATURES:
+            path, reason = capabilities.answer(optimizer, kernels.device_target(), [feature])
             if path is None and reason is not None:
                 found.append({"optimizer": optimizer.__name__, "argument": feature, "reason": reason})
     return found
@@ -81,11 +82,11 @@ def machine() -> dict[str, Any]:
     """Return versions, and for each kind of kernel the reason why it is missing, or None."""
     here: dict[str, Any] = {"ms_optim": ms_optim.__version__, "mindspore": ms.__version__}
     here |= {"python": platform.python_version(), "processor": platform.machine()}
-    here["device_target"] = _kernels.device_target()
-    here["missing"] = {device: _kernels.why_not("adamw", device) for device in _libraries.LIBRARIES}
-    here["missing"]["AKG"] = _kernels.why_not_akg("adamw")
+    here["device_target"] = kernels.device_target()
+    here["missing"] = {device: kernels.why_not("adamw", device) for device in libraries.LIBRARIES}
+    here["missing"]["AKG"] = kernels.why_not_akg("adamw")
     if here["missing"]["CPU"] is None:
-        library = _libraries.library("libms_optim_cpu.so")
+        library = libraries.library("libms_optim_cpu.so")
         here["instruction_set"] = library.ms_optim_instruction_set().decode()
         here["products"] = library.ms_optim_product_set().decode()
         here["threads"] = library.ms_optim_threads()
@@ -103,8 +104,8 @@ def show(console: Console, here: dict[str, Any], with_akg: bool) -> None:
             f"instruction set {here['instruction_set']}, matrix products {here['products']}, {here['threads']} threads"
         )
     for name, reason in here["missing"].items():
-        kernels = "AKG's kernels" if name == "AKG" else f"{name} kernels"
-        console.print(f"{kernels}: {there[name] if reason is None else f'none; {reason}'}", markup=False)
+        which = "AKG's kernels" if name == "AKG" else f"{name} kernels"
+        console.print(f"{which}: {there[name] if reason is None else f'none; {reason}'}", markup=False)
     console.print(f"The project's tests run the CPU kernels {here['tested']}.")
     console.print("\nEach kernel against MindSpore's operators, on this machine:")
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from .. import _libraries
+from ..kernels import libraries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -11,5 +11,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the folder."""
-    print(_libraries.FOLDER / "from_yaml")
+    print(libraries.FOLDER / "mindformers" / "from_yaml")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -11,10 +10,13 @@ from typing import Any
 
 import mindspore as ms
 
-from .. import OPTIMIZERS, _capabilities, _kernels, _memory
-from .._arguments import SPLIT_MASTERS, STATE_DTYPES, WEIGHT_DTYPES, Options
-from .._base import FusedOptimizer, Rule
-from .._shares import Peers, Shares, share_costs
+from .. import OPTIMIZERS
+from ..arguments.checks import SPLIT_MASTERS, STATE_DTYPES, WEIGHT_DTYPES, Options
+from ..base.optimizer import FusedOptimizer, Rule
+from ..kernels import capabilities
+from ..kernels import table as kernels
+from ..states import formats as states_formats
+from ..states.shares import Peers, Shares, share_costs
 from .plan_arguments import (
     UNITS,
     Weight,
@@ -27,7 +29,7 @@ from .plan_arguments import (
     weights_of_json,
 )
 from .plan_hints import changes, hints
-from .plan_output import as_json, elements, show, spare
+from .plan_output import Plan, as_json, elements, show, spare
 
 MASTER_WEIGHTS: dict[str, bool | str] = {
     "float32": True,
@@ -35,29 +37,6 @@ MASTER_WEIGHTS: dict[str, bool | str] = {
     "none": False,
 }
 DTYPES: dict[str, Any] = {str(dtype).lower(): dtype for dtype in WEIGHT_DTYPES}
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Bytes that training with an optimizer takes on one worker; gradients have the dtype of their parameter."""
-
-    optimizer: str
-    state_dtype: str
-    master_weights: str
-    weights: int
-    gradients: int
-    masters: int
-    states: int
-    scales: int
-    averages: int
-    local: int
-    device: int
-    host: int
-
-    @property
-    def total(self) -> int:
-        """Bytes on the device and on the host together."""
-        return self.device + self.host
 
 
 class NotPossibleError(ValueError):
@@ -114,9 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local-steps", action="store_true", help="count LocalSteps, with outer momentum or residuals")
     parser.add_argument(
         "--device",
-        type=one_of(_capabilities.DEVICES),
-        choices=_capabilities.DEVICES,
-        default=_kernels.device_target(),
+        type=one_of(capabilities.DEVICES),
+        choices=capabilities.DEVICES,
+        default=kernels.device_target(),
         help="device of the weights; default: this machine's; with CPU, all memory is the host's",
     )
     parser.add_argument("--workers", type=count, default=1, help="number of workers that train together; default: 1")
@@ -243,18 +222,18 @@ def plan(
     Raises:
         NotPossibleError: If the optimizer does not support the options.
     """
-    features = _capabilities.asked(options, options.shard_states, is_sliced=False)
+    features = capabilities.asked(options, options.shard_states, is_sliced=False)
     features += ("local_steps",) * local_steps
     if local_steps and options.shard_states:
         raise NotPossibleError("LocalSteps rejects shard_states, whose workers hold the same weights at every step")
-    path, reason = _capabilities.answer(optimizer, device, features)
+    path, reason = capabilities.answer(optimizer, device, features)
     if path is None:
         raise NotPossibleError(reason)
     rule = optimizer.rules[0]
     shapes, dtypes = [w.shape for w in weights], [w.dtype for w in weights]
     names = [w.name or str(i) for i, w in enumerate(weights)]
     try:
-        _memory.check(optimizer.__name__, rule, options, names, dtypes)
+        states_formats.check(optimizer.__name__, rule, options, names, dtypes)
     except ValueError as error:
         raise NotPossibleError(str(error).rstrip(".")) from None
     rules = [rule.of_tensor(is_matrix) for is_matrix in optimizer.are_matrices(names, shapes)]
@@ -267,9 +246,9 @@ def plan(
         kept = [shares.kept_by(rank) for rank in range(workers)]
     bytes_held = max((held(rules, options, shapes, dtypes, own) for own in kept), key=sum)
     states, scales, masters, averages = bytes_held
-    own = sum(_memory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
-    on_device, on_host = _memory.placed(device, options, optimizer.runs_on_host, own, sum(bytes_held))
-    local = _memory.local_steps(shapes, own + masters if device != "CPU" else 0) if local_steps else 0
+    own = sum(states_formats.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
+    on_device, on_host = states_formats.placed(device, options, optimizer.runs_on_host, own, sum(bytes_held))
+    local = states_formats.local_steps(shapes, own + masters if device != "CPU" else 0) if local_steps else 0
     name, on_host = optimizer.__name__, on_host + local
     kept = next(key for key, value in MASTER_WEIGHTS.items() if value == options.master_weights)
     numbers = (own, own, masters, states, scales, averages, local, on_device, on_host)
@@ -284,7 +263,7 @@ def held(
     kept: Iterable[Any],
 ) -> tuple[int, ...]:
     """Return the bytes of states, scales, masters and averages."""
-    states = [state for _, state in _memory.states(rules, options, shapes, kept)]
-    scales = [scale for state in states if (scale := _memory.scale(state)) is not None]
-    masters, averages = _memory.masters(options, dtypes, kept), _memory.averages(options, kept)
+    states = [state for _, state in states_formats.states(rules, options, shapes, kept)]
+    scales = [scale for state in states if (scale := states_formats.scale(state)) is not None]
+    masters, averages = states_formats.masters(options, dtypes, kept), states_formats.averages(options, kept)
     return tuple(sum(x.nbytes for x in tensors) for tensors in (states, scales, masters, averages))

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import mindspore as ms
 
 from .. import OPTIMIZERS
-from .._arguments import WEIGHT_DTYPES
-from .._words import described, meant, shortened
-from ..factory import named
+from ..arguments.checks import WEIGHT_DTYPES
+from ..arguments.words import described, meant, shortened
+from ..optimizers.by_name import named
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}

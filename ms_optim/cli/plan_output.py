@@ -7,7 +7,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,12 +14,32 @@ from rich.table import Table
 
 from .plan_arguments import UNITS, Weight
 
-if TYPE_CHECKING:
-    from .plan import Plan
-
 # What optimizers hold, by the names of a plan's fields; scales are shown with the states.
 HELD = ("weights", "gradients", "masters", "states", "averages", "local")
 TIGHT = 0.1  # the part of a memory that should remain for activations
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Bytes that training with an optimizer takes on one worker; gradients have the dtype of their parameter."""
+
+    optimizer: str
+    state_dtype: str
+    master_weights: str
+    weights: int
+    gradients: int
+    masters: int
+    states: int
+    scales: int
+    averages: int
+    local: int
+    device: int
+    host: int
+
+    @property
+    def total(self) -> int:
+        """Bytes on the device and on the host together."""
+        return self.device + self.host
 
 
 def spare(plan: Plan, arguments: argparse.Namespace) -> int | None:

@@ -11,14 +11,14 @@ from mindspore import dtype as mstype
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .._abi import LIMB_BITS, LIMBS, MARK_WORDS
-from .._arithmetic import clipping, normal, norms, summed, usable
-from ..paths.averages import averages_of
-from ..paths.counting import Counting, RatesOfEach
-from ..paths.held_stacks import HeldStacks
-from ..paths.stacks import column, first_of
-from ..paths.survey import Prepare
-from .local_mean import LocalMean, cut_up, like, ranges_of
+from ..kernels.interface import LIMB_BITS, LIMBS, MARK_WORDS
+from ..paths.operators.averages import averages_of
+from ..paths.operators.counting import Counting, RatesOfEach
+from ..paths.operators.held_stacks import HeldStacks
+from ..paths.operators.stacks import column, first_of
+from ..paths.operators.survey import Prepare
+from ..rules.arithmetic import clipping, normal, norms, summed, usable
+from ..workers.local_mean import LocalMean, cut_up, like, ranges_of
 from .schedule import Schedule, begins, place_of
 from .wire import LARGEST_LIMB, STEP_LIMBS
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mindspore import Tensor, nn
 
-from .._abi import launch
-from ..paths.launches import as_tuple
+from ..kernels.interface import launch
+from ..paths.fused.launches import as_tuple
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .._arguments import Tensors
-    from .transport import Workers
+    from ..arguments.checks import Tensors
+    from ..workers.transport import Workers
 
 
 class StageCell(nn.Cell):

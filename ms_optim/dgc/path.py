@@ -10,12 +10,13 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .. import _abi, _kernels
-from .._addresses import AddressTable
-from .._kernels import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
-from ..paths.launches import no_sums, shared_flags
+from ..kernels import interface
+from ..kernels import table as kernels
+from ..kernels.table import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from ..paths.fused.addresses import AddressTable
+from ..paths.fused.launches import no_sums, shared_flags
+from ..workers.local_mean import LocalMean
 from .launches import ExchangeCell, StageCell
-from .local_mean import LocalMean
 from .schedule import Schedule, begins, place_of
 from .wire import wire_words
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CompressedByAddress(nn.Cell):
-    """The parts of a step that is called from Python, compiled separately; see paths/fused.py.
+    """The parts of a step that is called from Python, compiled separately; see paths/fused/step.py.
 
     The parts of several simulated workers are called one by one: see simulated_workers.py.
     """
@@ -82,11 +83,11 @@ class CompressedPath(nn.Cell):
         self.period_count, self.begins = len(schedule.ends) + 1, begins(schedule)
         self.all_reduce: Any = workers.all_reduce() if workers.count * workers.local > 1 else None
         columns = (layout.rate_places, layout.decay_places, layout.centralized)
-        layouts = np.array([_abi.layout(*columns, sent=counts) for counts in schedule.counts])
+        layouts = np.array([interface.layout(*columns, sent=counts) for counts in schedule.counts])
         own = (*rule.constants, workers.rank, schedule.settings)
         self.layouts = Tensor(layouts)
         numbers = (settings.unscale, options.grad_clip_norm, settings.seed, own)
-        self.constants, self.no_sums = Tensor(_abi.constants(*numbers, average=settings.average)), no_sums()
+        self.constants, self.no_sums = Tensor(interface.constants(*numbers, average=settings.average)), no_sums()
         self.no_worker = Tensor(np.zeros(1, np.float32))
         shared = shared_flags(parts)
         # For each form: the inputs before the tensors, the weights, what is held for them, and the form's flag.
@@ -94,10 +95,10 @@ class CompressedPath(nn.Cell):
         forms = [((dgc_worker, *held.counters), tuple(held.parameters), tensors, 0)]
         self.addresses = None
         if settings.device == "CPU":
-            forms.append(((Tensor(schedule.own_worker),), (), (), _kernels.BY_ADDRESS))
+            forms.append(((Tensor(schedule.own_worker),), (), (), kernels.BY_ADDRESS))
             self.by_address = CompressedByAddress(self)
             self.addresses = AddressTable(held)
-        sums = ((n, len(_kernels.SUMS)), ms.float64)
+        sums = ((n, len(kernels.SUMS)), ms.float64)
         local, look, exchanges = [], [], []
         for before, weights, states, flag in forms:
 
@@ -106,12 +107,12 @@ class CompressedPath(nn.Cell):
                     weights, states = (), ()
                 given = n if flag == 0 else 1
                 counters = len(before) - 1  # the first input states which worker the states belong to
-                written = _abi.written(counters, len(weights), given, len(states), exchanges=True)
-                kernel = _kernels.operator(rule.name, settings.device, written, outputs, layout.shapes, shared)
-                return StageCell(kernel, _kernels.flags(stages, shared + flag, rule.flags), before, weights, states)
+                written = interface.written(counters, len(weights), given, len(states), exchanges=True)
+                kernel = kernels.operator(rule.name, settings.device, written, outputs, layout.shapes, shared)
+                return StageCell(kernel, kernels.flags(stages, shared + flag, rule.flags), before, weights, states)
 
             if workers.count == 1:
-                local.append(stage(_kernels.ALL_STAGES, [sums]))
+                local.append(stage(kernels.ALL_STAGES, [sums]))
                 continue
             look.append(stage(GRADIENT_STAGE, [sums]))
             cells = []

@@ -9,12 +9,12 @@ from mindspore import Parameter, Tensor
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from .._abi import MOST_ELEMENTS
+from ..kernels.interface import MOST_ELEMENTS
 from .wire import Compression, ramp, sent, settings_number
 
 if TYPE_CHECKING:
-    from .._layout import Layout
-    from .transport import Workers
+    from ..states.layout import Layout
+    from ..workers.transport import Workers
 
 
 class Schedule:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._abi import LIMB_BITS, MARK_WORDS
+from ..kernels.interface import LIMB_BITS, MARK_WORDS
 
 WIRE_DTYPES = ("float32", "float16")
 
@@ -19,7 +19,6 @@ WIRE_DTYPES = ("float32", "float16")
 # where no kernel reads the wire, the step and the settings have separate limbs: 6 and 4.
 STEP_LIMBS = 6
 LARGEST_LIMB = (1 << LIMB_BITS) - 1
-MOST_PROCESSES = 4096  # float32 sums the squares of their limbs exactly
 
 
 class Compression(NamedTuple):

@@ -1,1 +1,1 @@
-"""The paths of a step: one per file, each a Cell that takes the step's rates and the gradients."""
+"""How a step runs: each path is a Cell that takes the step's rates and the gradients."""

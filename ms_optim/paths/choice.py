@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .. import _capabilities, _kernels
-from .._words import warn_once
-from . import akg, ascend, native
-from .ascend_matrices import AscendMatricesPath
-from .composite import CompositePath
-from .fused import FusedPath
-from .host import HostPath
-from .matrix_passes import MatrixPassesPath
-from .offload import CrossingPath
-from .sharded_states import ShardedStatesPath
-from .tensor_by_tensor import TensorByTensorPath
+from ..arguments.words import warn_once
+from ..kernels import capabilities
+from ..kernels import table as kernels
+from ..states.formats import CODED, LEAST_CODED
+from .ascend import native, operators
+from .ascend.matrices import AscendMatricesPath
+from .ascend.tensor_by_tensor import TensorByTensorPath
+from .fused.adam_offload import CrossingPath
+from .fused.matrix_passes import MatrixPassesPath
+from .fused.offloaded import HostPath
+from .fused.sharded_states import ShardedStatesPath
+from .fused.step import FusedPath
+from .operators import akg
+from .operators.composite import CompositePath
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -43,10 +46,10 @@ def choose(parts: Parts) -> Choice:
         RuntimeError: If the requested backend has no kernel, or a requested feature needs another path.
     """
     name, wanted, features = parts.layout.optimizer, parts.options.backend, asked(parts)
-    if parts.options.state_dtype in _kernels.CODED and not parts.held.scales and parts.shares is None:
+    if parts.options.state_dtype in CODED and not parts.held.scales and parts.shares is None:
         warn_once(
             f"For '{name}', state_dtype='{parts.options.state_dtype}' has no effect: states of fewer than "
-            f"{_kernels.LEAST_CODED:,} elements stay float32, and all are smaller.",
+            f"{LEAST_CODED:,} elements stay float32, and all are smaller.",
             stacklevel=6,
         )
     reason = f"backend='{wanted}' was asked for"
@@ -59,21 +62,21 @@ def choose(parts: Parts) -> Choice:
     check("composite", parts, reason)
     if wanted == "composite":
         return Choice(False, None, reason)
-    kernels, fault = _akg_kernels(parts)
+    akg_kernels, fault = _akg_kernels(parts)
     if wanted == "akg":
         if fault is not None:
             raise RuntimeError(f"For '{name}', backend='akg' has no kernel: {fault}.")
-        return Choice(False, kernels, reason)
+        return Choice(False, akg_kernels, reason)
     path = "in AKG's kernels" if fault is None else "on the slower composite path"
     # That AKG cannot run is no news; that it computes wrongly is.
     reason += f"; {fault}" if fault is not None and akg.why_not(parts.rule, parts.settings) is None else ""
     warn_once(f"ms_optim runs {path}: {reason}.", stacklevel=6)
-    return Choice(False, kernels, reason)
+    return Choice(False, akg_kernels, reason)
 
 
 def asked(parts: Parts) -> tuple[str, ...]:
     """Return the features that an optimizer requests from its path."""
-    return _capabilities.asked(parts.options, parts.shares is not None, parts.slices is not None)
+    return capabilities.asked(parts.options, parts.shares is not None, parts.slices is not None)
 
 
 def check(path: str, parts: Parts, reason: str = "") -> None:
@@ -87,7 +90,7 @@ def check(path: str, parts: Parts, reason: str = "") -> None:
     Raises:
         RuntimeError: If it does not support one.
     """
-    lacking = _capabilities.why_not(path, asked(parts))
+    lacking = capabilities.why_not(path, asked(parts))
     if lacking is not None:
         raise RuntimeError(f"For '{parts.layout.optimizer}', {lacking}{f': {reason}' if reason else ''}.")
 
@@ -98,7 +101,7 @@ def fused_path(parts: Parts) -> nn.Cell:
     if settings.device != settings.weights_on:
         check("host", parts, f"the device target is '{settings.weights_on}'")
         return HostPath(parts)
-    has_passes = settings.device == "GPU" and rule.name in _kernels.GPU_PASSES
+    has_passes = settings.device == "GPU" and rule.name in kernels.GPU_PASSES
     check("passes" if has_passes else settings.device, parts, f"the device target is '{settings.device}'")
     if has_passes:
         return MatrixPassesPath(parts)
@@ -109,14 +112,14 @@ def fused_path(parts: Parts) -> nn.Cell:
     if rule.iterations:
         return AscendMatricesPath(parts)
     if parts.options.backend == "native":
-        return TensorByTensorPath(parts, ascend.sign(rule), native.NativeAdamW(parts))
-    return TensorByTensorPath(parts, ascend.sign(rule), ascend.AscendOperators(parts))
+        return TensorByTensorPath(parts, operators.sign(rule), native.NativeAdamW(parts))
+    return TensorByTensorPath(parts, operators.sign(rule), operators.AscendOperators(parts))
 
 
-def composite_path(parts: Parts, kernels: akg.AkgKernels | None) -> nn.Cell:
+def composite_path(parts: Parts, akg_kernels: akg.AkgKernels | None) -> nn.Cell:
     """Return the path that runs MindSpore's operators, with AKG's kernels if there are any."""
     check("composite", parts)
-    return CompositePath(parts, kernels)
+    return CompositePath(parts, akg_kernels)
 
 
 def crossing_path(parts: Parts) -> nn.Cell:
@@ -134,11 +137,11 @@ def _why_not_fused(parts, features):
     if parts.options.backend == "native":
         reason, path = native.why_not(parts), "native"
     else:
-        reason, path = _kernels.why_not(parts.rule.name, device), device
+        reason, path = kernels.why_not(parts.rule.name, device), device
     if reason is None:
-        reason = _capabilities.lacking(parts.statement.kernels_lack, features)
+        reason = capabilities.lacking(parts.statement.kernels_lack, features)
     if reason is None and device == "Ascend":
-        reason = _capabilities.why_not(path, features)
+        reason = capabilities.why_not(path, features)
     return reason
 
 
@@ -148,6 +151,6 @@ def _akg_kernels(parts):
     reason = akg.why_not(rule, settings)
     if reason is not None:
         return None, reason
-    kernels = akg.AkgKernels(rule.name, len(rule.states), statement.akg_constants())
-    reason = akg.tried(kernels, statement, rule, settings.device, settings.step_dtype, parts.layout.sizes)
-    return (kernels, None) if reason is None else (None, reason)
+    akg_kernels = akg.AkgKernels(rule.name, len(rule.states), statement.akg_constants())
+    reason = akg.tried(akg_kernels, statement, rule, settings.device, settings.step_dtype, parts.layout.sizes)
+    return (akg_kernels, None) if reason is None else (None, reason)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mindspore import nn
 
-    from .._arguments import Options
-    from .._held import Held
-    from .._layout import Layout, Settings
-    from .._rates import Rates
-    from .._rule import Rule, Statement
-    from .._shares import Shares
+    from ..arguments.checks import Options
+    from ..arguments.rates import Rates
+    from ..rules.rule import Rule, Statement
+    from ..states.layout import Layout, Settings
+    from ..states.shares import Shares
+    from ..states.storage import Held
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

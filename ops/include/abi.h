@@ -1,5 +1,5 @@
 // What Python asks of a library: which rules it has, and the numbers of the C interface by name. Python states these
-// numbers once more, in ms_optim/_abi.py, as it also runs without a library; a test compares the two.
+// numbers once more, in ms_optim/kernels/interface.py, as it also runs without a library; a test compares the two.
 //
 // Included by the one source of a library that exports its operators.
 #pragma once

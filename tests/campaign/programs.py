@@ -222,7 +222,9 @@ class Program(World):
         gradients, dtype = self.scaled(1.0, 10)
         gradients[i % len(gradients)].reshape(-1)[:] = {"float16": 65504.0}.get(dtype, 3.3e38)
         self.optimizer(self.tensors(gradients, dtype))
-        assert int(self.optimizer.global_step.asnumpy()[0]) == self.reference.step_count + 1
+        # Kernels skip gradients whose norm is too large for float32.
+        skipped = self.optimizer.skipped_steps.asnumpy()[0] if self.optimizer.options.skip_nonfinite else 0
+        assert self.optimizer.global_step.asnumpy()[0] + skipped == self.reference.step_count + 1
         raise Over
 
     def wrong_gradients(self, how):

@@ -12,8 +12,9 @@ import reference
 from sources import ROOT, TESTS
 from tolerances import TOLERANCE
 
-from ms_optim import _kernels, _libraries
-from ms_optim._libraries import invoke
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.kernels.libraries import invoke
 
 SIZES = [(), (1,), (7,), (127,), (129,), (255,), (257,), (4097,), (13, 11), (6, 4, 3, 3), (3, 8193)]
 # Operators that keep numbers to weigh steps by, which stand before the weights.
@@ -26,10 +27,10 @@ def workspace_bytes(library, function, arrays):
     """Ask how large the workspace of a launch is."""
     stages, shared, _ = (extent - 1 for extent in arrays[0].shape)
     exchanges = function.endswith("dgc_momentum")
-    first = (11 if exchanges else 8) + 2 * bool(shared & _kernels.BETA_POWERS) + function.endswith(WEIGH_STEPS)
+    first = (11 if exchanges else 8) + 2 * bool(shared & kernels.BETA_POWERS) + function.endswith(WEIGH_STEPS)
     n = arrays[1].shape[0]
-    shapes = [t.shape for t in arrays[first : first + n]] if stages != _kernels.COMMIT_STAGE else [(0,)] * n
-    return _libraries.workspace_bytes(library, shapes, bool(shared & _kernels.CENTRALIZES), exchanges)
+    shapes = [t.shape for t in arrays[first : first + n]] if stages != kernels.COMMIT_STAGE else [(0,)] * n
+    return libraries.workspace_bytes(library, shapes, bool(shared & kernels.CENTRALIZES), exchanges)
 
 
 def workspace_of(library, function, arrays):
@@ -63,7 +64,7 @@ class Cuda:
         import torch
 
         self.torch = torch
-        self.library = ctypes.CDLL(str(_libraries.FOLDER / "libms_optim_cuda.so"))
+        self.library = ctypes.CDLL(str(libraries.FOLDER / "libms_optim_cuda.so"))
 
     def call(self, function, arrays):
         """Run an operator on copies of the arrays on the GPU, and copy them back."""
@@ -80,7 +81,7 @@ class Cuda:
 
 def why_no_gpu():
     """Say why the operators cannot run on a GPU here; None where they can."""
-    if not (_libraries.FOLDER / "libms_optim_cuda.so").exists():
+    if not (libraries.FOLDER / "libms_optim_cuda.so").exists():
         return "libms_optim_cuda.so was not built: that needs MS_OPTIM_CUDA=1 and nvcc"
     try:
         import torch
@@ -102,7 +103,7 @@ def compare(case, actual, expected, exactly):
     """Compare what two devices make of a launch: sums to rounding, all else to the bit or to rounding."""
     assert actual[0] == expected[0] == 0, case.name
     for i, (a, b) in enumerate(zip(actual[1], expected[1])):
-        sums = b.dtype == np.float64 or (b.ndim == 2 and b.shape[1] == len(_kernels.STATISTICS))
+        sums = b.dtype == np.float64 or (b.ndim == 2 and b.shape[1] == len(kernels.STATISTICS))
         a, b = a.astype(np.float64), b.astype(np.float64)
         same = (a == b) | ((a != a) & (b != b))
         if exactly and not sums:

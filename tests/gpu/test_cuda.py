@@ -20,12 +20,14 @@ from recording import Recorded
 from sources import ROOT, TESTS
 
 import ms_optim
-from ms_optim import _described, _kernels, _libraries, _shares
-from ms_optim._libraries import invoke
+from ms_optim.kernels import description, libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.kernels.libraries import invoke
+from ms_optim.states import shares
 
-ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in _kernels.GPU_PASSES]
-HOST_ONLY = _kernels.BY_ADDRESS | _kernels.LOCKS | _kernels.RETURNED | _kernels.SHARES
-CUDA = _libraries.FOLDER / "libms_optim_cuda.so"
+ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in kernels.GPU_PASSES]
+HOST_ONLY = kernels.BY_ADDRESS | kernels.LOCKS | kernels.RETURNED | kernels.SHARES
+CUDA = libraries.FOLDER / "libms_optim_cuda.so"
 
 
 @pytest.fixture(scope="session")
@@ -51,21 +53,21 @@ def cases():
     """The recorded launches that a GPU takes too."""
     kept = [case for case in recording.cases() if not case.function.startswith("ms_optim_local")]
     kept = [case for case in kept if not (case.arrays[0].shape[1] - 1) & HOST_ONLY]
-    kept = [case for case in kept if case.function.removeprefix("ms_optim_") not in _kernels.GPU_PASSES]
+    kept = [case for case in kept if case.function.removeprefix("ms_optim_") not in kernels.GPU_PASSES]
     return [with_clips(case) for case in kept]
 
 
 def with_clips(case):
     """Say in the flags that there is a bound on the norm: on a GPU the host cannot read it."""
     stages, shared, rule = case.arrays[0].shape
-    clips = _kernels.CLIPS * bool(case.arrays[2][1] > 0)
+    clips = kernels.CLIPS * bool(case.arrays[2][1] > 0)
     flags = np.zeros((stages, 1 + (shared - 1 | clips), rule), np.int8)
     return dataclasses.replace(case, arrays=[flags, *case.arrays[1:]])
 
 
 def waits_for_sums(case):
     """Whether anything that is stored depends on sums, which devices add up in different orders."""
-    centralizes = (case.arrays[0].shape[1] - 1) & _kernels.CENTRALIZES
+    centralizes = (case.arrays[0].shape[1] - 1) & kernels.CENTRALIZES
     layerwise = case.function in ("ms_optim_lamb", "ms_optim_lans")
     return layerwise or case.arrays[2][1] > 0 or (centralizes and case.arrays[1][:, 2].any())
 
@@ -105,7 +107,7 @@ def test_any_shape_follows_the_reference(stand_in, **chosen):
 def test_many_tensors_and_a_large_one(machine):
     """Tables that take several launches to fill, and a tensor of many chunks."""
     shapes = [(k % 7,) for k in range(250)] + [(200_000,)]
-    made = recording.launch("lamb", np.random.default_rng(0), shapes=shapes, shared=_kernels.SKIP_NONFINITE)
+    made = recording.launch("lamb", np.random.default_rng(0), shapes=shapes, shared=kernels.SKIP_NONFINITE)
     case = Recorded("many", made.function, made.arrays, steps=1)
     compare(case, case.run(machine.call), case.run(), exactly=False)
 
@@ -147,7 +149,7 @@ def test_tensors_that_begin_anywhere(stand_in):
 def test_a_skipped_step_reports_no_sums_that_nobody_made(machine):
     """The memory of an output may hold anything."""
     made = small()
-    made.arrays[0] = np.zeros((1 + _kernels.ALL_STAGES, 1 + _kernels.SKIP_NONFINITE, 5), np.int8)
+    made.arrays[0] = np.zeros((1 + kernels.ALL_STAGES, 1 + kernels.SKIP_NONFINITE, 5), np.int8)
     weights, gradients, statistics, sums = made.arrays[8:10], made.arrays[10:12], made.arrays[7], made.arrays[-1]
     assert [w.shape for w in weights] == [g.shape for g in gradients] == [(5,), (300,)]
     gradients[0][1] = np.inf
@@ -166,7 +168,7 @@ def small():
 @pytest.mark.parametrize("flag", [16, 64, 128, 256])
 def test_what_only_the_host_can_do_is_refused(stand_in, flag):
     made = small()
-    made.arrays[0] = np.zeros((1 + _kernels.ALL_STAGES, 1 + flag, 5), np.int8)
+    made.arrays[0] = np.zeros((1 + kernels.ALL_STAGES, 1 + flag, 5), np.int8)
     before = [a.copy() for a in made.arrays]
     assert stand_in.call(made.function, made.arrays) == 4
     for a, b in zip(made.arrays, before):
@@ -184,13 +186,13 @@ def test_a_workspace_that_does_not_fit_is_refused(stand_in):
 
 @pytest.mark.skipif(not CUDA.exists(), reason="libms_optim_cuda.so was not built: that needs nvcc")
 def test_without_a_gpu_the_library_loads_and_says_so():
-    library = _libraries.library(CUDA.name)
-    on_cpu = _libraries.described("CPU")
-    passes = {rule for needed in _kernels.GPU_PASSES.values() for rule in needed} - set(on_cpu)
-    described = _described.rules(library)
+    library = libraries.library(CUDA.name)
+    on_cpu = libraries.described("CPU")
+    passes = {rule for needed in kernels.GPU_PASSES.values() for rule in needed} - set(on_cpu)
+    described = description.rules(library)
     assert {rule: described.pop(rule).states for rule in passes} == {"muon_before": 1, "muon_after": 0}
-    assert described == {r: on_cpu[r] for r in on_cpu if r not in _kernels.GPU_PASSES}
-    for rule in _described.rules(library):
+    assert described == {r: on_cpu[r] for r in on_cpu if r not in kernels.GPU_PASSES}
+    for rule in description.rules(library):
         assert getattr(library, f"ms_optim_{rule}")
     if machines.why_no_gpu() is None:
         pytest.skip("there is a GPU")
@@ -274,9 +276,9 @@ def little_ones(monkeypatch):
     shapes = [(), (7,), (257,), (3, 31), (2049,)]
     monkeypatch.setattr(recording, "SHAPES", shapes)
     rng, kept = np.random.default_rng(5), []
-    for i, rule in enumerate(rule for rule in recording.RULES if rule not in _kernels.GPU_PASSES):
+    for i, rule in enumerate(rule for rule in recording.RULES if rule not in kernels.GPU_PASSES):
         for k, states in enumerate(recording.STATES):
-            shared = [_kernels.SKIP_NONFINITE, _kernels.CENTRALIZES, 0][k % 3]
+            shared = [kernels.SKIP_NONFINITE, kernels.CENTRALIZES, 0][k % 3]
             made = recording.launch(
                 rule, rng, recording.WEIGHTS[(i + k) % len(recording.WEIGHTS)], states, shapes=shapes, shared=shared
             )
@@ -303,12 +305,12 @@ def test_what_belongs_to_another_step_stops_the_kernel(stand_in, whole_program, 
     tensors = [[np.ones(100, np.float32)] for _ in range(4)]
     wires = []
     for worker in range(2):
-        send = CompressedLaunch(*tensors, [2], workers=2, stages=_kernels.MOMENTS_STAGE)
+        send = CompressedLaunch(*tensors, [2], workers=2, stages=kernels.MOMENTS_STAGE)
         send.global_step[0] = 5 - behind * worker
         assert send.run(stand_in.call) == 0
         wires.append(send.wire)
-    stages = _kernels.APPLY_STAGE + _kernels.COMMIT_STAGE
-    sums = np.zeros((1, len(_kernels.SUMS)))
+    stages = kernels.APPLY_STAGE + kernels.COMMIT_STAGE
+    sums = np.zeros((1, len(kernels.SUMS)))
     made = CompressedLaunch(*tensors, [2], workers=2, stages=stages, wires=np.stack(wires), sums=sums)
     made.global_step[0] = 5
     case = add_workspace(stand_in, Recorded("receives", "ms_optim_dgc_momentum", made.arrays, steps=1))
@@ -343,13 +345,13 @@ def test_a_mistake_is_found(stand_in, mistake, tmp_path):
 @pytest.fixture
 def on_gpu(monkeypatch, stand_in):
     """Have optimizers take the device target for a GPU, and its library for there."""
-    monkeypatch.setattr(_kernels, "device_target", lambda: "GPU")
-    monkeypatch.setattr(_kernels, "why_not", lambda rule, device: None)
-    monkeypatch.setattr(_libraries, "library", lambda name: stand_in.library)
+    monkeypatch.setattr(kernels, "device_target", lambda: "GPU")
+    monkeypatch.setattr(kernels, "why_not", lambda rule, device: None)
+    monkeypatch.setattr(libraries, "library", lambda name: stand_in.library)
     return stand_in
 
 
-PARAMS = {cls.__name__: cls.trials[0] for cls in ms_optim.OPTIMIZERS if cls.rules[0].name not in _kernels.GPU_PASSES}
+PARAMS = {cls.__name__: cls.trials[0] for cls in ms_optim.OPTIMIZERS if cls.rules[0].name not in kernels.GPU_PASSES}
 
 
 def make(name, **options):
@@ -364,7 +366,7 @@ def make(name, **options):
 def test_operators_are_made_for_a_gpu(on_gpu, name, options):
     optimizer = make(name, **options)
     assert optimizer.fused
-    made = [cell for _, cell in optimizer.cells_and_names() if isinstance(cell, _kernels.WithoutWorkspace)]
+    made = [cell for _, cell in optimizer.cells_and_names() if isinstance(cell, kernels.WithoutWorkspace)]
     custom = [cell.primitive for cell in made]
     if name == "AdamOffload":
         # Its operator is the host's, wherever the weights are.
@@ -374,12 +376,12 @@ def test_operators_are_made_for_a_gpu(on_gpu, name, options):
     assert custom[0].get_attr_dict()["primitive_target"] == "GPU"
     assert custom[0].func.endswith(f"libms_optim_cuda.so:ms_optim_{optimizer.rule.name}")
     shapes = [(4, 300), (7,)]
-    needed = _libraries.workspace_bytes(on_gpu.library, shapes, False, name == "DGCMomentum")
+    needed = libraries.workspace_bytes(on_gpu.library, shapes, False, name == "DGCMomentum")
     assert custom[0].out_shape[-1] == (needed,)
 
 
 @pytest.mark.usefixtures("on_gpu")
 def test_sharded_states_are_refused_in_words(monkeypatch):
-    monkeypatch.setattr(_shares, "peers", lambda: _shares.Peers(0, 2, None))
+    monkeypatch.setattr(shares, "peers", lambda: shares.Peers(0, 2, None))
     with pytest.raises(RuntimeError, match=r"'shard_states'.*device target 'CPU'.*GPU"):
         make("AdamW", shard_states=True)

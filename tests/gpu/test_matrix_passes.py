@@ -12,8 +12,9 @@ from harness import Pair, numbers, tensor
 from mindspore import Parameter
 
 import ms_optim
-from ms_optim import _kernels, _libraries
-from ms_optim.paths.matrix_passes import MatrixPassesPath
+from ms_optim.kernels import libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.paths.fused.matrix_passes import MatrixPassesPath
 
 MUON = next(case for case in CASES if case.name == "Muon")
 # Two stacks of two tensors each, one of which is split; and tensors that AdamW updates.
@@ -25,12 +26,12 @@ def gpu(tmp_path_factory, monkeypatch):
     """A GPU, as far as the package can tell."""
     needs("g++")
     folder = once(shared_folder(tmp_path_factory), "standin", machines.StandIn.build)
-    stand_in, writing = machines.StandIn(folder).library, _kernels._writing
-    monkeypatch.setattr(_kernels, "device_target", lambda: "GPU")
-    monkeypatch.setattr(_kernels, "why_not", lambda rule, device: None)
-    monkeypatch.setattr(_kernels, "_writing", lambda primitive, device, written: writing(primitive, "CPU", written))
-    monkeypatch.setattr(_libraries, "library", lambda name: stand_in)
-    monkeypatch.setattr(_libraries, "path_of", lambda device: folder / "standin.so")
+    stand_in, writing = machines.StandIn(folder).library, kernels._writing
+    monkeypatch.setattr(kernels, "device_target", lambda: "GPU")
+    monkeypatch.setattr(kernels, "why_not", lambda rule, device: None)
+    monkeypatch.setattr(kernels, "_writing", lambda primitive, device, written: writing(primitive, "CPU", written))
+    monkeypatch.setattr(libraries, "library", lambda name: stand_in)
+    monkeypatch.setattr(libraries, "path_of", lambda device: folder / "standin.so")
 
 
 def pair(scenario, variant=None, shapes=SHAPES, **shared):
@@ -126,7 +127,7 @@ def test_low_precision_is_that_of_the_kernel_for_cpu(request, kept):
 @pytest.mark.usefixtures("gpu")
 def test_there_are_four_launches_for_any_number_of_tensors():
     made = pair(SCENARIOS["plain"])
-    launches = [cell for _, cell in made.optimizer.cells_and_names() if isinstance(cell, _kernels.WithoutWorkspace)]
+    launches = [cell for _, cell in made.optimizer.cells_and_names() if isinstance(cell, kernels.WithoutWorkspace)]
     assert sorted(cell.primitive.func.rpartition("_optim_")[2] for cell in launches) == [
         "adamw",
         "adamw",

@@ -16,8 +16,9 @@ from recording import Recorded
 from reference.base import Reference, norm
 from sources import ROOT, TESTS
 
-from ms_optim import _abi, _described, _kernels
-from ms_optim._libraries import invoke
+from ms_optim.kernels import description, interface
+from ms_optim.kernels import table as kernels
+from ms_optim.kernels.libraries import invoke
 
 SETS = ("avx512", "avx2", "baseline")
 
@@ -84,17 +85,17 @@ def cases(rule):
     rng, made = np.random.default_rng(3), {}
     for weights in recording.WEIGHTS:
         for states in recording.STATES:
-            shared = _kernels.SKIP_NONFINITE * (states in recording.CODES)
+            shared = kernels.SKIP_NONFINITE * (states in recording.CODES)
             made[f"{rule}, {weights}, {states}"] = recording.launch(rule, rng, weights, states, shared=shared)
     return [Recorded(name, launch.function, launch.arrays) for name, launch in made.items()]
 
 
 def test_the_libraries_say_what_they_have(cpu, stand_in):
     for library in (cpu, stand_in.library):
-        assert _described.rules(library) == dict.fromkeys(("sgd", "lars"), (1, 1, False, False, False))
-        numbers = _described.exported(library)
+        assert description.rules(library) == dict.fromkeys(("sgd", "lars"), (1, 1, False, False, False))
+        numbers = description.exported(library)
         assert numbers["Sgd.MAXIMIZE"] == 1
-        assert numbers["SharedFlag.CLIPS"] == _abi.SharedFlag.CLIPS
+        assert numbers["SharedFlag.CLIPS"] == interface.SharedFlag.CLIPS
 
 
 @pytest.mark.parametrize("weight", ["float32", "float16", "bfloat16"])

@@ -1,0 +1,1 @@
+"""What users pass: checks with errors in words, shared keywords and docstrings, parameters, gradients, rates."""

@@ -1,0 +1,1 @@
+"""FusedOptimizer, and the objects that it delegates to."""

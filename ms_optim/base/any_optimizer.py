@@ -1,0 +1,33 @@
+"""Any optimizer of the package: one that runs fused kernels, or local steps around one; and where a Model has it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from mindspore import nn
+
+from .state_dict import Stateful
+
+# What checkpoints and callbacks take.
+AnyOptimizer: TypeAlias = Stateful
+
+
+def optimizer_of(callback: str, optimizer: Any, network: Any) -> AnyOptimizer:
+    """Find the optimizer that a Model trains with; a Cell may wrap it."""
+    cells = [c for outer in (optimizer, network) if isinstance(outer, nn.Cell) for _, c in outer.cells_and_names()]
+    found = {id(cell): cell for cell in cells if isinstance(cell, Stateful)}
+    for cell in list(found.values()):  # an optimizer inside another one does not count
+        for _, inner in cell.cells_and_names():
+            if inner is not cell:
+                found.pop(id(inner), None)
+    if not found:
+        others = {type(cell).__name__: cell for cell in cells if isinstance(cell, nn.Optimizer)}
+        came = f"nn.{next(iter(others))}" if others else "one without an optimizer"
+        raise TypeError(f"For '{callback}', the model must be trained by an optimizer of ms_optim, but got {came}.")
+    if len(found) > 1:
+        names = ", ".join(type(cell).__name__ for cell in found.values())
+        raise ValueError(
+            f"For '{callback}', the model must have one optimizer of ms_optim, but has {names}: write a training "
+            "loop of your own, and call monitor.step(optimizer) with one monitor for each, or ms_optim.save."
+        )
+    return next(iter(found.values()))

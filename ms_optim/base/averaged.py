@@ -1,0 +1,221 @@
+"""Averaged weights: they are put into the parameters temporarily, for evaluation and use, and taken out again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..states.in_place import checksum, own_memory, write
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..paths.parts import Parts
+
+
+class _Block:
+    """A block that needs the averaged weights."""
+
+
+class Swap:
+    """Puts averaged weights into the parameters, and later restores the training weights bit for bit.
+
+    Meanwhile the step count is replaced by -1 minus itself, which is negative. A kernel or a graph then refuses a step,
+    even if nothing else stops it. A MindSpore checkpoint that was saved by mistake is refused when it is loaded.
+
+    Args:
+        parts: The parts that the optimizer's path is built from.
+        gather: Gathers the weights of all shares on all workers; None if each worker has all weights.
+        check_between: Raises an error that names the called function if a step is in progress.
+    """
+
+    parts: Parts
+    gather: Callable[[], Any] | None
+    check_between: Callable[[str], None]
+
+    def __init__(self, parts: Parts, gather: Callable[[], Any] | None, check_between: Callable[[str], None]):
+        self.parts, self.gather, self.check_between = parts, gather, check_between
+        self._kept: dict[int, np.ndarray] = {}
+        self._put: list[int] | None = None
+        # Blocks may overlap in several threads: the last one that ends takes the averaged weights out. One that was
+        # interrupted at its very end is gone with its generator.
+        self._lock, self._stays = threading.RLock(), False
+        self._blocks: weakref.WeakSet[_Block] = weakref.WeakSet()
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether a block, or eval(), needs the averaged weights in the parameters."""
+        return self._stays or len(self._blocks) > 0
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the averaged weights are in the parameters, all of them."""
+        return self._put is not None
+
+    def check_step(self) -> None:
+        """Raise an error if a step would update averaged weights."""
+        self.repair()
+        if self.is_in:
+            raise RuntimeError(
+                f"For '{self.parts.layout.optimizer}', the parameters hold the averaged weights: leave "
+                "'with optimizer.averaged()', or call optimizer.train(), before the next step."
+            )
+
+    def check_outside(self, what: str) -> None:
+        """Raise an error if the averaged weights are in the parameters; `what` needs the training weights."""
+        self.check_between(what)
+        self.repair()
+        if self.is_in:
+            raise RuntimeError(
+                f"For '{self.parts.layout.optimizer}', {what} cannot be called while the parameters hold the "
+                "averaged weights: call optimizer.train() first."
+            )
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """Put the averaged weights in, and take them out at the end, unless another block or eval() needs them."""
+        own = _Block()
+        try:
+            with self._lock:
+                self.repair()
+                self._blocks.add(own)
+                self.put_in()
+            yield
+        finally:
+            with self._lock:
+                self._blocks.discard(own)
+                if not self._is_needed:
+                    self.take_out()
+
+    def put_in(self, stays: bool = False) -> None:
+        """Put the averaged weights into the parameters; they stay beyond the end of all blocks if asked to.
+
+        If this is interrupted anywhere, :meth:`repair` restores the training weights.
+        """
+        held, statement = self.parts.held, self.parts.statement
+        if len(held.averages) == 0 and not statement.averages_iterates:
+            raise RuntimeError(
+                f"For '{self.parts.layout.optimizer}', there is no average of the weights: pass 'average_decay'."
+            )
+        with self._lock:
+            self.repair()
+            if not self.is_in:
+                self.check_between("averaged() or eval()")
+                own_memory(held.parameters)
+                step = held.global_step.asnumpy().copy()
+                averaged = [self._averaged(i) for i in range(len(held.parameters))] if step[0] > 0 else []
+                self._kept = {id(p): p.asnumpy().copy() for p in (held.global_step, *held.parameters)}
+                write(held.global_step, -1 - step)
+                for p, value in zip(held.parameters, averaged):
+                    write(p, value)
+                if averaged and self.gather is not None:
+                    self.gather()
+                self._put = [checksum(p) for p in held.parameters]
+            self._stays = self._stays or stays
+
+    def take_out(self) -> None:
+        """Restore the training weights, and warn if the parameters were changed meanwhile."""
+        with self._lock:
+            self._stays = False
+            self._blocks.clear()
+            put = zip(self.parts.held.parameters, self._put or ())
+            changed = [p.name for p, before in put if checksum(p) != before]
+            self._put = None
+            for p in (self.parts.held.global_step, *self.parts.held.parameters) if self._kept else ():
+                write(p, self._kept[id(p)])
+            self._kept = {}
+        if changed:
+            warnings.warn(
+                f"{self.parts.layout.optimizer}: {len(changed)} parameters, the first being '{changed[0]}', were "
+                "changed while they held the averaged weights. The change is lost: load weights outside of "
+                "'with optimizer.averaged()'.",
+                stacklevel=3,
+            )
+
+    def repair(self) -> None:
+        """Restore the training weights if putting averaged weights in, or taking them out, was interrupted."""
+        if self._kept:
+            with self._lock:
+                if not (self.is_in and self._is_needed):
+                    self.take_out()
+
+    def in_training(self, parameter: Parameter) -> NDArray[Any]:
+        """Return the values that a parameter has in training."""
+        kept = self._kept.get(id(parameter))
+        return parameter.asnumpy() if kept is None else kept
+
+    def weights_held(self, i: int) -> NDArray[np.float32]:
+        """Return the weights whose states this process has, in training."""
+        return self.parts.held.weights(i)
+
+    def _averaged(self, i):
+        """Return the averaged weight in the parameter's dtype; in another worker's share, the current weight."""
+        held, statement = self.parts.held, self.parts.statement
+        p = held.parameters[i]
+        begin, end = held.own_range(i)
+        if begin == end:
+            return p.asnumpy()
+        row = held.rows[i]
+        if len(held.averages) > 0:
+            averaged = held.averages[row].asnumpy().reshape(-1)
+        else:
+            averaged = statement.averaged_weight(held.weights(i), held.states[row].asnumpy().reshape(-1))
+        whole = ops.cast(p, mstype.float32).asnumpy().reshape(-1).copy()
+        whole[begin:end] = averaged
+        return ops.cast(Tensor(whole.reshape(p.shape)), p.dtype).asnumpy()
+
+
+class Averaged(nn.Optimizer):
+    """Puts averaged weights into the parameters, for evaluation and for use."""
+
+    _swap: Swap
+
+    def _keep_swap(self, parts: Parts, gather: Callable[[], Any] | None, check_between: Callable[[str], None]) -> Swap:
+        """Create the object that puts averaged weights into the parameters.
+
+        Raises:
+            ValueError: If each process updates only some of the parameters, as with MindSpore's parallel optimizer.
+        """
+        if parts.settings.is_parallel and (len(parts.held.averages) > 0 or parts.statement.averages_iterates):
+            raise ValueError(
+                f"For '{parts.layout.optimizer}', averaged weights require that every process updates all parameters: "
+                "set enable_parallel_optimizer=False. 'shard_states' also shards states over processes."
+            )
+        object.__setattr__(self, "_swap", Swap(parts, gather, check_between))
+        return self._swap
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averaged weights into the parameters; the end of the block restores them bit for bit.
+
+        The averaged weights are the average that `average_decay` keeps, or the average of the iterates of
+        :class:`ms_optim.ScheduleFreeAdamW`. A step inside the block is an error. :meth:`state_dict` is the same inside
+        and outside of it. Of nested blocks, and of blocks in several threads, the one that ends last restores the
+        weights. An exception at any time, such as Ctrl-C, restores them too. Changes to the parameters inside the
+        block, such as loading a checkpoint of the network, are lost when it ends, with a warning.
+
+        Raises:
+            RuntimeError: If there is no average of the weights.
+        """
+        with self._swap.block():
+            yield
+
+    def eval(self) -> None:
+        """Put the averaged weights into the parameters, until :meth:`train` is called; see :meth:`averaged`.
+
+        Raises:
+            RuntimeError: If there is no average of the weights.
+        """
+        self._swap.put_in(stays=True)
+
+    def train(self) -> None:
+        """Restore the training weights; before the first :meth:`eval` this has no effect."""
+        self._swap.take_out()

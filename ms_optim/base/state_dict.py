@@ -1,0 +1,299 @@
+"""State dicts: saving and loading what an optimizer keeps from step to step."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from ..arguments.checks import check_amounts, check_choice, check_type
+from ..kernels.interface import CODE_BLOCK
+from ..states import quantized, split_masters
+from ..states.formats import CODES_EACH, MASTERS, stored
+from ..states.in_place import fitted
+from ..states.shares import ENTRY, refuse_share
+from .entries import RATE, check_names, unwrapped, written_together
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..paths.parts import Parts
+    from .averaged import Swap
+
+FLOATS = (mstype.float32, mstype.bfloat16)
+LEARNING_RATE = ("load", "keep")  # what loading does with the learning rate
+
+
+class StateEntries:
+    """The entries of an optimizer's state dict: the parameters that it holds, by their names from construction.
+
+    Args:
+        parts: The parts that its path is built from.
+        listed: Returns the optimizer's parameters with their paths in it, as ``nn.Cell.parameters_and_names`` does. The
+            paths stay when an outer Cell changes the names.
+        share: The parameter that records which part of the states this worker keeps; None if it keeps all.
+        check: Raises an error if entries do not fit this optimizer.
+        swap: The object that puts averaged weights into the parameters.
+    """
+
+    parts: Parts
+    listed: Callable[[], Iterable[tuple[str, Parameter]]]
+    share: Parameter | None
+    check: Callable[[dict[str, Tensor]], None]
+    swap: Swap
+    first_names: dict[str, str]
+
+    def __init__(
+        self,
+        parts: Parts,
+        listed: Callable[[], Iterable[tuple[str, Parameter]]],
+        share: Parameter | None,
+        check: Callable[[dict[str, Tensor]], None],
+        swap: Swap,
+    ):
+        self.parts, self.listed, self.share, self.check, self.swap = parts, listed, share, check, swap
+        self.first_names = {place: p.name for place, p in listed()}
+
+    def named(self) -> dict[str, Parameter]:
+        """Return the weights and the optimizer's own parameters by their names from construction, without statistics.
+
+        A parameter that a subclass makes later has its path in the optimizer as its name.
+        """
+        statistics = self.parts.held.statistics
+        return {self.first_names.get(place, place): p for place, p in self.listed() if p is not statistics}
+
+    def own(self) -> dict[str, Parameter]:
+        """Return the same without the weights."""
+        weights = {id(p) for p in self.parts.held.parameters}
+        return {name: p for name, p in self.named().items() if id(p) not in weights}
+
+    def copied(self) -> dict[str, Tensor]:
+        """Return copies of what :meth:`named` returns, with the weights that training uses."""
+        self.swap.check_between("state_dict()")
+        return {name: Tensor(self.swap.in_training(p).copy(), p.dtype) for name, p in self.named().items()}
+
+    def name_of(self, parameter: Parameter) -> str:
+        """Return the name of one of the optimizer's own parameters."""
+        return next(name for name, p in self.own().items() if p is parameter)
+
+    def fitting(
+        self,
+        state_dict: dict[str, Tensor],
+        strict: bool,
+        weights: Iterable[tuple[Parameter, NDArray[Any]]] = (),
+        learning_rate: str = "load",
+    ) -> list[tuple[Parameter, NDArray[Any]]]:
+        """Check a whole state dict, and return the parameters to write with their values.
+
+        Args:
+            state_dict: The state dict.
+            strict: Whether missing and unknown names are an error.
+            weights: Weights that are loaded together with the state dict but are not in it.
+            learning_rate: Whether learning rates are written: "load" or "keep".
+        """
+        name = self.parts.layout.optimizer
+        check_type(name, "strict", strict, bool)
+        check_choice(name, "learning_rate", learning_rate, LEARNING_RATE)
+        self.swap.check_outside("load_state_dict()")
+        own = self.own()
+        given = self.checked(name, state_dict)
+        if learning_rate == "keep":
+            rates = self.rates()
+            own = {key: p for key, p in own.items() if key not in rates}
+            given = {key: value for key, value in given.items() if key not in rates and not RATE.fullmatch(key)}
+        beside = {id(p): value for p, value in weights}
+        if self.parts.shares is not None and self.share is not None:
+            given = self.parts.shares.taken(name, self.share, given)
+        elif ENTRY in given:
+            refuse_share(name, given, "an optimizer that keeps all states")
+        given = self.with_masters(own, given, lambda i: self.weight_beside(i, unwrapped(state_dict), beside))
+        given = self.converted(own, given)
+        if strict:
+            check_names(name, own, given, self.parts.rule.prefixes)
+        found = [(own[key], fitted(name, key, own[key], given[key])) for key in own.keys() & given.keys()]
+        return found + self.started(own, given)
+
+    def started(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> list[tuple[Parameter, NDArray[Any]]]:
+        """If the entries have a step count, return each missing state that starts as the weights, with the weights."""
+        held, starting = self.parts.held, self.parts.held.averages
+        if "global_step" not in given:
+            return []
+        if self.parts.rule.starts_at_weights:
+            starting = held.states[: len(held.rows)]
+        absent = {id(p) for name, p in own.items() if name not in given}
+        rows = held.rows.items() if len(starting) > 0 else ()
+        found = ((starting[row], held.weights(i)) for i, row in rows if id(starting[row]) in absent)
+        return [(state, weights.reshape(state.shape)) for state, weights in found]
+
+    def checked(self, name: str, state_dict: Any) -> dict[str, Tensor]:
+        """Return the entries except weights and statistics, checked to be Tensors, by their names from construction."""
+        if not isinstance(state_dict, dict):
+            raise TypeError(
+                f"For '{name}', 'state_dict' must be a dict of Tensors, but got {type(state_dict).__name__}."
+            )
+        for key, value in state_dict.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(f"For '{name}', the entry {key!r} must be a Tensor, but got {type(value).__name__}.")
+        ignored = {*self.parts.layout.names, "statistics", self.parts.held.statistics.name}
+        # Names that an outer Cell gave to the parameters of schedules.
+        renamed = {place: name for place, name in self.first_names.items() if place not in (name, *ignored)}
+        first = renamed | self.masters_elsewhere()
+        entries = {first.get(key, key): value for key, value in unwrapped(state_dict).items()}
+        for key in self.amounts() & entries.keys():
+            check_amounts(name, key, entries[key])
+        entries = {key: value for key, value in entries.items() if key not in ignored}
+        self.check(entries)
+        return entries
+
+    def masters_elsewhere(self) -> dict[str, str]:
+        """Map the names that the masters may have in another optimizer to their names in this one."""
+        masters = {id(p) for p in self.parts.held.masters}
+        names = [name for name, p in self.own().items() if id(p) in masters]
+        return {prefix + name.partition(".")[2]: name for name in names for prefix in split_masters.PREFIXES}
+
+    def rates(self) -> set[str]:
+        """Return the names of learning rates, and of the parameters of their schedules."""
+        return {name for place, name in self.first_names.items() if place.partition(".")[0] == "learning_rate"}
+
+    def amounts(self) -> set[str]:
+        """Return the names of counts, learning rates and scales, the entries that must be 0 or greater."""
+        scales = {f"{prefix}_scale.{name}" for prefix in self.parts.rule.prefixes for name in self.parts.layout.names}
+        every_rate, held = (*self.parts.rates.fixed, *self.parts.rates.schedules), self.parts.held
+        rates = (getattr(rate, "learning_rate", rate) for rate in every_rate)
+        numbers = {id(p) for p in (held.global_step, held.skipped_steps, *held.step_weights, *rates)}
+        return scales | {name for name, p in self.own().items() if id(p) in numbers}
+
+    def with_masters(
+        self, own: dict[str, Parameter], given: dict[str, Tensor], weight: Callable[[int], NDArray[Any]]
+    ) -> dict[str, Tensor]:
+        """Return the entries with masters converted to the format of this optimizer.
+
+        Args:
+            own: The optimizer's own parameters by name.
+            given: The entries.
+            weight: Returns, for a parameter's index, the float32 weight that the entries belong to.
+        """
+        given, held = dict(given), self.parts.held
+        places = {id(held.masters[k]): i for i, k in enumerate(held.master_places) if k >= 0}
+        for name, master in own.items():
+            value = given.get(name) if id(master) in places else None
+            if value is None or value.dtype == master.dtype or value.shape != master.shape:
+                continue
+            if value.dtype in MASTERS.values():
+                masters = value.asnumpy().reshape(-1)
+                masters = split_masters.converted(masters, master.asnumpy().dtype, weight(places[id(master)]))
+                given[name] = Tensor(masters.reshape(value.shape))
+        return given
+
+    def weight_beside(self, i: int, state_dict: dict[str, Tensor], beside: dict[int, NDArray[Any]]) -> NDArray[Any]:
+        """Return the weight from a state dict, or else the current one: the part whose states this process has."""
+        p = self.parts.held.parameters[i]
+        own = state_dict.get(self.parts.layout.names[i])
+        value = beside.get(id(p), self.swap.in_training(p) if own is None else own.asnumpy())
+        begin, end = (0, value.size) if self.parts.shares is None else self.parts.shares.own[i].tolist()
+        return value.reshape(-1)[begin:end].astype(np.float32)
+
+    def converted(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the entries with states converted to this optimizer's dtypes, and codes only with their scales."""
+        held, given = self.parts.held, dict(given)
+        shapes = {id(state): shape for state, shape in zip(held.states, held.numbers)}
+        for name, state in own.items():
+            shape = shapes.get(id(state))
+            if shape is None:
+                continue
+            prefix, _, parameter = name.partition(".")
+            scale = f"{prefix}_scale.{parameter}"
+            value = given.get(name)
+            if value is None or value.dtype == state.dtype or tuple(value.shape) != stored(value.dtype, shape):
+                if state.dtype in CODES_EACH and (name in given) != (scale in given):
+                    given.pop(name, None)
+                    given.pop(scale, None)
+                continue
+            if value.dtype in CODES_EACH and scale in given:
+                blocks = (-(-math.prod(shape) // CODE_BLOCK),)
+                if tuple(given[scale].shape) != blocks:
+                    raise ValueError(
+                        f"For '{self.parts.layout.optimizer}', the entry {scale!r} must have the shape {blocks}, "
+                        f"but got {given[scale].shape}."
+                    )
+                numbers = quantized.decode(value.asnumpy(), given.pop(scale).asnumpy(), shape)
+            elif value.dtype in FLOATS:
+                numbers = ops.cast(value, mstype.float32).asnumpy()
+            else:
+                continue
+            if state.dtype in CODES_EACH:
+                codes, scales = quantized.encode(numbers, state.asnumpy().dtype)
+                given[name], given[scale] = Tensor(codes), Tensor(scales)
+            else:
+                given[name] = Tensor(numbers, state.dtype)
+        return given
+
+
+class Stateful(nn.Optimizer):
+    """Saves and loads what an optimizer holds."""
+
+    _entries: StateEntries
+
+    def _keep_entries(self, parts: Parts, share: Parameter | None, swap: Swap) -> None:
+        """Record the names from construction, after all parameters of the optimizer exist."""
+        listed = functools.partial(nn.Cell.parameters_and_names, self)  # even if a subclass overrides it
+        object.__setattr__(self, "_entries", StateEntries(parts, listed, share, self.check_entries, swap))
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return a copy of the weights and of all that the optimizer keeps from step to step, by name.
+
+        An outer Cell renames the optimizer's parameters; here they have their names from construction. Sharded states
+        are this worker's share: see :func:`ms_optim.merge_states`.
+
+        MindSpore's ``save_checkpoint(optimizer, path)`` writes the same without a copy. So does :func:`ms_optim.save`,
+        which adds checksums and keeps the old file if the process is killed during the write.
+
+        Args:
+            args: Arguments of ``nn.Cell.state_dict``, which an outer Cell passes; its result is then returned.
+            kwargs: Likewise.
+        """
+        if args or kwargs:
+            return super().state_dict(*args, **kwargs)
+        return self._entries.copied()
+
+    # Since the last save or load, the run that this optimizer's steps belong to: see checkpoints/header.py.
+    _run: str | None = None
+
+    def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, learning_rate: str = "load") -> None:
+        """Load the states of another optimizer and continue from its step.
+
+        The values are written in place, so that compiled graphs also use them.
+
+        Args:
+            state_dict: Tensors or Parameters by name, as :meth:`state_dict` returns them or ``load_checkpoint`` reads
+                them, with or without the prefix of an outer Cell. Weights and statistics among them are ignored.
+                States of another `state_dtype` are converted; conversion to fewer bits rounds to nearest. So are
+                masters: a float32 master is restored from a split one and its weight in `state_dict` or the network.
+            strict: Whether missing and unknown names are an error; if not, they are ignored. Codes and their
+                scales are then taken together or not at all; missing averages, and other missing states that start as
+                the weights, start from the current weights. Default: ``True`` .
+            learning_rate: ``"load"`` takes the learning rates in `state_dict`; ``"keep"`` keeps those that this
+                optimizer was made with, numbers or schedules. Default: ``"load"`` .
+
+        Raises:
+            TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
+            KeyError: If `strict` and an entry is missing or unknown. It is also a ValueError.
+            ValueError: If an entry has another shape; if `learning_rate` is not one of these; if a count, a learning
+                rate or a scale is less than 0 or not finite; or if the states are a share among other workers:
+                :func:`ms_optim.merge_states` merges all shares into a full state dict; each worker takes its share.
+
+        If an error is raised, nothing is changed.
+        """
+        written_together(self._entries.fitting(state_dict, strict, learning_rate=learning_rate))
+
+    def check_entries(self, entries: dict[str, Tensor]) -> None:
+        """Raise an error if entries of a state dict do not fit this optimizer; a subclass may override it.
+
+        Args:
+            entries: The entries by their names from construction.
+        """

@@ -1,0 +1,1 @@
+"""Optimizers on DTensors: parameters and gradients that are sharded over a device mesh."""

@@ -1,0 +1,133 @@
+"""The one table of supported combinations, for construction, `AdamOffload.target`, commands and documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..arguments.checks import SPLIT_MASTERS
+from . import table
+
+if TYPE_CHECKING:
+    from ..rules.rule import Statement
+
+# The features that can be requested in addition to the rule, and how a user writes each.
+FEATURES = {
+    "stochastic_rounding": "'stochastic_rounding'",
+    "state_dtype": "'state_dtype'",
+    "master_weights": "master_weights='split'",
+    "shard_states": "'shard_states'",
+    "shard_group": "the group key 'shard_group'",
+    "offload": "'offload'",
+    "skip_nonfinite": "'skip_nonfinite'",
+    "decay": "decay='cautious'",
+    "average_decay": "'average_decay'",
+    "attach": "attach()",
+    "local_steps": "LocalSteps",
+}
+_KERNEL = "needs the fused kernel"
+_ON_CPU = "needs the device target 'CPU'"
+_ON_HOST = "needs weights in host memory"
+_FOR_ASCEND: dict[str, str] = {
+    feature: "is not supported by the operators for Ascend"
+    for feature in FEATURES
+    if feature not in ("skip_nonfinite", "local_steps")
+}
+DEVICES = ("CPU", "GPU", "Ascend")
+# The features that a path does not support, and why. It supports all others: with float32, float16 and bfloat16
+# weights, with and without masters, in Graph and in PyNative mode.
+LACKS: dict[str, Mapping[str, str]] = {
+    "CPU": {},
+    "GPU": {"shard_states": _ON_CPU},
+    "Ascend": _FOR_ASCEND,
+    "native": {**_FOR_ASCEND, "skip_nonfinite": "is not supported by the platform's own AdamW: it cannot skip steps"},
+    # Fused passes before and after products of matrices, on GPUs.
+    "passes": {
+        "shard_states": _ON_CPU,
+        "attach": "is not supported for rules of matrices on GPUs, which multiply stacks of tensors",
+    },
+    "offload": {
+        **dict.fromkeys(("stochastic_rounding", "master_weights", "shard_group", "average_decay", "attach"), _ON_HOST),
+        "shard_states": _ON_CPU,
+    },
+    "host": {**dict.fromkeys(("shard_group", "attach"), _ON_HOST), "shard_states": _ON_CPU},
+    "composite": dict.fromkeys(
+        ("stochastic_rounding", "state_dtype", "master_weights", "shard_states", "offload", "attach"), _KERNEL
+    ),
+}
+
+
+def asked(options: Any, is_sharded: bool, is_sliced: bool) -> tuple[str, ...]:
+    """Return the requested features.
+
+    Args:
+        options: The optimizer's shared arguments.
+        is_sharded: Whether states are sharded over workers.
+        is_sliced: Whether tensors are sliced.
+    """
+    wanted = {
+        "stochastic_rounding": options.stochastic_rounding,
+        "state_dtype": options.state_dtype != "float32",
+        "master_weights": options.master_weights in SPLIT_MASTERS,
+        "shard_states": is_sharded,
+        "shard_group": is_sliced,
+        "offload": options.offload,
+        "skip_nonfinite": options.skip_nonfinite,
+        "decay": options.decay != "decoupled",
+        "average_decay": options.average_decay is not None,
+        "attach": False,  # these two are requested later
+        "local_steps": False,
+    }
+    return tuple(feature for feature in FEATURES if wanted[feature])
+
+
+def why_not(path: str, features: Iterable[str]) -> str | None:
+    """Return the first of the features that a path does not support, with the reason; None if it supports all."""
+    return lacking(LACKS[path], features)
+
+
+def lacking(lacks: Mapping[str, str], features: Iterable[str]) -> str | None:
+    """Return the first of the features that a table lists as missing, with the reason; None if it lists none."""
+    return next((f"{FEATURES[one]} {lacks[one]}" for one in features if one in lacks), None)
+
+
+class Answer(NamedTuple):
+    """Whether an optimizer supports the requested features.
+
+    Attributes:
+        path: The path that supports them; None if there is none.
+        reason: Why no fused kernel supports them; None if one does.
+    """
+
+    path: str | None
+    reason: str | None
+
+
+def answer(optimizer: type[Statement], device: str, features: Iterable[str]) -> Answer:
+    """Return how an optimizer supports features, with its weights on a device and with all kernels built.
+
+    Args:
+        optimizer: The optimizer's class.
+        device: "CPU", "GPU" or "Ascend".
+        features: The requested features, from :data:`FEATURES`.
+    """
+    features = tuple(features)
+    for feature in features:
+        if feature in optimizer.refuses:
+            return Answer(None, f"it {optimizer.refuses[feature]}")
+    path, reason = device, None
+    if optimizer.runs_on_host and device != "CPU":
+        path = "offload"
+    elif "offload" in features and device != "CPU":
+        path = "host"
+    elif device == "Ascend" and optimizer.rules[0].name not in table.ON_ASCEND:
+        path, reason = "composite", "there is no kernel for Ascend"
+    elif device == "GPU" and optimizer.rules[0].name in table.GPU_PASSES:
+        path = "passes"
+    without = lacking(optimizer.kernels_lack, features) if path != "composite" else None
+    without = without or why_not(path, features)
+    if without is None:
+        return Answer(path, reason)
+    # If the states are on the host, there is no other path to fall back to.
+    takes_over = path != "offload" and why_not("composite", features) is None
+    return Answer("composite" if takes_over else None, without)

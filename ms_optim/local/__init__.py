@@ -1,1 +1,0 @@
-"""Local steps between exchanges: what is kept, what workers send and when, and the outer step."""

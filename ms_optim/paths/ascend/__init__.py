@@ -1,0 +1,1 @@
+"""Paths of Ascend: operators in Ascend C, and MindSpore's own."""

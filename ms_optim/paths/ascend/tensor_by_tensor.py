@@ -1,0 +1,107 @@
+"""The step with one or a few operators for each tensor, and MindSpore's operators across tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from ..operators.counting import Counting, RatesOfEach
+from ..operators.stacks import Stacks, first_of
+from ..operators.survey import Survey
+
+if TYPE_CHECKING:
+    from ..parts import Parts
+
+
+class TensorByTensorPath(nn.Cell):
+    """The step with operators that each take one tensor.
+
+    Args:
+        parts: The parts that every path is built from.
+        sign: An additional factor of gradients, 1 or -1.
+        operators: A Cell that runs the operators: ``shared(scalars, applied)`` returns the inputs that all tensors
+            share, ``columns(rate)`` returns two columns with an entry for each tensor, and
+            ``move(shared, first, second, gradient, scale, decay, parameter, master, has_master, *states)`` updates a
+            tensor and returns the norms of the weight before the step and of the update, and the trust ratio.
+    """
+
+    addresses = None
+
+    def __init__(self, parts: Parts, sign: float, operators: nn.Cell):
+        super().__init__(auto_prefix=False)
+        layout, held, settings = parts.layout, parts.held, parts.settings
+        # Not registered, because the statement holds this Cell.
+        object.__setattr__(self, "statement", parts.statement)
+        self.normalizes, self.sign, self.unscale = parts.statement.normalizes_gradient, sign, settings.unscale
+        self.operators, self.centralized, self.owned = operators, layout.centralized, layout.owned
+        stacks = Stacks([[i] for i in range(layout.count)])
+        self.survey = Survey(stacks, layout.centralized, settings.unscale, settings.clip_norm, settings.step_dtype)
+        self.counting = Counting(held, settings.step_dtype, settings.skips)
+        self.rates_of_each, self.each = RatesOfEach(layout), C.Map()
+        self.zero = Tensor(0.0, mstype.float32)
+        # Not registered: the optimizer already holds these, and Cell would list them twice.
+        columns = (held.parameters, held.masters_or_weights(), held.has_master(), *held.states_of_each())
+        object.__setattr__(self, "columns", columns)
+        object.__setattr__(self, "statistics", held.statistics)
+
+    def construct(self, rates, gradients):
+        """Take a step; return whether it was applied."""
+        stacks, norms, finite, all_finite, clip = self.survey(gradients)
+        applied = self.counting.applies(all_finite)
+        scalars = self.statement.scalars(self.counting.number())
+        table = self.rates_of_each(rates)
+        reports = self.each(
+            F.partial(self.updated, self.operators.shared(scalars, applied), clip, applied),
+            self.owned,
+            ops.unstack(self.statistics, 0),
+            *self.operators.columns(ops.unstack(table[0], 0)),
+            gradients,
+            self.each(first_of, stacks),
+            self.centralized,
+            self.each(first_of, norms),
+            self.each(first_of, finite),
+            ops.unstack(table[1], 0),
+            *self.columns,
+        )
+        return self.counting(applied, ops.stack(reports))
+
+    def updated(
+        self,
+        shared,
+        clip,
+        applied,
+        is_owned,
+        reported,
+        first,
+        second,
+        gradient,
+        prepared,
+        is_centralized,
+        size,
+        finite,
+        decay,
+        *held,
+    ):
+        """Update one tensor, unless another process does; return its row of statistics."""
+        if not is_owned:
+            return reported
+        gradient, scale = self.scaled(held[0], gradient, prepared, is_centralized, size, clip)
+        weight_norm, update_norm, ratio = self.operators.move(shared, first, second, gradient, scale, decay, *held)
+        moved = (ops.where(applied, update_norm, self.zero), ops.where(applied, ratio, self.zero))
+        return ops.stack((size, weight_norm, *moved, F.cast(finite, mstype.float32)))
+
+    def scaled(self, parameter, gradient, prepared, is_centralized, size, clip):
+        """Return the gradient that an operator takes, and the factor that it multiplies the gradient by."""
+        scale = self.sign * clip * ops.ones_like(size)
+        if self.normalizes:
+            # This cancels clipping.
+            scale = 1.0 / ops.where(size == 0, ops.ones_like(size), size)
+        if is_centralized:
+            return prepared, scale
+        if F.dtype(gradient) not in (mstype.float32, parameter.dtype):
+            gradient = F.cast(gradient, mstype.float32)
+        return gradient, scale * self.unscale

@@ -1,0 +1,1 @@
+"""Paths that run the fused kernels."""

@@ -1,0 +1,79 @@
+"""The table of addresses that a CPU kernel takes instead of tensors, in a step that is called from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+
+from ...kernels.interface import AddressColumn, DType, SharedAddressColumn
+from ...kernels.libraries import address_of
+
+if TYPE_CHECKING:
+    from ...states.storage import Held
+
+DTYPES = {
+    ms.float32: DType.FLOAT32,
+    ms.float16: DType.FLOAT16,
+    ms.bfloat16: DType.BFLOAT16,
+    ms.int8: DType.INT8,
+    ms.uint8: DType.UINT8,
+    ms.int16: DType.INT16,
+    ms.uint16: DType.UINT16,
+}
+
+
+class AddressTable:
+    """The memory addresses of all that a step reads and writes, as CPU kernels take them in a step from Python.
+
+    Passing 1,600 tensors to MindSpore takes 10 ms, passing a table of their addresses takes 1 ms. The table is filled
+    again for each step, because a parameter that was loaded or set since then has another address. A graph would
+    continue to write to the old address.
+    """
+
+    def __init__(self, held: Held):
+        parameters, n = held.parameters, len(held.parameters)
+        self._parameters = parameters
+        every = range(max(held.state_counts))
+        self._states = [(i, k, state) for k in every for i in range(n) if (state := held.state_of(k, i)) is not None]
+        self._masters = [(i, held.masters[place]) for i, place in enumerate(held.master_places) if place >= 0]
+        scales = ((i, k, held.scale_places[place]) for (k, i), place in held.state_places.items())
+        self._scales = [(i, k, held.scales[place]) for i, k, place in scales if place >= 0]
+        self._averages = held.averages
+        self._shared = [
+            (SharedAddressColumn.GLOBAL_STEP_ADDRESS, held.global_step),
+            (SharedAddressColumn.SKIPPED_STEPS_ADDRESS, held.skipped_steps),
+            (SharedAddressColumn.STATISTICS_ADDRESS, held.statistics),
+            *((SharedAddressColumn.STEP_WEIGHTS_ADDRESS, p) for p in held.step_weights),
+            *((SharedAddressColumn.BETA_POWER_ADDRESS + k, p) for k, p in enumerate(held.beta_powers)),
+        ]
+        self._table = np.zeros((n + 1, AddressColumn.ADDRESS_COLUMNS), np.int64)
+        self._table[:n, AddressColumn.ELEMENTS] = [p.size for p in parameters]
+        self._table[:n, AddressColumn.FIRST_DIMENSION] = [p.shape[0] if p.ndim > 1 else 0 for p in parameters]
+        self._table[:n, AddressColumn.WEIGHT_TYPE] = [DTYPES[p.dtype] for p in parameters]
+        for i, master in self._masters:
+            self._table[i, AddressColumn.MASTER_TYPE] = DTYPES[master.dtype]
+        for i, k, state in self._states:
+            self._table[i, AddressColumn.STATE_TYPE + k] = DTYPES[state.dtype]
+        self._table[n, SharedAddressColumn.STATISTICS_ROWS] = n
+
+    def fill(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Return the table for a step with these gradients; the caller has checked the tensors."""
+        table, n = self._table, len(self._parameters)
+        table[:n, AddressColumn.WEIGHT_ADDRESS] = [address_of(p) for p in self._parameters]
+        table[:n, AddressColumn.GRADIENT_ADDRESS] = [address_of(g) for g in gradients]
+        for i, master in self._masters:
+            table[i, AddressColumn.MASTER_ADDRESS] = address_of(master)
+        for i, k, state in self._states:
+            table[i, AddressColumn.STATE_ADDRESS + k] = address_of(state)
+        for i, k, scale in self._scales:
+            table[i, AddressColumn.SCALE_ADDRESS + k] = address_of(scale)
+        table[:n, AddressColumn.GRADIENT_TYPE] = [DTYPES[g.dtype] for g in gradients]
+        if len(self._averages) > 0:
+            table[:n, AddressColumn.AVERAGE_ADDRESS] = [address_of(a) for a in self._averages]
+        for column, p in self._shared:
+            table[n, column] = address_of(p)
+        return Tensor(table)

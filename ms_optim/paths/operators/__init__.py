@@ -1,0 +1,1 @@
+"""Paths that run MindSpore's operators, and kernels that AKG compiles."""

@@ -1,0 +1,43 @@
+"""Averages of weights, in MindSpore's operators."""
+
+from __future__ import annotations
+
+from mindspore import dtype as mstype
+from mindspore import nn, ops
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from ...rules.arithmetic import normal
+
+
+def averages_of(average: tuple[float | None, bool]) -> Averages | None:
+    """Return the Cell that averages weights with an optimizer's settings; None without an average."""
+    kept, rises = average
+    return None if kept is None else Averages(kept, rises)
+
+
+class Averages(nn.Cell):
+    """Averages of weights.
+
+    Args:
+        kept: The decay rate of the average.
+        rises: Whether the rate has a warmup.
+    """
+
+    def __init__(self, kept: float, rises: bool):
+        super().__init__(auto_prefix=False)
+        self.kept, self.taken, self.rises = kept, 1.0 - kept, rises
+
+    def construct(self, t, before, average, stored):
+        """Return the new average of a stack.
+
+        Args:
+            t: The step count, from 1.
+            before: The weights before the step, with which the average starts.
+            average: The average so far.
+            stored: The weights with the rounding of their storage.
+        """
+        taken = self.taken * ops.ones_like(t)
+        if self.rises:
+            taken = ops.maximum(taken, 9.0 / (10.0 + t))
+        average = ops.where(t == 1, before, average)
+        return normal(average + normal(F.cast(taken, mstype.float32) * normal(stored - average)))

@@ -1,0 +1,135 @@
+"""Stacks of tensors of one shape: MindSpore compiles a rule once for each stack instead of once for each tensor."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+from mindspore.ops.primitive import constexpr
+
+from .selection import MOST_TURNS, chosen, picked
+
+# Stacks are copies: a step holds a few copies of a stack of up to this many elements, or of the largest tensor.
+MOST_ELEMENTS = 1 << 22
+MOST_TENSORS = 256
+
+
+def stacked_places(kinds: Sequence[Hashable], sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the indices of the tensors in each stack; a stack holds a limited number of tensors of one kind."""
+    places_of: dict[Hashable, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        places_of.setdefault(kind, []).append(place)
+    stacks = []
+    for places in places_of.values():
+        most = max(1, min(MOST_TENSORS, MOST_ELEMENTS // max(1, sizes[places[0]])))
+        ordered = [i for run in progressions(places) for i in run]
+        stacks += [tuple(ordered[k : k + most]) for k in range(0, len(ordered), most)]
+    return tuple(stacks)
+
+
+def progressions(places: Sequence[int]) -> list[range]:
+    """Split ascending indices into arithmetic progressions, preferring long ones.
+
+    Repeated layers have tensors of one shape at equal distances, and a graph selects tensors at equal distances in one
+    slice.
+    """
+    left, found = list(places), []
+    while left:
+        known, best = set(left), range(left[0], left[0] + 1)
+        for second in left[1:MOST_TURNS]:
+            step = second - left[0]
+            run = range(left[0], next(i for i in itertools.count(left[0], step) if i not in known), step)
+            best = max(best, run, key=len)
+        found.append(best)
+        left = [i for i in left if i not in best]
+    return found
+
+
+@constexpr
+def _are_float32(dtypes):
+    return all(dtype == mstype.float32 for dtype in dtypes)
+
+
+def in_float32(tensor):
+    """Return a tensor in float32."""
+    return F.cast(tensor, mstype.float32)
+
+
+def first_of(stack):
+    """Return the first tensor of a stack, which is the whole stack if it has only one tensor."""
+    return stack[0]
+
+
+def column(numbers, like):
+    """Return one number for each tensor of a stack in a shape that broadcasts over the stack."""
+    return numbers.reshape(F.shape(numbers) + (1,) * (len(F.shape(like)) - 1))
+
+
+class Stacks(nn.Cell):
+    """Stacks of tensors, each a tensor whose first dimension counts those of one shape.
+
+    Args:
+        places: For each stack, the indices of its tensors among all.
+    """
+
+    places: tuple[tuple[int, ...], ...]
+
+    def __init__(self, places: Sequence[Sequence[int]]):
+        super().__init__(auto_prefix=False)
+        self.places = tuple(tuple(stack) for stack in places)
+        self.all_alone = self.places == tuple((i,) for i in range(len(self.places)))
+        self.slices = tuple(chosen(stack) for stack in self.places)
+        self.each, self.map_ = C.Map(), C.HyperMap()
+        table = np.zeros((len(places), max(len(stack) for stack in places)), np.int32)
+        for row, stack in zip(table, places):
+            row[: len(stack)] = stack
+        self.table = Tensor(table)
+        self.order = Tensor(np.argsort([i for stack in places for i in stack]).astype(np.int32))
+
+    def by_stack(self, tensors: Sequence[Parameter]) -> tuple[ParameterTuple, ...]:
+        """Return the parameters of each stack, when an optimizer is built."""
+        return tuple(ParameterTuple([tensors[i] for i in stack]) for stack in self.places)
+
+    def construct(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the tensors in float32, in stacks."""
+        if not _are_float32(self.map_(F.dtype, tensors)):
+            tensors = self.each(in_float32, tensors)
+        if self.all_alone:
+            return self.each(alone, tensors)
+        return self.each(_stack_at, (tensors,) * len(self.slices), self.slices)
+
+    def held(self, parameters: ParameterTuple) -> Tensor:
+        """Return the values of a stack's parameters, which are of one dtype, in float32.
+
+        It is a copy even for a single parameter: an operator that reads a view might run after the parameter is
+        written.
+        """
+        is_float32 = F.dtype(parameters[0]) == mstype.float32
+        return ops.stack(parameters if is_float32 else self.each(in_float32, parameters))
+
+    def spread(self, rows: Tensor, stacks: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return, for each stack, the rows of its tensors from a table with a row for each tensor."""
+        return self.each(_cut, ops.unstack(ops.gather(rows, self.table, 0), 0), stacks)
+
+    def in_order(self, parts: tuple[Tensor, ...]) -> Tensor:
+        """Return rows for the tensors of each stack in the order of all tensors."""
+        return ops.gather(ops.concat(parts), self.order, 0)
+
+
+def _cut(rows, stack):
+    """Return as many of the first rows as a stack has tensors; the rows of smaller stacks are padded."""
+    return rows[: F.shape(stack)[0]]
+
+
+def alone(tensor):
+    """Return a tensor as a stack of one."""
+    return tensor.expand_dims(0)
+
+
+def _stack_at(tensors, slices):
+    return ops.stack(picked(tensors, slices))

@@ -1,0 +1,229 @@
+"""Muon's orthogonalization in MindSpore's operators: for devices without a kernel, and to check the kernel against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from ..arguments.checks import FINITE, MOST, check_at_most, check_count, fail, is_number
+from .arithmetic import normal, rounded
+from .sliced_matrices import Whole
+
+if TYPE_CHECKING:
+    from .matrices import Form, Matrix
+
+ROW_EPS = 1e-8
+MOST_STEPS = 100
+MOST_SIZE = 1e6  # of a singular value or a factor during the iterations, so that sums of products are finite in float32
+
+
+class Rows(nn.Cell):
+    """Extracts the matrices of a form from stacked tensors, grouped by size, and puts them back.
+
+    Args:
+        form: The matrices that each tensor holds.
+    """
+
+    def __init__(self, form: Sequence[Matrix]):
+        super().__init__(auto_prefix=False)
+        sizes = list(dict.fromkeys(matrix.rows for matrix in form))
+        rows = [[_rows(matrix) for matrix in form if matrix.rows == size] for size in sizes]
+        order = np.concatenate([row for same in rows for row in same])
+        self.columns, self.total, self.sizes = form[0].columns, len(order), tuple(sizes)
+        self.counts = tuple(len(same) for same in rows)
+        self.ends = tuple(np.cumsum([size * count for size, count in zip(self.sizes, self.counts)]).tolist())
+        self.in_order = bool((order == np.arange(len(order))).all())
+        self.order = Tensor(order.astype(np.int32))
+        self.back = Tensor(np.argsort(order).astype(np.int32))
+
+    def construct(self, tensors):
+        """Return, for each size, the matrices of all tensors, of shape (tensors, matrices, rows, columns)."""
+        n = F.shape(tensors)[0]
+        rows = tensors.reshape((n, self.total, -1))
+        if not self.in_order:
+            rows = ops.gather(rows, self.order, 1)
+        taken, begin = (), 0
+        for k in range(len(self.sizes)):
+            part = rows[:, begin : self.ends[k]]
+            taken += (part.reshape((n, self.counts[k], self.sizes[k], -1)),)
+            begin = self.ends[k]
+        return taken
+
+    def joined(self, matrices, shape):
+        """Return tensors of a shape from the matrices that :meth:`construct` extracted."""
+        parts = ()
+        for part in matrices:
+            parts += (part.reshape((shape[0], -1, F.shape(part)[-1])),)
+        rows = parts[0] if len(parts) == 1 else ops.concat(parts, 1)
+        if not self.in_order:
+            rows = ops.gather(rows, self.back, 1)
+        return rows.reshape(shape)
+
+
+def _rows(matrix: Matrix) -> np.ndarray:
+    runs = matrix.first_row + matrix.stride * np.arange(matrix.runs)
+    return (runs[:, None] + np.arange(matrix.run)).reshape(-1)
+
+
+class Orthogonalize(nn.Cell):
+    """Replaces matrices by nearby orthogonal matrices: the Newton-Schulz iteration, with odd polynomials.
+
+    Args:
+        iterations: The coefficients (a, b, c) of each iteration.
+        bfloat16: Whether the factors of products are bfloat16.
+        device: The device; on "CPU", factors are rounded to bfloat16 and multiplied as float32 numbers.
+        dtype: The dtype in which squares are summed.
+    """
+
+    def __init__(self, iterations: Sequence[tuple[float, float, float]], bfloat16: bool, device: str, dtype):
+        super().__init__(auto_prefix=False)
+        self.iterations, self.bfloat16, self.dtype = tuple(iterations), bfloat16, dtype
+        self.on_host = device == "CPU"
+
+    def construct(self, matrices):
+        """Return the orthogonal matrices of a stack, of shape (..., rows, columns)."""
+        shape = F.shape(matrices)
+        squares = ops.square(F.cast(matrices, self.dtype))
+        norms = ops.sqrt(ops.sum(squares.reshape((*shape[:-2], -1)), -1)).reshape((*shape[:-2], 1, 1))
+        inverse = ops.where(norms > 0, 1.0 / ops.where(norms > 0, norms, ops.ones_like(norms)), norms)
+        x = F.cast(F.cast(matrices, self.dtype) * inverse, mstype.float32)
+        x = x.reshape((-1, shape[-2], shape[-1]))
+        is_tall = shape[-2] > shape[-1]
+        x = self.stored(x.swapaxes(1, 2) if is_tall else x)
+        for a, b, c in self.iterations:
+            gram = self.stored(self.product(x, x.swapaxes(1, 2)))
+            polynomial = self.stored(b * gram + c * self.product(gram, gram))
+            x = self.stored(a * x + self.product(polynomial, x))
+        x = F.cast(x.swapaxes(1, 2) if is_tall else x, mstype.float32)
+        return x.reshape(shape)
+
+    def stored(self, x):
+        """Return numbers in the format of the products' factors."""
+        if not self.bfloat16:
+            return x
+        return rounded(x, mstype.bfloat16) if self.on_host else F.cast(x, mstype.bfloat16)
+
+    def product(self, left, right):
+        """Return products of matrices."""
+        return ops.bmm(left, right)
+
+
+class Moves(nn.Cell):
+    """The update of tensors of one form: their matrices, orthogonalized and scaled.
+
+    Args:
+        form: The matrices that each tensor holds.
+        orthogonalize: Orthogonalizes matrices.
+        scales: For each matrix size in :attr:`Rows.sizes`, the factor of an orthogonalized matrix.
+        row_beta: The decay rate of NorMuon's averages; None if rows are not normalized.
+    """
+
+    def __init__(self, form: Form, orthogonalize: Orthogonalize, rows: Rows, scales: Sequence[float], row_beta):
+        super().__init__(auto_prefix=False)
+        self.orthogonalize, self.rows, self.scales, self.row_beta = orthogonalize, rows, tuple(scales), row_beta
+        self.dtype, self.whole = orthogonalize.dtype, Whole(form.slicing)
+        self.cuts_rows = form.slicing is not None and form.slicing.cuts_rows
+
+    def construct(self, u, averages):
+        """Return the update of a stack of tensors.
+
+        Args:
+            u: The tensors to orthogonalize.
+            averages: The state of NorMuon, in a tuple, or ().
+
+        Returns:
+            The updates; the new state, in a tuple, or (); and for each tensor, the root mean square of its singular
+            values.
+        """
+        whole = self.whole(u)
+        shape = F.shape(whole)
+        matrices, before = self.rows(whole), ()
+        if self.row_beta is not None:
+            before = self.rows(self.whole_averages(averages[0], F.shape(u)))
+        moved, after, squares, values = (), (), ops.zeros((shape[0],), self.dtype), 0
+        for k in range(len(matrices)):
+            x = self.orthogonalize(matrices[k])
+            size = F.shape(x)
+            squares = squares + ops.sum(ops.square(F.cast(x, self.dtype)).reshape((shape[0], -1)), 1)
+            values += size[1] * min(size[2], size[3])
+            if self.row_beta is not None:
+                x, average = normalized_rows(x, before[k][..., 0], self.row_beta, self.dtype)
+                after += (ops.expand_dims(average, -1),)
+            moved += (self.scales[k] * x,)
+        moves = self.whole.own(self.rows.joined(moved, shape))
+        singular_values = ops.sqrt(self.whole.mean(squares, values))
+        if self.row_beta is None:
+            return moves, (), singular_values
+        after = self.rows.joined(after, of_rows(shape))
+        after = self.whole.own(after) if self.cuts_rows else after
+        return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
+
+    def whole_averages(self, averages, shape):
+        """Return the averages of all rows of whole matrices, from the averages of the rows of stacked slices."""
+        averages = averages.reshape(of_rows(shape))
+        return self.whole(averages) if self.cuts_rows else averages
+
+
+def of_rows(shape):
+    """Return the shape of one number per row of stacked tensors; each tensor may be a batch of matrices."""
+    return (*shape[: 3 if len(shape) == 4 else 2], 1)
+
+
+def normalized_rows(matrices, average, beta: float, dtype):
+    """Return NorMuon's matrices, scaled to norm 1, and the moving averages of their rows' mean squares.
+
+    Args:
+        matrices: Orthogonal matrices, of shape (..., rows, columns).
+        average: The averages so far, of shape (..., rows).
+        beta: The decay rate of the averages.
+        dtype: The dtype in which squares are summed.
+    """
+    wide = F.cast(matrices, dtype)
+    sums = ops.sum(ops.square(wide), -1)
+    kept = F.cast(average, dtype) * beta + sums * ((1.0 - beta) / F.shape(matrices)[-1])
+    average = F.cast(kept, mstype.float32)
+    factors = 1.0 / (ops.sqrt(F.cast(average, dtype)) + ROW_EPS)
+    norms = ops.sqrt(ops.sum(ops.square(factors) * sums, -1, True))
+    factors = ops.where(norms > 0, factors / ops.where(norms > 0, norms, ops.ones_like(norms)), norms)
+    return F.cast(wide * ops.expand_dims(factors, -1), mstype.float32), average
+
+
+def iterations_of(name: str, ns_steps: Any, coefficients: Any) -> tuple[tuple[float, float, float], ...]:
+    """Check the coefficients of the iterations, and return a triple for each."""
+    check_count(name, "ns_steps", ns_steps, 1)
+    check_at_most(name, "ns_steps", ns_steps, MOST_STEPS)
+    expected = "three numbers, or a list of three numbers for each iteration"
+    if not isinstance(coefficients, (list, tuple)) or len(coefficients) == 0:
+        fail(TypeError, name, "ns_coefficients", expected, coefficients)
+    if all(map(is_number, coefficients)):
+        triples = [coefficients] * ns_steps
+    else:
+        triples = list(coefficients)
+        if len(triples) != ns_steps:
+            fail(ValueError, name, "ns_steps", f"the number of triples in 'ns_coefficients', {len(triples)}", ns_steps)
+    for triple in triples:
+        if not isinstance(triple, (list, tuple)) or len(triple) != 3 or not all(map(is_number, triple)):
+            fail(TypeError, name, "ns_coefficients", expected, coefficients)
+        if not all(abs(number) <= MOST for number in triple):
+            fail(ValueError, name, "ns_coefficients", f"numbers {FINITE}", coefficients)
+    iterations = tuple((float(a), float(b), float(c)) for a, b, c in triples)
+    if _diverge(iterations):
+        expected = f"such that singular values from 0 to 1 stay below {MOST_SIZE:g} in all iterations"
+        fail(ValueError, name, "ns_coefficients", expected, coefficients)
+    return iterations
+
+
+def _diverge(iterations: Sequence[tuple[float, float, float]]) -> bool:
+    """Return whether iterations lead singular values, or a factor on the way, to numbers that float32 may not hold."""
+    x = np.linspace(0.0, 1.0, 1001)
+    for a, b, c in iterations:
+        factor = abs(a) + abs(b) * x**2 + abs(c) * x**4
+        x = np.abs((a + b * x**2 + c * x**4) * x)
+        if not max(factor.max(), x.max()) < MOST_SIZE:
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""What optimizers hold: layout of parameters, formats, storage, masters, shares of workers."""

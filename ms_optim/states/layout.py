@@ -1,0 +1,184 @@
+"""Properties of the parameters and their groups at construction; they never change afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import mindspore as ms
+
+from ..arguments.checks import LEAST, MOST, NORMAL, Options, fail
+from ..rules.arithmetic import step_dtype
+
+if TYPE_CHECKING:
+    from mindspore import Parameter
+
+    from ..arguments.rates import Collected
+    from ..rules.matrices import Form, Matrix
+    from ..rules.rule import Rule
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The parameters of an optimizer, in the order in which gradients are given.
+
+    Attributes:
+        optimizer: Name of the optimizer's class, for errors.
+        names: The parameters' names.
+        shapes: Their shapes.
+        dtypes: Their dtypes.
+        rate_places: For each, the index of its learning rate among the step's rates.
+        decay_places: For each, the index of its weight decay; -1 if it is not decayed.
+        rate_count: Number of rates of a step.
+        centralized: Whether its gradient is centralized.
+        owned: Whether this process updates it; with MindSpore's parallel optimizer, it updates only some parameters.
+        forms: The distinct forms of tensors that hold matrices.
+        form_places: For each parameter, the index of its form; -1 if it holds no matrices. Empty if no parameter does.
+    """
+
+    optimizer: str
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+    rate_places: tuple[int, ...]
+    decay_places: tuple[int, ...]
+    rate_count: int
+    centralized: tuple[bool, ...]
+    owned: tuple[bool, ...]
+    forms: tuple[Form, ...] = ()
+    form_places: tuple[int, ...] = ()
+
+    def with_matrices(self, forms: Sequence[Form | None]) -> Layout:
+        """Return a copy with the matrices of each parameter, None if it holds none."""
+        distinct = tuple(dict.fromkeys(form for form in forms if form is not None))
+        places = tuple(-1 if form is None else distinct.index(form) for form in forms)
+        return dataclasses.replace(self, forms=distinct, form_places=places)
+
+    def matrices(self, i: int) -> tuple[Matrix, ...]:
+        """Return the matrices of a parameter."""
+        return self.forms[self.form_places[i]].matrices if self.holds_matrices(i) else ()
+
+    def holds_matrices(self, i: int) -> bool:
+        """Return whether a parameter holds matrices."""
+        return len(self.form_places) > 0 and self.form_places[i] >= 0
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: str,
+        parameters: Sequence[Parameter],
+        rates: Collected,
+        centralization: Sequence[bool],
+        owned: Sequence[Any],
+    ) -> Layout:
+        """Return the properties of an optimizer's parameters.
+
+        Args:
+            optimizer: Name of the optimizer's class.
+            parameters: The parameters.
+            rates: Their rates.
+            centralization: Whether their groups are centralized; this applies to gradients of two or more dimensions.
+            owned: Whether this process updates each of them.
+        """
+        return cls(
+            optimizer=optimizer,
+            names=tuple(p.name for p in parameters),
+            shapes=tuple(p.shape for p in parameters),
+            dtypes=tuple(p.dtype for p in parameters),
+            rate_places=rates.rate_places,
+            decay_places=rates.decay_places,
+            rate_count=rates.rates.count,
+            centralized=tuple(asked and len(p.shape) > 1 for asked, p in zip(centralization, parameters)),
+            owned=tuple(bool(mine) for mine in owned),
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of parameters."""
+        return len(self.names)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of elements of each parameter."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def exchanges_by_form(self) -> bool:
+        """Whether processes hold slices of tensors with matrices; they then exchange once per form."""
+        return any(form.slicing is not None for form in self.forms)
+
+    @property
+    def whole_sizes(self) -> tuple[int, ...]:
+        """Elements of each parameter; for sliced matrices of the whole tensor, whose size all processes know."""
+        found = list(self.sizes)
+        for i, place in enumerate(self.form_places):
+            slicing = self.forms[place].slicing if place >= 0 else None
+            if slicing is not None:
+                found[i] = math.prod(slicing.whole(self.shapes[i]))
+        return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings of a step that all paths use.
+
+    Attributes:
+        device: The device that the rule's arithmetic runs on.
+        weights_on: The device that the weights are on.
+        step_dtype: The dtype of values that depend only on the step.
+        unscale: The factor of the gradients.
+        clip_norm: The largest global norm of the gradients; None means no limit.
+        skips: Whether a step with a gradient that is not finite is skipped.
+        seed: The seed of the noise.
+        is_parallel: Whether each process updates a part of the parameters.
+        cautious: Whether the decay is cautious.
+        average: The decay rate of the average of the weights, None without an average, and whether the rate has a
+            warmup.
+    """
+
+    device: str
+    weights_on: str
+    step_dtype: Any
+    unscale: float
+    clip_norm: float | None
+    skips: bool
+    seed: float
+    is_parallel: bool
+    cautious: bool
+    average: tuple[float | None, bool]
+
+    @classmethod
+    def of(
+        cls, optimizer: str, rule: Rule, options: Options, device: str, runs_on_host: bool, is_parallel: bool
+    ) -> Settings:
+        """Return the settings for all paths of an optimizer.
+
+        Args:
+            optimizer: Name of the optimizer's class, for the error.
+            rule: Its rule.
+            options: Its shared arguments.
+            device: The device that the weights are on.
+            runs_on_host: Whether the optimizer's arithmetic always runs on the host.
+            is_parallel: Whether each process updates a part of the parameters.
+
+        Raises:
+            ValueError: If the factor of the gradients that follows from the loss scale is not a normal number.
+        """
+        unscale = rule.rescale / options.loss_scale
+        if not LEAST <= unscale <= MOST:
+            expected = f"such that the factor of the gradients, {unscale}, is {NORMAL}"
+            fail(ValueError, optimizer, "loss_scale", expected, options.loss_scale)
+        return cls(
+            device="CPU" if runs_on_host or options.offload else device,
+            weights_on=device,
+            step_dtype=step_dtype(device),
+            unscale=unscale,
+            clip_norm=options.grad_clip_norm,
+            skips=options.skip_nonfinite,
+            seed=float(ms.get_seed() or 0),
+            is_parallel=is_parallel,
+            cautious=options.decay == "cautious",
+            average=(options.average_decay, options.average_warmup),
+        )

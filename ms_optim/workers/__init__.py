@@ -1,0 +1,1 @@
+"""What exchanges between processes share."""

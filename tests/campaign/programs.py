@@ -251,7 +251,8 @@ class Program(World):
         self.give_weight(i, value)
         self.waits_for_step = True
         p = self.params[i]
-        if how == "assign" and self.scenario.dtype != "bfloat16":  # MindSpore has no Assign of those on a CPU
+        # MindSpore has no Assign of bfloat16 on a CPU, nor of a weight that is a view.
+        if how == "assign" and self.scenario.dtype != "bfloat16" and p.is_contiguous():
             ops.assign(p, made)
         elif how == "init":
             p.set_data(ms.common.initializer.initializer(made, p.shape, p.dtype))

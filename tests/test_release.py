@@ -355,8 +355,8 @@ def test_the_first_of_two_passes_moves_nothing():
     before = [p.asnumpy().copy() for p in net.trainable_params()]
     grad(ops.ones((1, 3)))
     assert optimizer.abandon() == []
-    begun, check = [], optimizer._release.check
-    optimizer._release.check = lambda: begun.append(check())
+    begun, check = [], optimizer._attachment.release.check
+    optimizer._attachment.release.check = lambda: begun.append(check())
     check_two_passes(grad, optimizer, net, before)
     assert len(begun) == 1
     assert not np.array_equal(net.weight.asnumpy(), before[0])
@@ -497,7 +497,7 @@ def test_who_cannot_says_why():
     settings = dataclasses.replace(made()._parts.settings, is_parallel=True)
     for part in ({"slices": net}, {"shares": net}, {"settings": settings}):
         exchanging = made()
-        exchanging._parts = dataclasses.replace(exchanging._parts, **part)
+        exchanging._attachment.parts = dataclasses.replace(exchanging._parts, **part)
         refused(RuntimeError, "attach.. is not supported by optimizers that exchange", exchanging.attach)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ms, "get_auto_parallel_context", lambda _: "data_parallel")
@@ -560,7 +560,7 @@ def test_a_parameter_that_changed_after_attach_is_named():
     _, optimizer, net = loop()
     before = net.weight.asnumpy().copy()
     optimizer.states[1].set_data(Tensor(np.ones(7, np.float32)), slice_shape=True)
-    refused(ValueError, "must stay as it was", optimizer._release._take, 0, ops.ones((2, 3)))
+    refused(ValueError, "must stay as it was", optimizer._attachment.release._take, 0, ops.ones((2, 3)))
     np.testing.assert_array_equal(net.weight.asnumpy(), before)
 
 
@@ -568,7 +568,7 @@ def test_a_gradient_that_does_not_fit_is_refused_before_its_weight_moves():
     _, optimizer, net = loop()
     before = [p.asnumpy().copy() for p in net.trainable_params()]
     for wrong, error in ((ops.ones((3, 2)), ValueError), (ops.ones((2, 3), ms.int32), TypeError)):
-        refused(error, "the gradient of '.*weight'", optimizer._release._take, 0, wrong)
+        refused(error, "the gradient of '.*weight'", optimizer._attachment.release._take, 0, wrong)
     for p, w in zip(net.trainable_params(), before):
         np.testing.assert_array_equal(p.asnumpy(), w)
 

@@ -26,6 +26,7 @@ DECAYS = ("decoupled", "cautious")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
 # Type checkers know none of MindSpore's types: in an expression such a type is unknown, in an annotation it is Any. A
 # string counts as an annotation, so these aliases are strings.
+
 # Arguments of all optimizers. A learning rate that is a Cell is a LearningRateSchedule.
 Params: TypeAlias = "Sequence[Parameter] | Sequence[dict[str, Any]]"
 LearningRate: TypeAlias = "float | Tensor | Iterable[float] | nn.Cell"

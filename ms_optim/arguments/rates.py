@@ -10,6 +10,8 @@ from mindspore import dtype as mstype
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+from ..unregistered import unregistered
+
 CELL_ATTRIBUTES = frozenset(vars(nn.Cell()))
 
 
@@ -34,11 +36,10 @@ class Rates(nn.Cell):
     def __init__(self, rates: Sequence[Any]):
         super().__init__(auto_prefix=False)
         self.each = C.Map()
-        # The optimizer also holds these Cells and Parameters, and a Cell cannot hold one of them under two names.
-        object.__setattr__(self, "fixed", tuple(rate for rate in rates if not isinstance(rate, nn.Cell)))
+        unregistered(self, fixed=tuple(rate for rate in rates if not isinstance(rate, nn.Cell)))
         self.count = len(rates)
-        object.__setattr__(self, "schedules", tuple(rate for rate in rates if isinstance(rate, nn.Cell)))
-        object.__setattr__(self, "_seen", [_settings(schedule) for schedule in self.schedules])
+        unregistered(self, schedules=tuple(rate for rate in rates if isinstance(rate, nn.Cell)))
+        self._seen = [_settings(schedule) for schedule in self.schedules]
 
     def construct(self, step: Tensor) -> Tensor:
         """Return the rates of a step, counted from 0: float32 of shape (rates,)."""
@@ -48,6 +49,10 @@ class Rates(nn.Cell):
         for schedule in self.schedules:
             values += (_number(schedule(step)),)
         return ops.stack(values)
+
+    def at(self, step: Tensor) -> list[float]:
+        """Return the rates of a step, counted from 0, to Python."""
+        return self.construct(step).asnumpy().tolist()
 
     def check(self, optimizer: str) -> None:
         """Raise an error if an attribute of a schedule has changed, as compiled steps go on with its first value."""

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from mindspore import nn
+from mindspore import Parameter, nn
 
-from .state_dict import Stateful
+if TYPE_CHECKING:
+    from ..arguments.rates import Rates
+    from ..states.layout import Layout
+    from ..states.shares import Shares
 
-# What checkpoints and callbacks take.
-AnyOptimizer: TypeAlias = Stateful
+
+class AnyOptimizer(Protocol):
+    """What checkpoints and callbacks ask of an optimizer: FusedOptimizer, or LocalSteps, which wraps one."""
+
+    cls_name: str
+    parameters: Sequence[Parameter]
+    global_step: Parameter
+    skipped_steps: Parameter
+    statistics: Parameter
+    is_sliced: bool
+    shares: Shares | None
+    state_shares: Parameter  # only with `shares`
+    workers: Any  # only of those that exchange
+    _entries: Any
+    _layout: Layout
+    _rates: Rates
+    _run: str | None
+
+    def cells_and_names(self) -> Iterable[tuple[str, nn.Cell]]:
+        """Return all Cells of it by name."""
+        ...
+
+
+def is_any_optimizer(value: Any) -> TypeGuard[AnyOptimizer]:
+    """Return whether a value is an optimizer of this package, which has entries of a state dict."""
+    return isinstance(value, nn.Optimizer) and "_entries" in vars(value)
 
 
 def optimizer_of(callback: str, optimizer: Any, network: Any) -> AnyOptimizer:
     """Find the optimizer that a Model trains with; a Cell may wrap it."""
     cells = [c for outer in (optimizer, network) if isinstance(outer, nn.Cell) for _, c in outer.cells_and_names()]
-    found = {id(cell): cell for cell in cells if isinstance(cell, Stateful)}
+    found = {id(cell): cell for cell in cells if is_any_optimizer(cell)}
     for cell in list(found.values()):  # an optimizer inside another one does not count
         for _, inner in cell.cells_and_names():
             if inner is not cell:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from ..states.in_place import checksum, own_memory, write
@@ -35,6 +35,9 @@ class Swap:
         parts: The parts that the optimizer's path is built from.
         gather: Gathers the weights of all shares on all workers; None if each worker has all weights.
         check_between: Raises an error that names the called function if a step is in progress.
+
+    Raises:
+        ValueError: If each process updates only some of the parameters, as with MindSpore's parallel optimizer.
     """
 
     parts: Parts
@@ -42,6 +45,11 @@ class Swap:
     check_between: Callable[[str], None]
 
     def __init__(self, parts: Parts, gather: Callable[[], Any] | None, check_between: Callable[[str], None]):
+        if parts.settings.is_parallel and (len(parts.held.averages) > 0 or parts.statement.averages_iterates):
+            raise ValueError(
+                f"For '{parts.layout.optimizer}', averaged weights require that every process updates all parameters: "
+                "set enable_parallel_optimizer=False. 'shard_states' also shards states over processes."
+            )
         self.parts, self.gather, self.check_between = parts, gather, check_between
         self._kept: dict[int, np.ndarray] = {}
         self._put: list[int] | None = None
@@ -171,51 +179,3 @@ class Swap:
         whole = ops.cast(p, mstype.float32).asnumpy().reshape(-1).copy()
         whole[begin:end] = averaged
         return ops.cast(Tensor(whole.reshape(p.shape)), p.dtype).asnumpy()
-
-
-class Averaged(nn.Optimizer):
-    """Puts averaged weights into the parameters, for evaluation and for use."""
-
-    _swap: Swap
-
-    def _keep_swap(self, parts: Parts, gather: Callable[[], Any] | None, check_between: Callable[[str], None]) -> Swap:
-        """Create the object that puts averaged weights into the parameters.
-
-        Raises:
-            ValueError: If each process updates only some of the parameters, as with MindSpore's parallel optimizer.
-        """
-        if parts.settings.is_parallel and (len(parts.held.averages) > 0 or parts.statement.averages_iterates):
-            raise ValueError(
-                f"For '{parts.layout.optimizer}', averaged weights require that every process updates all parameters: "
-                "set enable_parallel_optimizer=False. 'shard_states' also shards states over processes."
-            )
-        object.__setattr__(self, "_swap", Swap(parts, gather, check_between))
-        return self._swap
-
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Put the averaged weights into the parameters; the end of the block restores them bit for bit.
-
-        The averaged weights are the average that `average_decay` keeps, or the average of the iterates of
-        :class:`ms_optim.ScheduleFreeAdamW`. A step inside the block is an error. :meth:`state_dict` is the same inside
-        and outside of it. Of nested blocks, and of blocks in several threads, the one that ends last restores the
-        weights. An exception at any time, such as Ctrl-C, restores them too. Changes to the parameters inside the
-        block, such as loading a checkpoint of the network, are lost when it ends, with a warning.
-
-        Raises:
-            RuntimeError: If there is no average of the weights.
-        """
-        with self._swap.block():
-            yield
-
-    def eval(self) -> None:
-        """Put the averaged weights into the parameters, until :meth:`train` is called; see :meth:`averaged`.
-
-        Raises:
-            RuntimeError: If there is no average of the weights.
-        """
-        self._swap.put_in(stays=True)
-
-    def train(self) -> None:
-        """Restore the training weights; before the first :meth:`eval` this has no effect."""
-        self._swap.take_out()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 
 from ..arguments.checks import fail
 from ..arguments.gradients import check_shapes
@@ -123,7 +123,7 @@ class Release:
                 del self._waiting[i]
 
     def finish(self) -> bool:
-        """End a backward pass; see :meth:`Released.finish`."""
+        """End a backward pass; see :meth:`ms_optim.FusedOptimizer.finish`."""
         layout = self.parts.layout
         arrived = self._sums.keys() | self._waiting.keys()
         missing = [name for i, name in enumerate(layout.names) if i not in arrived]
@@ -146,7 +146,7 @@ class Release:
         return True
 
     def abandon(self) -> list[str]:
-        """Discard the current step; see :meth:`Released.abandon`."""
+        """Discard the current step; see :meth:`ms_optim.FusedOptimizer.abandon`."""
         moved = [] if self._is_measuring else [self.parts.layout.names[i] for i in sorted(self._sums)]
         self._rates, self._measured, self._sums, self._waiting = None, None, {}, {}
         return moved
@@ -170,86 +170,71 @@ def _hook(of: weakref.ref[Release], i: int) -> Callable[[Tensor], Tensor]:
     return take
 
 
-class Released(nn.Optimizer):
-    """Updates parameters inside the backward pass."""
+class Attachment:
+    """Attaches an optimizer to backward passes, and detaches it.
 
-    _parts: Parts
-    _release: Release | None = None
-    fused: bool
-    backend_reason: str
+    Args:
+        parts: The parts that the optimizer's path is built from.
+        no_kernel: Returns why steps run no fused kernel, now; None if they do.
+        check_begin: Raises an error if no step may begin.
+    """
 
-    def attach(self, passes: int = 1) -> None:
-        """From now on, update each parameter inside the backward pass, as soon as its gradient is available.
+    def __init__(self, parts: Parts, no_kernel: Callable[[], str | None], check_begin: Callable[[], None]):
+        self.parts, self.no_kernel, self.check_begin = parts, no_kernel, check_begin
+        self.release: Release | None = None
 
-        Each gradient is freed immediately, so the gradients are never all in memory together. ``value_and_grad``
-        returns a tensor of one element instead of each gradient. After each backward pass, call :meth:`finish`. The
-        weights and states are bitwise equal to those of ordinary steps. See the page on gradient release.
-
-        Args:
-            passes: Number of backward passes of a step. With 2, the first measures the gradients and changes nothing,
-                which `grad_clip_norm` and `skip_nonfinite` require; both passes must compute the same gradients.
-                Default: ``1`` .
-
-        Raises:
-            RuntimeError: If no fused kernel for CPU or GPU runs; in Graph mode; if the optimizer exchanges data with
-                other processes; or if :meth:`attach` was already called for it, or for another optimizer that has one
-                of its parameters.
-            ValueError: If `passes` is neither 1 nor 2; or 1 with `grad_clip_norm` or `skip_nonfinite`.
-        """
-        name, options = self.cls_name, self._parts.options
+    def attach(self, passes: int) -> None:
+        """Start to update parameters; see :meth:`ms_optim.FusedOptimizer.attach`."""
+        name, options = self.parts.layout.optimizer, self.parts.options
         if type(passes) is not int or passes not in (1, 2):
             fail(ValueError, name, "passes", "1 or 2", passes)
         asked = "grad_clip_norm" if options.grad_clip_norm is not None else "skip_nonfinite"
         if passes == 1 and (options.grad_clip_norm is not None or options.skip_nonfinite):
-            fail(
-                ValueError,
-                name,
-                "passes",
-                f"2, because '{asked}' needs all gradients before a weight is updated",
-                passes,
-            )
-        why = self._why_not_attached()
+            expected = f"2, because '{asked}' needs all gradients before a weight is updated"
+            fail(ValueError, name, "passes", expected, passes)
+        why = self._why_not()
         if why is not None:
             raise RuntimeError(f"For '{name}', {why}.")
-        if self._release is not None:
+        if self.release is not None:
             raise RuntimeError(f"For '{name}', gradients are released already: call detach() before attach().")
-        self._check_released_by_nobody_else()
-        object.__setattr__(self, "_release", Release(self._parts, passes, self._check_begin))
+        self._check_no_other()
+        self.release = Release(self.parts, passes, self.check_begin)
 
-    def finish(self) -> bool:
-        """End a backward pass: count the step once all parameters are updated.
-
-        Returns:
-            bool, whether the step is done; False after the first of two passes.
-
-        Raises:
-            RuntimeError: If a parameter's gradient has not arrived. The step is abandoned then.
-        """
-        return self._attached("finish()").finish()
-
-    def abandon(self) -> list[str]:
-        """Discard the current step after a backward pass that failed; training can continue.
-
-        Returns:
-            list[str], names of the parameters that were already updated; the step is not counted.
-        """
-        return self._attached("abandon()").abandon()
+    def attached(self, what: str) -> Release:
+        """Return the object that updates the parameters."""
+        if self.release is None:
+            raise RuntimeError(f"For '{self.parts.layout.optimizer}', {what} must be called after attach().")
+        return self.release
 
     def detach(self) -> None:
-        """Return to ordinary steps.
+        """Return to ordinary steps."""
+        self.check_between("detach()")
+        self.attached("detach()").detach()
+        self.release = None
 
-        Raises:
-            RuntimeError: If a step is in progress.
-        """
-        self._check_between("detach()")
-        self._attached("detach()").detach()
-        object.__setattr__(self, "_release", None)
+    def check_detached(self) -> None:
+        """Raise an error if parameters are updated inside the backward pass."""
+        if self.release is not None:
+            raise RuntimeError(
+                f"For '{self.parts.layout.optimizer}', each parameter is updated inside the backward pass since "
+                "attach(): call finish() after it instead of the optimizer, or call detach() for ordinary steps."
+            )
+        if _attached:
+            self._check_no_other()
 
-    def _why_not_attached(self):
+    def check_between(self, what: str) -> None:
+        """Raise an error if some parameters have been updated and others have not."""
+        if self.release is not None and self.release.is_under_way:
+            raise RuntimeError(
+                f"For '{self.parts.layout.optimizer}', {what} must be called between two steps, but gradients have "
+                "arrived and finish() was not called: call it, or abandon() after a backward pass that failed."
+            )
+
+    def _why_not(self):
         """Return why gradients cannot be released, or None."""
-        parts = self._parts
-        if not self.fused:
-            return f"attach() needs the fused kernel: {self.backend_reason}"
+        parts = self.parts
+        if (reason := self.no_kernel()) is not None:
+            return f"attach() needs the fused kernel: {reason}"
         if ms.get_context("mode") == ms.GRAPH_MODE:
             return "attach() needs PyNative mode: a graph passes all gradients to the optimizer at once"
         if parts.slices is not None or parts.shares is not None or parts.settings.is_parallel:
@@ -260,40 +245,13 @@ class Released(nn.Optimizer):
                 "pass"
             )
         features = ("attach", *(["offload"] if parts.options.offload else []))
-        return capabilities.answer(type(self), parts.settings.weights_on, features).reason
+        return capabilities.answer(type(parts.statement), parts.settings.weights_on, features).reason
 
-    def _attached(self, what):
-        """Return the object that updates the parameters."""
-        if self._release is None:
-            raise RuntimeError(f"For '{self.cls_name}', {what} must be called after attach().")
-        return self._release
-
-    def _check_detached(self):
-        """Raise an error if parameters are updated inside the backward pass."""
-        if self._release is not None:
-            raise RuntimeError(
-                f"For '{self.cls_name}', each parameter is updated inside the backward pass since attach(): call "
-                "finish() after it instead of the optimizer, or call detach() for ordinary steps."
-            )
-        if _attached:
-            self._check_released_by_nobody_else()
-
-    def _check_released_by_nobody_else(self):
+    def _check_no_other(self):
         """Raise an error if another optimizer updates one of the parameters inside the backward pass."""
-        found = released_by_another(self._release, self._parts.held.parameters)
+        found = released_by_another(self.release, self.parts.held.parameters)
         if found is not None:
             raise RuntimeError(
-                f"For '{self.cls_name}', the parameter '{found[0]}' is updated inside the backward pass by another "
-                f"optimizer, of the class {found[1]}, since its attach(): call its detach() first."
+                f"For '{self.parts.layout.optimizer}', the parameter '{found[0]}' is updated inside the backward pass "
+                f"by another optimizer, of the class {found[1]}, since its attach(): call its detach() first."
             )
-
-    def _check_between(self, what):
-        """Raise an error if some parameters have been updated and others have not."""
-        if self._release is not None and self._release.is_under_way:
-            raise RuntimeError(
-                f"For '{self.cls_name}', {what} must be called between two steps, but gradients have arrived and "
-                "finish() was not called: call it, or abandon() after a backward pass that failed."
-            )
-
-    def _check_begin(self):
-        """Raise an error if no step may begin; a subclass may override it."""

@@ -11,6 +11,8 @@ from mindspore.experimental import optim
 
 from ..arguments.checks import check_not_negative, fail
 from ..states.in_place import write
+from ..unregistered import unregistered
+from .any_optimizer import AnyOptimizer, is_any_optimizer
 
 if TYPE_CHECKING:
     from ..paths.parts import Parts
@@ -75,9 +77,7 @@ class _Scheduled(optim.Optimizer):
         # Not that of the base class, which would make groups and learning rates of its own.
         nn.Cell.__init__(self, auto_prefix=False)
         groups = optimizer.param_groups
-        found = {"param_groups": groups, "lrs": [group["lr"] for group in groups], "optimizer": optimizer}
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
+        unregistered(self, param_groups=groups, lrs=[group["lr"] for group in groups], optimizer=optimizer)
 
     def __call__(self, gradients):
         return self.optimizer(gradients)
@@ -115,6 +115,6 @@ def for_scheduler(optimizer: AnyOptimizer) -> optim.Optimizer:
         0.05
         0.05
     """
-    if not hasattr(optimizer, "current_step_lr"):
+    if not is_any_optimizer(optimizer):
         fail(TypeError, "for_scheduler", "optimizer", "an optimizer of this package", optimizer)
     return _Scheduled(optimizer)

@@ -1,11 +1,9 @@
-"""Bytes that an offloaded optimizer needs and transfers, and the method that reports them."""
+"""Bytes that an offloaded optimizer needs and transfers."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING
-
-from mindspore import nn
 
 from ..arguments.checks import check_choice
 from ..kernels import table as kernels
@@ -52,50 +50,24 @@ class OffloadReport:
         return capture.get().rstrip("\n")
 
 
-class Offloadable(nn.Optimizer):
-    """Reports what an optimizer holds on the device and on the host."""
+def offload_report(parts: Parts, device: str | None) -> OffloadReport:
+    """Return what :meth:`ms_optim.FusedOptimizer.offload_report` does.
 
-    _parts: Parts
-    runs_on_host: bool
-
-    @property
-    def target(self) -> str:
-        """The device on which steps run, which :class:`ms_optim.AdamOffload` alone can change."""
-        return self._target
-
-    @target.setter
-    def target(self, value: str) -> None:
-        raise NotImplementedError(
-            f"For '{self.cls_name}', 'target' cannot be set to {value!r}: steps run where the weights are. With "
-            "offload=True, or by AdamOffload, they run on the host."
-        )
-
-    def offload_report(self, device: str | None = None) -> OffloadReport:
-        """Return the bytes on device and host, and the bytes transferred in a step; no training is needed.
-
-        Gradients are assumed to have the dtype of their parameter.
-
-        Args:
-            device: "CPU", "GPU" or "Ascend". Default: ``None`` , the current device target.
-
-        Returns:
-            A report of bytes, `device_bytes`, `host_bytes`, `to_host_bytes` and `to_device_bytes`, that prints as a
-            table.
-
-        Raises:
-            ValueError: If there is no such device.
-            RuntimeError: If the optimizer is not offloaded.
-        """
-        device = kernels.device_target() if device is None else device
-        check_choice(self.cls_name, "device", device, DEVICES)
-        held, options = self._parts.held, self._parts.options
-        if not (self.runs_on_host or options.offload):
-            raise RuntimeError(f"For '{self.cls_name}', offload_report() needs an optimizer made with offload=True.")
-        weights, kept = (sum(p.nbytes for p in tensors) for tensors in (held.parameters, held.of_tensors))
-        on_device, on_host = formats.placed(device, options, self.runs_on_host, weights, kept)
-        if device == "CPU":
-            return OffloadReport(device, on_device, on_host, 0, 0)
-        in_own_dtype = [options.offload or has_master for has_master in held.has_master()]
-        # Not counted: a constant number of bytes, of rates and the step to the host and of statistics to the device.
-        crossing = sum(p.nbytes if own_dtype else 4 * p.size for p, own_dtype in zip(held.parameters, in_own_dtype))
-        return OffloadReport(device, on_device, on_host, crossing, crossing)
+    Args:
+        parts: The parts that the optimizer's path is built from.
+        device: The device; None for the current device target.
+    """
+    name, runs_on_host = parts.layout.optimizer, parts.statement.runs_on_host
+    device = kernels.device_target() if device is None else device
+    check_choice(name, "device", device, DEVICES)
+    held, options = parts.held, parts.options
+    if not (runs_on_host or options.offload):
+        raise RuntimeError(f"For '{name}', offload_report() needs an optimizer made with offload=True.")
+    weights, kept = (sum(p.nbytes for p in tensors) for tensors in (held.parameters, held.of_tensors))
+    on_device, on_host = formats.placed(device, options, runs_on_host, weights, kept)
+    if device == "CPU":
+        return OffloadReport(device, on_device, on_host, 0, 0)
+    in_own_dtype = [options.offload or has_master for has_master in held.has_master()]
+    # Not counted: a constant number of bytes, of rates and the step to the host and of statistics to the device.
+    crossing = sum(p.nbytes if own_dtype else 4 * p.size for p, own_dtype in zip(held.parameters, in_own_dtype))
+    return OffloadReport(device, on_device, on_host, crossing, crossing)

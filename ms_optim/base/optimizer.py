@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mindspore as ms
@@ -18,22 +19,21 @@ from ..arguments.docstrings import documented
 from ..arguments.gradients import check_gradients, check_shapes, check_tensors
 from ..arguments.params import check_learning_rate, check_params, check_weight_decay, warn_of_unused_decay
 from ..arguments.rates import check_step, collected
-from ..kernels import table as kernels
 from ..paths.choice import choose, composite_path, fused_path
-from ..paths.operators.slices import SumOverProcesses, take_shard_groups
+from ..paths.operators.slices import take_shard_groups
 from ..paths.parts import Parts
 from ..rules.arithmetic import dense
 from ..rules.rule import Rule, Statement
-from ..states import formats
-from ..states.layout import Layout, Settings
-from ..states.shares import sharded
-from ..states.storage import Held, check_held
-from .attributes import Attributes
-from .averaged import Averaged
-from .gradient_release import Released, suspect
-from .offload_report import Offloadable
-from .state_dict import Stateful
-from .summary import Summarized
+from ..states.layout import Layout
+from ..states.storage import check_held
+from . import attributes
+from .averaged import Swap
+from .entries import written_together
+from .gradient_release import Attachment, suspect
+from .learning_rates import RateGroup, groups_of
+from .offload_report import OffloadReport, offload_report
+from .state_dict import StateEntries
+from .summary import summary
 
 if TYPE_CHECKING:
     from ..arguments.checks import LearningRate, Params, Tensors, WeightDecay
@@ -46,7 +46,7 @@ _check_shapes, _check_held = constexpr(check=False)(check_shapes), constexpr(che
 
 
 @documented
-class FusedOptimizer(Statement, Attributes, Summarized, Stateful, Averaged, Released, Offloadable):
+class FusedOptimizer(Statement, nn.Optimizer):
     """Base class of all optimizers, also of your own: a subclass states its update rule, this class does the rest.
 
     A subclass passes a :class:`Rule` to the constructor and implements the rule in MindSpore operators: in
@@ -152,6 +152,11 @@ class FusedOptimizer(Statement, Attributes, Summarized, Stateful, Averaged, Rele
     _path: Any
     # Whether a step has compiled what a step from Python runs.
     _has_run: bool = False
+    # Since the last save or load, the run that this optimizer's steps belong to: see checkpoints/header.py.
+    _run: str | None = None
+    # Attributes that cannot be set any more: none until the constructor ends.
+    _fixed: frozenset[str] = frozenset()
+    _param_groups: list[RateGroup] | None = None
 
     def __init__(
         self, params: Params, learning_rate: LearningRate, weight_decay: WeightDecay, rule: Rule, **shared: Any
@@ -180,42 +185,74 @@ class FusedOptimizer(Statement, Attributes, Summarized, Stateful, Averaged, Rele
         )
         self._rates, self._fewest_steps = rates.rates, rates.fewest_steps
         flags = self.grad_centralization_flags if self.is_group else (False,) * count
-        self._layout = layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter)
+        layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter)
         if rule.others is not None:
-            self._layout = layout = self.with_matrices(layout, shard_groups)
+            layout = self.with_matrices(layout, shard_groups)
+        parts = Parts.of(self, rule, options, layout, self._rates, shard_groups, self._parameters, self.global_step)
+        self._parts, self._layout, self._held, held = parts, layout, parts.held, parts.held
         # Graphs can read tuples, but no other objects.
-        self._names, self._shapes, self.is_sliced = layout.names, layout.shapes, bool(shard_groups)
-        self.shares = sharded(layout, rule, options, self.use_parallel, self.is_sliced)
-        formats.check(name, rule, options, layout.names, layout.dtypes)
-        kept = self.shares.kept if self.shares else tuple(enumerate(layout.shapes))
-        own_ranges = self.shares.own if self.shares else None
-        self._held = held = Held(layout, self._parameters, rule, options, kept, self.global_step, own_ranges)
+        self._names, self._shapes, self.is_sliced = layout.names, layout.shapes, parts.slices is not None
         self.states, self.scales, self.masters, self.averages = held.states, held.scales, held.masters, held.averages
-        self.skipped_steps, self.statistics = held.skipped_steps, held.statistics
-        if self.shares:
-            self.state_shares = self.shares.entry(held.of_tensors)
+        self.skipped_steps, self.statistics, self.shares = held.skipped_steps, held.statistics, parts.shares
+        if parts.shares:
+            self.state_shares = parts.shares.entry(held.of_tensors)
         self.step_weights = held.step_weights[0] if held.step_weights else None
         self._hold_more(held)
-        settings = Settings.of(name, rule, options, kernels.device_target(), self.runs_on_host, self.use_parallel)
-        self._reads_count = settings.weights_on == "CPU"
-        slices = SumOverProcesses([shard_groups.get(p) for p in layout.names]) if shard_groups else None
-        self._parts = parts = Parts(self, rule, options, layout, held, self._rates, settings, self.shares, slices)
-        self._rename_like_no_weight()
+        self._reads_count = parts.settings.weights_on == "CPU"
+        attributes.rename_like_no_weight(self, layout, self._parameters)
         choice = choose(parts)
         self.fused, self.akg, self.backend_reason = choice.is_fused, choice.akg is not None, choice.reason
         self._path = self._fused_path(parts) if self.fused else self._composite_path(parts, choice.akg)
-        swap = self._keep_swap(parts, getattr(self._path, "gathered", None), self._check_between)
-        self._keep_entries(parts, self.state_shares if self.shares else None, swap)
+        self._attachment = Attachment(parts, self._no_kernel, self._check_begin)
+        self._swap = Swap(parts, getattr(self._path, "gathered", None), self._attachment.check_between)
+        listed = functools.partial(nn.Cell.parameters_and_names, self)  # even if a subclass overrides it
+        share = self.state_shares if parts.shares else None
+        self._entries = StateEntries(parts, listed, share, self.check_entries, self._swap)
         suspect(self._parameters)
         self._held_number = held.note()
-        self._fix_attributes()
+        object.__setattr__(self, "_fixed", attributes.held(self))
 
     @classmethod
     def keywords(cls) -> list[str]:
         """Return the names of the arguments that the optimizer takes, except its parameters."""
         return keywords_of(cls)
 
+    # ---- What Python and MindSpore call while parameters and attributes are set ------------------------------------
+
+    @property
+    def _keys(self) -> attributes.Keys:
+        """The keys of registered parameters; nn.Optimizer's constructor registers some before ours makes anything."""
+        return self.__dict__.setdefault("_own_keys", attributes.Keys())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, unless the step was built with its value; a parameter's name never takes its place."""
+        if name in self._fixed:
+            raise AttributeError(attributes.fixed(self.cls_name, name))
+        gave_way = self._keys.give_way(self.__dict__.get("_params", {}), name, value)
+        if gave_way and "_entries" in self.__dict__:
+            self._entries.give_way(name)
+        super().__setattr__(name, value)
+
+    def insert_param_to_cell(
+        self, param_name: str, param: Parameter | None, check_name_contain_dot: bool = True
+    ) -> None:
+        """Register a parameter; one of a tuple by its name, unless the optimizer has an attribute of that name."""
+        if not check_name_contain_dot and "." not in param_name:
+            param_name = self._keys.of(self, param_name)
+        super().insert_param_to_cell(param_name, param, check_name_contain_dot)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Raise an error: the parameters of a copy would be no network's."""
+        raise TypeError(
+            f"For '{self.cls_name}', an optimizer cannot be copied: copy the network, make a new optimizer of its "
+            "parameters, and load this one's state_dict()."
+        )
+
     # ---- Construction ---------------------------------------------------------------------------------------------
+
+    def _no_kernel(self) -> str | None:
+        """Return why steps run no fused kernel; None if they do. AdamOffload's target changes it."""
+        return None if self.fused else self.backend_reason
 
     def _preprocess_weight_decay(self, weight_decay):
         """Keep the decay unchanged; the base class would multiply it by the loss scale."""
@@ -239,7 +276,7 @@ class FusedOptimizer(Statement, Attributes, Summarized, Stateful, Averaged, Rele
 
     def __call__(self, gradients: Sequence[Tensor]) -> tuple[bool, ...] | Tensor:
         """Run one step, called from Python; inside a graph, ``construct`` is compiled instead."""
-        self._check_detached()
+        self._attachment.check_detached()
         self._check_begin()
         if self._path.addresses is None:
             check_tensors(self.cls_name, gradients, (Tensor, RowTensor))
@@ -295,3 +332,199 @@ class FusedOptimizer(Statement, Attributes, Summarized, Stateful, Averaged, Rele
         if isinstance(self._succeeded, tuple):
             return (F.depend(True, done), *self._succeeded[1:])
         return F.depend(self._succeeded, done)
+
+    # ---- What it keeps --------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return a copy of the weights and of all that the optimizer keeps from step to step, by name.
+
+        An outer Cell renames the optimizer's parameters; here they have their names from construction. Sharded states
+        are this worker's share: see :func:`ms_optim.merge_states`.
+
+        MindSpore's ``save_checkpoint(optimizer, path)`` writes the same without a copy. So does :func:`ms_optim.save`,
+        which adds checksums and keeps the old file if the process is killed during the write.
+
+        Args:
+            args: Arguments of ``nn.Cell.state_dict``, which an outer Cell passes; its result is then returned.
+            kwargs: Likewise.
+        """
+        if args or kwargs:
+            return nn.Cell.state_dict(self, *args, **kwargs)
+        return self._entries.copied()
+
+    def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, learning_rate: str = "load") -> None:
+        """Load the states of another optimizer and continue from its step.
+
+        The values are written in place, so that compiled graphs also use them.
+
+        Args:
+            state_dict: Tensors or Parameters by name, as :meth:`state_dict` returns them or ``load_checkpoint`` reads
+                them, with or without the prefix of an outer Cell. Weights and statistics among them are ignored.
+                States of another `state_dtype` are converted; conversion to fewer bits rounds to nearest. So are
+                masters: a float32 master is restored from a split one and its weight in `state_dict` or the network.
+            strict: Whether missing and unknown names are an error; if not, they are ignored. Codes and their
+                scales are then taken together or not at all; missing averages, and other missing states that start as
+                the weights, start from the current weights. Default: ``True`` .
+            learning_rate: ``"load"`` takes the learning rates in `state_dict`; ``"keep"`` keeps those that this
+                optimizer was made with, numbers or schedules. Default: ``"load"`` .
+
+        Raises:
+            TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
+            KeyError: If `strict` and an entry is missing or unknown. It is also a ValueError.
+            ValueError: If an entry has another shape; if `learning_rate` is not one of these; if a count, a learning
+                rate or a scale is less than 0 or not finite; or if the states are a share among other workers:
+                :func:`ms_optim.merge_states` merges all shares into a full state dict; each worker takes its share.
+
+        If an error is raised, nothing is changed.
+        """
+        written_together(self._entries.fitting(state_dict, strict, learning_rate=learning_rate))
+
+    def check_entries(self, entries: dict[str, Tensor]) -> None:
+        """Raise an error if entries of a state dict do not fit this optimizer; a subclass may override it.
+
+        Args:
+            entries: The entries by their names from construction.
+        """
+
+    # ---- Learning rates -------------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[RateGroup]:
+        """The parameters by learning rate: for each a dict with `params` and `lr`, which can be set.
+
+        Setting `lr` changes the learning rate from the next step on. Groups that share a learning rate are one here.
+        :func:`ms_optim.for_scheduler` hands them to MindSpore's experimental schedulers.
+
+        Raises:
+            TypeError: If a learning rate is a schedule or a list.
+        """
+        groups = self._param_groups
+        if groups is None:
+            groups = groups_of(self._parts)
+            object.__setattr__(self, "_param_groups", groups)
+        return groups
+
+    def current_step_lr(self) -> float | tuple[float, ...]:
+        """Return the learning rate of the next step.
+
+        Returns:
+            A float; if groups have their own learning rates, a tuple with one for each parameter.
+        """
+        rates = self._rates.at(self.global_step)
+        if self.is_group_lr:
+            return tuple(rates[place] for place in self._layout.rate_places)
+        return rates[self._layout.rate_places[0]]
+
+    # ---- Averaged weights -----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averaged weights into the parameters; the end of the block restores them bit for bit.
+
+        The averaged weights are the average that `average_decay` keeps, or the average of the iterates of
+        :class:`ms_optim.ScheduleFreeAdamW`. A step inside the block is an error. :meth:`state_dict` is the same inside
+        and outside of it. Of nested blocks, and of blocks in several threads, the one that ends last restores the
+        weights. An exception at any time, such as Ctrl-C, restores them too. Changes to the parameters inside the
+        block, such as loading a checkpoint of the network, are lost when it ends, with a warning.
+
+        Raises:
+            RuntimeError: If there is no average of the weights.
+        """
+        with self._swap.block():
+            yield
+
+    def eval(self) -> None:
+        """Put the averaged weights into the parameters, until :meth:`train` is called; see :meth:`averaged`.
+
+        Raises:
+            RuntimeError: If there is no average of the weights.
+        """
+        self._swap.put_in(stays=True)
+
+    def train(self) -> None:
+        """Restore the training weights; before the first :meth:`eval` this has no effect."""
+        self._swap.take_out()
+
+    # ---- Gradient release -----------------------------------------------------------------------------------------
+
+    def attach(self, passes: int = 1) -> None:
+        """From now on, update each parameter inside the backward pass, as soon as its gradient is available.
+
+        Each gradient is freed immediately, so the gradients are never all in memory together. ``value_and_grad``
+        returns a tensor of one element instead of each gradient. After each backward pass, call :meth:`finish`. The
+        weights and states are bitwise equal to those of ordinary steps. See the page on gradient release.
+
+        Args:
+            passes: Number of backward passes of a step. With 2, the first measures the gradients and changes nothing,
+                which `grad_clip_norm` and `skip_nonfinite` require; both passes must compute the same gradients.
+                Default: ``1`` .
+
+        Raises:
+            RuntimeError: If no fused kernel for CPU or GPU runs; in Graph mode; if the optimizer exchanges data with
+                other processes; or if :meth:`attach` was already called for it, or for another optimizer that has one
+                of its parameters.
+            ValueError: If `passes` is neither 1 nor 2; or 1 with `grad_clip_norm` or `skip_nonfinite`.
+        """
+        self._attachment.attach(passes)
+
+    def finish(self) -> bool:
+        """End a backward pass: count the step once all parameters are updated.
+
+        Returns:
+            bool, whether the step is done; False after the first of two passes.
+
+        Raises:
+            RuntimeError: If a parameter's gradient has not arrived. The step is abandoned then.
+        """
+        return self._attachment.attached("finish()").finish()
+
+    def abandon(self) -> list[str]:
+        """Discard the current step after a backward pass that failed; training can continue.
+
+        Returns:
+            list[str], names of the parameters that were already updated; the step is not counted.
+        """
+        return self._attachment.attached("abandon()").abandon()
+
+    def detach(self) -> None:
+        """Return to ordinary steps.
+
+        Raises:
+            RuntimeError: If a step is in progress.
+        """
+        self._attachment.detach()
+
+    # ---- What it shows --------------------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> str:
+        """The device on which steps run, which :class:`ms_optim.AdamOffload` alone can change."""
+        return self._target
+
+    @target.setter
+    def target(self, value: str) -> None:
+        raise NotImplementedError(
+            f"For '{self.cls_name}', 'target' cannot be set to {value!r}: steps run where the weights are. With "
+            "offload=True, or by AdamOffload, they run on the host."
+        )
+
+    def offload_report(self, device: str | None = None) -> OffloadReport:
+        """Return the bytes on device and host, and the bytes transferred in a step; no training is needed.
+
+        Gradients are assumed to have the dtype of their parameter.
+
+        Args:
+            device: "CPU", "GPU" or "Ascend". Default: ``None`` , the current device target.
+
+        Returns:
+            A report of bytes, `device_bytes`, `host_bytes`, `to_host_bytes` and `to_device_bytes`, that prints as a
+            table.
+
+        Raises:
+            ValueError: If there is no such device.
+            RuntimeError: If the optimizer is not offloaded.
+        """
+        return offload_report(self._parts, device)
+
+    def __repr__(self) -> str:
+        return summary(self._parts, self._no_kernel())

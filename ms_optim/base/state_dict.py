@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
 from ..arguments.checks import check_amounts, check_choice, check_type
@@ -17,7 +16,7 @@ from ..states import quantized, split_masters
 from ..states.formats import CODES_EACH, MASTERS, stored
 from ..states.in_place import fitted
 from ..states.shares import ENTRY, refuse_share
-from .entries import RATE, check_names, unwrapped, written_together
+from .entries import RATE, check_names, unwrapped
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,6 +57,11 @@ class StateEntries:
     ):
         self.parts, self.listed, self.share, self.check, self.swap = parts, listed, share, check, swap
         self.first_names = {place: p.name for place, p in listed()}
+
+    def give_way(self, name: str) -> None:
+        """Follow a parameter that got the key of :class:`attributes.Keys` in place of its name."""
+        if name in self.first_names:
+            self.first_names[name + "."] = self.first_names.pop(name)
 
     def named(self) -> dict[str, Parameter]:
         """Return the weights and the optimizer's own parameters by their names from construction, without statistics.
@@ -232,68 +236,3 @@ class StateEntries:
             else:
                 given[name] = Tensor(numbers, state.dtype)
         return given
-
-
-class Stateful(nn.Optimizer):
-    """Saves and loads what an optimizer holds."""
-
-    _entries: StateEntries
-
-    def _keep_entries(self, parts: Parts, share: Parameter | None, swap: Swap) -> None:
-        """Record the names from construction, after all parameters of the optimizer exist."""
-        listed = functools.partial(nn.Cell.parameters_and_names, self)  # even if a subclass overrides it
-        object.__setattr__(self, "_entries", StateEntries(parts, listed, share, self.check_entries, swap))
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return a copy of the weights and of all that the optimizer keeps from step to step, by name.
-
-        An outer Cell renames the optimizer's parameters; here they have their names from construction. Sharded states
-        are this worker's share: see :func:`ms_optim.merge_states`.
-
-        MindSpore's ``save_checkpoint(optimizer, path)`` writes the same without a copy. So does :func:`ms_optim.save`,
-        which adds checksums and keeps the old file if the process is killed during the write.
-
-        Args:
-            args: Arguments of ``nn.Cell.state_dict``, which an outer Cell passes; its result is then returned.
-            kwargs: Likewise.
-        """
-        if args or kwargs:
-            return super().state_dict(*args, **kwargs)
-        return self._entries.copied()
-
-    # Since the last save or load, the run that this optimizer's steps belong to: see checkpoints/header.py.
-    _run: str | None = None
-
-    def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, learning_rate: str = "load") -> None:
-        """Load the states of another optimizer and continue from its step.
-
-        The values are written in place, so that compiled graphs also use them.
-
-        Args:
-            state_dict: Tensors or Parameters by name, as :meth:`state_dict` returns them or ``load_checkpoint`` reads
-                them, with or without the prefix of an outer Cell. Weights and statistics among them are ignored.
-                States of another `state_dtype` are converted; conversion to fewer bits rounds to nearest. So are
-                masters: a float32 master is restored from a split one and its weight in `state_dict` or the network.
-            strict: Whether missing and unknown names are an error; if not, they are ignored. Codes and their
-                scales are then taken together or not at all; missing averages, and other missing states that start as
-                the weights, start from the current weights. Default: ``True`` .
-            learning_rate: ``"load"`` takes the learning rates in `state_dict`; ``"keep"`` keeps those that this
-                optimizer was made with, numbers or schedules. Default: ``"load"`` .
-
-        Raises:
-            TypeError: If `state_dict` is not a dict of Tensors, or an entry has another dtype.
-            KeyError: If `strict` and an entry is missing or unknown. It is also a ValueError.
-            ValueError: If an entry has another shape; if `learning_rate` is not one of these; if a count, a learning
-                rate or a scale is less than 0 or not finite; or if the states are a share among other workers:
-                :func:`ms_optim.merge_states` merges all shares into a full state dict; each worker takes its share.
-
-        If an error is raised, nothing is changed.
-        """
-        written_together(self._entries.fitting(state_dict, strict, learning_rate=learning_rate))
-
-    def check_entries(self, entries: dict[str, Tensor]) -> None:
-        """Raise an error if entries of a state dict do not fit this optimizer; a subclass may override it.
-
-        Args:
-            entries: The entries by their names from construction.
-        """

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mindspore import nn
 
 from ..arguments.checks import check_choice, check_type, fail
-from ..base.state_dict import LEARNING_RATE, Stateful
+from ..base.any_optimizer import AnyOptimizer, is_any_optimizer
+from ..base.state_dict import LEARNING_RATE
 from .content import gathered, take, unpacked
 from .file import write_file
 from .header import SpoiledError
@@ -177,7 +178,7 @@ def _check_arguments(function: str, path: Any, net: Any, optimizer: Any) -> None
         fail(TypeError, function, "path", "a path", path)
     if net is not None and not isinstance(net, nn.Cell):
         fail(TypeError, function, "net", "a Cell or None", net)
-    if optimizer is not None and not isinstance(optimizer, Stateful):
+    if optimizer is not None and not is_any_optimizer(optimizer):
         fail(TypeError, function, "optimizer", "an optimizer of ms_optim or None", optimizer)
 
 

@@ -18,6 +18,7 @@ from ..paths.operators.held_stacks import HeldStacks
 from ..paths.operators.stacks import column, first_of
 from ..paths.operators.survey import Prepare
 from ..rules.arithmetic import clipping, normal, norms, summed, usable
+from ..unregistered import unregistered
 from ..workers.local_mean import LocalMean, cut_up, like, ranges_of
 from .schedule import Schedule, begins, place_of
 from .wire import LARGEST_LIMB, STEP_LIMBS
@@ -71,8 +72,7 @@ class CompressedCompositePath(nn.Cell):
     def __init__(self, parts: Parts, schedule: Schedule, dgc_worker: Any):
         super().__init__(auto_prefix=False)
         layout, held, settings = parts.layout, parts.held, parts.settings
-        # Not registered, because the statement holds this Cell.
-        object.__setattr__(self, "statement", parts.statement)
+        unregistered(self, statement=parts.statement)
         at_most = tuple(int(k) for k in schedule.counts.max(axis=0))
         self.stacks = stacks = HeldStacks(layout, held, False, at_most)
         self.stack_at_most = tuple(at_most[stack[0]] for stack in stacks.places)
@@ -93,8 +93,7 @@ class CompressedCompositePath(nn.Cell):
         limbs = [schedule.settings >> LIMB_BITS * k & LARGEST_LIMB for k in range(LIMBS - STEP_LIMBS)]
         self.settings_limbs = Tensor(limbs, mstype.float32)
         self.no_mark = Tensor(np.full(MARK_WORDS, np.nan, np.float32))
-        object.__setattr__(self, "global_step", held.global_step)
-        object.__setattr__(self, "dgc_worker", dgc_worker)
+        unregistered(self, global_step=held.global_step, dgc_worker=dgc_worker)
 
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""
@@ -122,7 +121,7 @@ class CompressedCompositePath(nn.Cell):
         """Return a stack's weights, the sent values, their mask, and u and r before the sent values are removed."""
         weights = self.stacks.weights(weights, masters, has_master)
         u, r = self.stacks.held(states[0]), self.stacks.held(states[1])
-        g = self.statement.decayed(weights, gradients, column(decay, weights))
+        g = self.statement.decayed(gradients, weights, column(decay, weights))
         if at_most == 0:
             return weights, g, u, u, r
         clipped = g

@@ -10,6 +10,7 @@ from mindspore import Tensor, nn
 
 from ..kernels.interface import launch
 from ..paths.fused.launches import as_tuple
+from ..unregistered import unregistered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,9 +48,7 @@ class StageCell(nn.Cell):
         super().__init__(auto_prefix=False)
         self.kernel, self.flags = kernel, flags
         self.no_wires = Tensor(np.zeros((1, 1), np.float32))
-        # Not registered: the optimizer already holds these, and Cell would list them twice.
-        for name, tensors in (("before", before), ("weights", weights), ("held", held)):
-            object.__setattr__(self, name, as_tuple(tensors))
+        unregistered(self, before=as_tuple(before), weights=as_tuple(weights), held=as_tuple(held))
 
     def construct(
         self, layout: Tensor, numbers: Tensors, sums: Tensor, skipping: Tensor, wires: Tensor, gradients: Tensors

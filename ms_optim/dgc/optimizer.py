@@ -78,14 +78,13 @@ class CompressedStep(FusedOptimizer):
         compression: Compression,
         **shared: Any,
     ):
-        # This bypasses Cell's bookkeeping, which begins in the constructor below.
-        object.__setattr__(self, "workers", workers)
-        object.__setattr__(self, "compression", compression)
+        self.workers = workers
+        self.compression = compression
         super().__init__(params, learning_rate, weight_decay, rule, **shared)
 
     def _hold_more(self, held):
         schedule = Schedule(self._layout, self.rule, self.options, self.workers, self.compression)
-        object.__setattr__(self, "_schedule", schedule)
+        self._schedule = schedule
         # Each worker has its own residuals. This entry states in a checkpoint whose residuals it holds. Its shape
         # depends on the number of workers, so another number of workers refuses the checkpoint.
         self.dgc_worker = Parameter(Tensor(schedule.own_worker), name="dgc_worker", requires_grad=False)
@@ -142,7 +141,7 @@ class CompressedStep(FusedOptimizer):
             w._path.by_address.apply(step, table, sums, skipping, wires, known).data_ptr()
         return 4 * cell.words
 
-    def decayed(self, weight: Tensor, gradient: Tensor, weight_decay: Tensor) -> Tensor:
+    def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
         """Return a gradient plus the weight decay."""
         raise NotImplementedError
 

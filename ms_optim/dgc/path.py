@@ -15,6 +15,7 @@ from ..kernels import table as kernels
 from ..kernels.table import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from ..paths.fused.addresses import AddressTable
 from ..paths.fused.launches import no_sums, shared_flags
+from ..unregistered import unregistered
 from ..workers.local_mean import LocalMean
 from .launches import ExchangeCell, StageCell
 from .schedule import Schedule, begins, place_of
@@ -32,7 +33,7 @@ class CompressedByAddress(nn.Cell):
 
     def __init__(self, path: CompressedPath):
         super().__init__(auto_prefix=False)
-        object.__setattr__(self, "path", path)
+        unregistered(self, path=path)
 
     @ms.jit(backend="ms_backend")
     def mean(self, gradients):
@@ -75,8 +76,8 @@ class CompressedPath(nn.Cell):
     def __init__(self, parts: Parts, schedule: Schedule, dgc_worker: Any):
         super().__init__(auto_prefix=False)
         layout, held, rule, options, settings = parts.layout, parts.held, parts.rule, parts.options, parts.settings
-        object.__setattr__(self, "rates", parts.rates)
-        object.__setattr__(self, "schedule", schedule)
+        unregistered(self, rates=parts.rates)
+        self.schedule = schedule
         n, workers = layout.count, schedule.workers
         self.worker_count, self.unscale, self.skips = workers.count, settings.unscale, options.skip_nonfinite
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
@@ -123,7 +124,7 @@ class CompressedPath(nn.Cell):
                 cells.append(ExchangeCell(send, apply, columns, words, workers))
             exchanges.append(nn.CellList(cells))
         self.local, self.look, self.exchanges = nn.CellList(local), nn.CellList(look), nn.CellList(exchanges)
-        object.__setattr__(self, "global_step", held.global_step)
+        unregistered(self, global_step=held.global_step)
 
     def construct(self, rates, gradients):
         """Take a step; return sums that are not needed, once the step is done."""

@@ -23,6 +23,7 @@ from ..arguments.checks import fail
 from ..base.optimizer import FusedOptimizer
 from ..states.in_place import checksum, write
 from ..states.split_masters import MAIN_PARAM, MASTER
+from ..unregistered import unregistered
 from .local_shards import LocalShards, is_distributed, local
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ class InTrainer(FusedOptimizer):
         shards = LocalShards(name, params, sums, has_matrices)
         super().__init__(shards.groups, **arguments)
         shards.distribute(self._held.of_tensors)
-        object.__setattr__(self, "_shards", shards)
+        self._shards = shards
         # The trainer reads the gradients from these; steps use the plain Parameters, which are held separately.
-        object.__setattr__(self, "parameters", shards.whole(self.parameters))
+        unregistered(self, parameters=shards.whole(self.parameters))
 
     def _hold_more(self, held):
         super()._hold_more(held)

@@ -88,8 +88,18 @@ SUMS = tuple(column.name.lower() for column in Sum if column < Sum.SUMS)
 STATISTICS = tuple(column.name.lower() for column in Statistic if column < Statistic.STATISTICS)
 GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = tuple(Stage)
 ALL_STAGES = sum(Stage)
-SKIP_NONFINITE, MASTERS, STOCHASTIC_ROUNDING, CENTRALIZES, BY_ADDRESS = tuple(SharedFlag)[:5]
-BETA_POWERS, LOCKS, RETURNED, SHARES, CLIPS, AVERAGES, BESIDE = tuple(SharedFlag)[5:]
+SKIP_NONFINITE = SharedFlag.SKIP_NONFINITE
+MASTERS = SharedFlag.MASTERS
+STOCHASTIC_ROUNDING = SharedFlag.STOCHASTIC_ROUNDING
+CENTRALIZES = SharedFlag.CENTRALIZES
+BY_ADDRESS = SharedFlag.BY_ADDRESS
+BETA_POWERS = SharedFlag.BETA_POWERS
+LOCKS = SharedFlag.LOCKS
+RETURNED = SharedFlag.RETURNED
+SHARES = SharedFlag.SHARES
+CLIPS = SharedFlag.CLIPS
+AVERAGES = SharedFlag.AVERAGES
+BESIDE = SharedFlag.BESIDE
 
 
 def device_target() -> str:

@@ -16,6 +16,7 @@ from ..paths.fused.launches import as_tuple
 from ..paths.fused.offloaded import Fetch, Send, on_host
 from ..rules.arithmetic import receive
 from ..states.in_place import write
+from ..unregistered import unregistered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ class Launch(nn.Cell):
         self.kernel, self.numbers = kernels.operator(f"local_{name}", "CPU", writes, outputs), numbers
         self.name, self.outputs = f"local_{name}", tuple((shape, str(dtype).lower()) for shape, dtype in outputs)
         self.made: list[np.ndarray] = []
-        object.__setattr__(self, "tensors", as_tuple(tensors))
+        unregistered(self, tensors=as_tuple(tensors))
 
     def construct(self, *given):
         """Run the launch."""
@@ -87,8 +88,7 @@ class Copies(nn.Cell):
         super().__init__(auto_prefix=False)
         copies = ParameterTuple([on_host(p) for p in parameters])
         self.send, self.fetch, self.each = Send(copies), Fetch(copies), ops.Map()
-        for name, these in (("parameters", ParameterTuple(parameters)), ("copies", copies)):
-            object.__setattr__(self, name, these)
+        unregistered(self, parameters=ParameterTuple(parameters), copies=copies)
 
     def construct(self):
         """Write the copies; return a value that later operators can depend on."""
@@ -156,8 +156,7 @@ class Exchange(nn.Cell):
         self.bytes_sent = 4 * (self.words + int(LocalMark.LOCAL_MARKS)) if workers.count > 1 else 0
         self.gather: Any = workers.exchange(True, int(LocalMark.LOCAL_MARKS)) if workers.count > 1 else None
         self.exchange: Any = workers.exchange(outer.compress is not None, self.words) if workers.count > 1 else None
-        for name, these in (("step", kept.step), ("report", report)):
-            object.__setattr__(self, name, these)
+        unregistered(self, step=kept.step, report=report)
 
     def construct(self):
         """Exchange, and take the outer step; return a value that later operators can depend on."""

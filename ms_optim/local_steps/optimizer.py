@@ -12,8 +12,8 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ..arguments.gradients import check_gradients
 from ..base.attributes import fixed
+from ..base.entries import written_together
 from ..base.optimizer import FusedOptimizer
-from ..base.state_dict import Stateful
 from ..dgc.optimizer import Workers
 from ..kernels import table as kernels
 from ..states.in_place import write
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "LocalSteps"
 
 
-class LocalSteps(Stateful):
+class LocalSteps(nn.Optimizer):
     r"""Local steps: workers train independently and exchange the differences of their weights every few dozen steps.
 
     Each worker takes `every` steps with its own optimizer. Then an outer step uses the differences of the weights since
@@ -156,12 +156,12 @@ class LocalSteps(Stateful):
         workers = group if isinstance(group, Workers) else Workers(NAME, group, local_group)
         layout, held = optimizer._layout, optimizer._held
         self.optimizer, self.every, self.fragments = optimizer, every, fragments
-        object.__setattr__(self, "workers", workers)
-        object.__setattr__(self, "outer", outer)
+        self.workers = workers
+        self.outer = outer
         kept = Kept(held.parameters, layout.names, outer, np.eye(workers.count, dtype=np.int32)[workers.rank])
         self.local_start, self.local_velocity, self.local_residual = kept.starts, kept.velocities, kept.residuals
         self.local_step, self.local_worker = kept.step, kept.worker
-        object.__setattr__(self, "kept", kept)
+        self.kept = kept
         self.own_worker = Tensor(kept.worker.asnumpy())
         self.due, self.all_fragments = due(every, fragments), tuple(range(fragments))
         rule = (optimizer.rule.name, optimizer.rule.constants, optimizer.rule.flags)
@@ -175,8 +175,8 @@ class LocalSteps(Stateful):
         )
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
         entries = LocalEntries(NAME, optimizer._entries, kept)
-        object.__setattr__(self, "_entries", entries)
-        object.__setattr__(self, "progress", Progress(optimizer, kept, self.exchanges, entries.swap))
+        self._entries = entries
+        self.progress = Progress(optimizer, kept, self.exchanges, entries.swap)
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute of that name from the inner optimizer."""
@@ -266,6 +266,36 @@ class LocalSteps(Stateful):
         return sum(workers[0].exchanges[k].bytes_sent for k in exchanged)
 
     # ---- What it keeps --------------------------------------------------------------------------------------------
+
+    # Since the last save or load, the run that its steps belong to: see checkpoints/header.py.
+    _run: str | None = None
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return what :meth:`ms_optim.FusedOptimizer.state_dict` of the optimizer does, and what local steps keep.
+
+        Args:
+            args: Arguments of ``nn.Cell.state_dict``, which an outer Cell passes; its result is then returned.
+            kwargs: Likewise.
+        """
+        if args or kwargs:
+            return super().state_dict(*args, **kwargs)
+        return self._entries.copied()
+
+    def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, learning_rate: str = "load") -> None:
+        """Load the states of other local steps with as many workers, and continue from their step.
+
+        Args:
+            state_dict: Tensors or Parameters by name, as :meth:`state_dict` returns them on this worker.
+            strict: As in :meth:`ms_optim.FusedOptimizer.load_state_dict`. Default: ``True`` .
+            learning_rate: Likewise. Default: ``"load"`` .
+
+        Raises:
+            ValueError: If the residuals are those of another worker: :func:`ms_optim.fold_residuals` converts them.
+
+        All other errors are those of :meth:`ms_optim.FusedOptimizer.load_state_dict`; if one is raised, nothing is
+        changed.
+        """
+        written_together(self._entries.fitting(state_dict, strict, learning_rate=learning_rate))
 
     def exchange_report(self) -> dict[str, float]:
         """Return statistics of the last exchange, combined over all fragments.

@@ -187,7 +187,7 @@ class DGCMomentum(CompressedStep):
             **shared,
         )
 
-    def decayed(self, weight: Tensor, gradient: Tensor, weight_decay: Tensor) -> Tensor:
+    def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
         """Return the local gradient plus the decay."""
         return summed(gradient, weight_decay * (ops.sign(weight) if self.decay_type == "l1" else weight))
 

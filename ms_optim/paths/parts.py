@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..kernels import table as kernels
+from ..states import formats
+from ..states.layout import Settings
+from ..states.shares import sharded
+from ..states.storage import Held
+from .operators.slices import SumOverProcesses
 
 if TYPE_CHECKING:
-    from mindspore import nn
+    from mindspore import Parameter, nn
 
     from ..arguments.checks import Options
     from ..arguments.rates import Rates
     from ..rules.rule import Rule, Statement
-    from ..states.layout import Layout, Settings
+    from ..states.layout import Layout
     from ..states.shares import Shares
-    from ..states.storage import Held
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,3 +48,37 @@ class Parts:
     settings: Settings
     shares: Shares | None
     slices: nn.Cell | None
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: Any,
+        rule: Rule,
+        options: Options,
+        layout: Layout,
+        rates: Rates,
+        shard_groups: Mapping[str, str],
+        parameters: Sequence[Parameter],
+        global_step: Parameter,
+    ) -> Parts:
+        """Create what an optimizer holds, and return its parts.
+
+        Args:
+            optimizer: The optimizer.
+            rule: The properties of its rule.
+            options: Its shared arguments.
+            layout: The properties of the parameters.
+            rates: The Cell that evaluates the rates of a step.
+            shard_groups: The group of processes that share a sliced parameter, by the parameter's name.
+            parameters: The parameters.
+            global_step: The number of steps so far.
+        """
+        name, is_parallel = layout.optimizer, optimizer.use_parallel
+        shares = sharded(layout, rule, options, is_parallel, bool(shard_groups))
+        formats.check(name, rule, options, layout.names, layout.dtypes)
+        kept = shares.kept if shares else tuple(enumerate(layout.shapes))
+        held = Held(layout, parameters, rule, options, kept, global_step, shares.own if shares else None)
+        device = kernels.device_target()
+        settings = Settings.of(name, rule, options, device, optimizer.runs_on_host, is_parallel)
+        slices = SumOverProcesses([shard_groups.get(p) for p in layout.names]) if shard_groups else None
+        return cls(optimizer, rule, options, layout, held, rates, settings, shares, slices)

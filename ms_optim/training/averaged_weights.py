@@ -9,8 +9,7 @@ from mindspore import nn
 from mindspore.train import Callback
 
 from ..arguments.checks import fail
-from ..base.any_optimizer import optimizer_of
-from ..base.state_dict import Stateful
+from ..base.any_optimizer import AnyOptimizer, is_any_optimizer, optimizer_of
 from ..checkpoints.callbacks import save
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class AveragedWeights(Callback):
         self, optimizer: AnyOptimizer | None = None, network: nn.Cell | None = None, path: FilePath | None = None
     ):
         super().__init__()
-        if optimizer is not None and not isinstance(optimizer, Stateful):
+        if optimizer is not None and not is_any_optimizer(optimizer):
             fail(TypeError, NAME, "optimizer", "an optimizer of ms_optim or None", optimizer)
         if network is not None and not isinstance(network, nn.Cell):
             fail(TypeError, NAME, "network", "a Cell or None", network)

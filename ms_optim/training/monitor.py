@@ -13,8 +13,7 @@ from mindspore import communication as comm
 from mindspore.train import Callback
 
 from ..arguments.checks import check_count, check_type, fail
-from ..base.any_optimizer import optimizer_of
-from ..base.state_dict import Stateful
+from ..base.any_optimizer import AnyOptimizer, is_any_optimizer, optimizer_of
 from .qk_clip import QKClip
 from .readings import Reading, ReadingFiles, read, steps_of
 
@@ -106,7 +105,7 @@ class OptimizerMonitor(Callback):
         self.files = None if csv is None else ReadingFiles(pathlib.Path(csv))
         self.folder = tensorboard
         self._writer = None
-        self._optimizer: AnyOptimizer | None = None
+        self._optimizer: Any = None
         self._silent = False
         self._steps = self._read_at = self._cur_step_num = 0
 
@@ -123,7 +122,7 @@ class OptimizerMonitor(Callback):
             ValueError: If the CSV file belongs to another optimizer or other parameters.
         """
         if optimizer is not self._optimizer:
-            if not isinstance(optimizer, Stateful):
+            if not is_any_optimizer(optimizer):
                 fail(TypeError, NAME, "optimizer", "an optimizer of ms_optim", optimizer)
             self._begin(optimizer, 1)
         self._advance(1)

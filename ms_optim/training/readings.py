@@ -75,7 +75,7 @@ def read(optimizer: AnyOptimizer) -> Reading:
         "trust_ratio_median": np.median(ratios),
         "trust_ratio_max": ratios.max(),
     }
-    rates = optimizer._rates_at(last)
+    rates = optimizer._rates.at(last)
     places = list(zip(optimizer._layout.rate_places, optimizer._layout.decay_places))
     groups = {place: k for k, place in enumerate(dict.fromkeys(places))}
     for (rate, decay), k in groups.items():

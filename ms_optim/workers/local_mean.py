@@ -12,6 +12,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ..paths.operators.selection import in_parts
 from ..rules.arithmetic import normal
+from ..unregistered import unregistered
 
 if TYPE_CHECKING:
     from .transport import Workers
@@ -61,7 +62,7 @@ class LocalMean(nn.Cell):
         self.per_host, self.each = workers.local, C.Map()
         self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, workers.local_group) if self.per_host > 1 else None
         self.ranges = ranges_of(sizes)
-        object.__setattr__(self, "parameters", parameters)
+        unregistered(self, parameters=parameters)
 
     def construct(self, gradients):
         """Return the mean gradients."""

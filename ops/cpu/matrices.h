@@ -4,8 +4,8 @@
 // along in another.
 #pragma once
 
-#include "engine.h"
 #include "orthogonalize.h"
+#include "step_engine.h"
 
 namespace ms_optim {
 namespace {

@@ -3,7 +3,7 @@
 #include <exception>
 
 #include "abi.h"
-#include "compression.cuh"
+#include "dgc_engine.cuh"
 #include "engine.cuh"
 
 namespace ms_optim {

@@ -22,10 +22,8 @@ struct Chunk {
 struct Task : Decision {
   int64_t row;  // elements that centralization averages over; 0: none
   Noise noise;
-  bool low_states;       // some state has fewer bits
-  bool bfloat16_states;  // the first and, if there is one, the second are bfloat16
-  int code_bits;         // of these, if they are codes; else 0
-  bool noisy_weight;     // weights are rounded with noise
+  bool low_states;    // some state has fewer bits
+  bool noisy_weight;  // weights are rounded with noise
   int first_chunk, last_chunk;
 };
 
@@ -185,111 +183,109 @@ MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, co
   __builtin_prefetch(s1 + kTile / kInWord, 1, 2);
 }
 
-// Runs the rule over a tile whose one or two states are bfloat16, and converts these in the same loop. It takes whole
-// lanes, and returns how many elements these are.
-template <class Rule>
-int BFloat16Tile(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, int n, const float *__restrict w,
-                 const float *__restrict g, float *__restrict d, const uint32_t *__restrict noise, TileSums &total) {
+// Runs the rule over a tile whose one or two states are of a format without scales, and converts these in the same
+// loop. It takes whole lanes, and returns how many elements these are.
+template <class Rule, class Format>
+int ConvertedTile(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, int n, const float *__restrict w,
+                  const float *__restrict g, float *__restrict d, const uint32_t *__restrict noise, TileSums &total) {
+  typedef FirstCode<Format> First;
+  typedef SecondCode<Format> Second;
   const Rule r = rule;
   const Task p = task;
   TileSums sums = total;
   constexpr bool kSecond = Rule::kStates > 1;
-  auto *__restrict s0 = static_cast<uint16_t *>(t.state[0]) + begin;
-  auto *__restrict s1 = static_cast<uint16_t *>(t.state[kSecond ? 1 : 0]) + begin;
+  constexpr int kInWord = First::kInWord;
+  auto *__restrict c0 = CodesOf<First>(t, 0, begin);
+  auto *__restrict c1 = CodesOf<Second>(t, kSecond ? 1 : 0, begin);
   const int whole = n / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes) {
-    FetchAhead<1>(w + i, g + i, s0 + i, s1 + i);
-    int32_t bits0[kLanes], bits1[kLanes] = {};
-    WidenShorts(s0 + i, bits0);
-    if (kSecond) WidenShorts(s1 + i, bits1);
+    FetchAhead<kInWord>(w + i, g + i, c0 + i / kInWord, c1 + i / kInWord);
+    int32_t code0[kLanes], code1[kLanes] = {};
+    WidenCodes<First>(c0 + i / kInWord, code0);
+    if (kSecond) WidenCodes<Second>(c1 + i / kInWord, code1);
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
-      const uint32_t random = noise[i + lane];
-      float state[] = {FromBits(static_cast<uint32_t>(bits0[lane]) << 16),
-                       FromBits(static_cast<uint32_t>(bits1[lane]) << 16), 0.0f};
+      float state[] = {First::Decode(code0[lane], 1.0f), Second::Decode(code1[lane], 1.0f), 0.0f};
       float direction[kMaxDirections];
       RuleElement<Rule, true, true>(r, p, w[i + lane], g[i + lane], state, direction, lane, sums);
       d[i + lane] = direction[0];
-      bits0[lane] = static_cast<int32_t>(BFloat16WithNoise(state[0], NoiseFor(kFirstState, random)));
-      if (kSecond) bits1[lane] = static_cast<int32_t>(BFloat16WithNoise(state[1], NoiseFor(kSecondState, random)));
+      code0[lane] = First::Encode(state[0], 1.0f, noise[i + lane]);
+      if (kSecond) code1[lane] = Second::Encode(state[1], 1.0f, noise[i + lane]);
     }
-    NarrowToShorts(bits0, s0 + i);
-    if (kSecond) NarrowToShorts(bits1, s1 + i);
+    NarrowCodes<First>(code0, c0 + i / kInWord);
+    if (kSecond) NarrowCodes<Second>(code1, c1 + i / kInWord);
   }
   total = sums;
   return whole;
 }
-
-template <int kBits>
-using First = SignedCode<kBits, kFirstState>;
-template <int kBits>
-using Second = UnsignedCode<kBits, kSecondState>;
 
 // A block of new states, one or two, that waits to be encoded.
 template <bool kSecond>
 struct PendingBlock {
   const float *state[2] = {};
   void *codes[2];
-  int bits;
   float factor[2];
   const uint32_t *noise;
   uint32_t noise_above;
+  void (*encode_all)(const PendingBlock &);
 
-  template <int kBits>
+  template <class Format>
   MS_OPTIM_FN void Encode(int i) const {
+    typedef FirstCode<Format> First;
+    typedef SecondCode<Format> Second;
     const float *__restrict s0 = state[0] + i, *__restrict s1 = kSecond ? state[1] + i : nullptr;
     int32_t new0[kLanes], new1[kLanes];
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
       const uint32_t random = noise[i + lane] ^ noise_above;
-      new0[lane] = First<kBits>::Encode(s0[lane], factor[0], random);
-      if (kSecond) new1[lane] = Second<kBits>::Encode(s1[lane], factor[1], random);
+      new0[lane] = First::Encode(s0[lane], factor[0], random);
+      if (kSecond) new1[lane] = Second::Encode(s1[lane], factor[1], random);
     }
-    constexpr int kInWord = Stored<kBits>::kInWord;
-    NarrowCodes<First<kBits>>(new0, static_cast<typename First<kBits>::Type *>(codes[0]) + i / kInWord);
-    if (kSecond) NarrowCodes<Second<kBits>>(new1, static_cast<typename Second<kBits>::Type *>(codes[1]) + i / kInWord);
+    NarrowCodes<First>(new0, static_cast<typename First::Type *>(codes[0]) + i / First::kInWord);
+    if (kSecond) NarrowCodes<Second>(new1, static_cast<typename Second::Type *>(codes[1]) + i / Second::kInWord);
   }
 
-  template <int kBits>
-  void EncodeAll() const {
-    for (int i = 0; i < kCodeBlock; i += kLanes) Encode<kBits>(i);
+  template <class Format>
+  static void EncodeAll(const PendingBlock &block) {
+    for (int i = 0; i < kCodeBlock; i += kLanes) block.Encode<Format>(i);
   }
 
   void Finish() {
     if (state[0] == nullptr) return;
-    if (bits == 4) EncodeAll<4>();
-    if (bits == 8) EncodeAll<8>();
+    encode_all(*this);
     state[0] = nullptr;
   }
 };
 
-// Runs the rule over a block of a tensor whose one or two states are codes. Encoding needs the largest element of the
-// block, so a block is encoded while the rule runs over the next one: decoding and encoding hide behind the rule's root
-// and division.
-template <class Rule, int kBits, bool kPending>
+// Runs the rule over a block of a tensor whose one or two states are of a format with scales. Encoding needs the
+// largest element of the block, so a block is encoded while the rule runs over the next one: decoding and encoding hide
+// behind the rule's root and division.
+template <class Rule, class Format, bool kPending>
 void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, const float *__restrict w,
                 const float *__restrict g, float *__restrict s0, float *__restrict s1, float *__restrict d,
                 TileSums &total, PendingBlock<(Rule::kStates > 1)> &pending) {
+  typedef FirstCode<Format> First;
+  typedef SecondCode<Format> Second;
   constexpr bool kSecond = Rule::kStates > 1;
   const Rule r = rule;
   const Task p = task;
   const PendingBlock<kSecond> last = pending;
   TileSums sums = total;
   const int64_t block = begin / kCodeBlock;
-  constexpr int kInWord = Stored<kBits>::kInWord;
-  auto *__restrict c0 = CodesOf<First<kBits>>(t, 0, begin);
-  auto *__restrict c1 = CodesOf<Second<kBits>>(t, kSecond ? 1 : 0, begin);
-  const float unit0 = t.scale[0][block] / First<kBits>::Largest();
-  const float unit1 = kSecond ? t.scale[1][block] / Second<kBits>::Largest() : 0.0f;
+  constexpr int kInWord = First::kInWord;
+  auto *__restrict c0 = CodesOf<First>(t, 0, begin);
+  auto *__restrict c1 = CodesOf<Second>(t, kSecond ? 1 : 0, begin);
+  const float unit0 = UnitOf<First>(t.scale[0][block]);
+  const float unit1 = kSecond ? UnitOf<Second>(t.scale[1][block]) : 0.0f;
   uint32_t largest0[kLanes] = {}, largest1[kLanes] = {};
   for (int i = 0; i < kCodeBlock; i += kLanes) {
     FetchAhead<kInWord>(w + i, g + i, c0 + i / kInWord, c1 + i / kInWord);
     int32_t code0[kLanes], code1[kLanes] = {};
-    WidenCodes<First<kBits>>(c0 + i / kInWord, code0);
-    if (kSecond) WidenCodes<Second<kBits>>(c1 + i / kInWord, code1);
+    WidenCodes<First>(c0 + i / kInWord, code0);
+    if (kSecond) WidenCodes<Second>(c1 + i / kInWord, code1);
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
-      float state[] = {First<kBits>::Decode(code0[lane]) * unit0, Second<kBits>::Decode(code1[lane]) * unit1, 0.0f};
+      float state[] = {First::Decode(code0[lane], unit0), Second::Decode(code1[lane], unit1), 0.0f};
       float direction[kMaxDirections];
       RuleElement<Rule, true, true>(r, p, w[i + lane], g[i + lane], state, direction, lane, sums);
       s0[i + lane] = state[0];
@@ -298,7 +294,7 @@ void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
       largest0[lane] = Max(largest0[lane], BitsOf(state[0]) & 0x7fffffffu);
       if (kSecond) largest1[lane] = Max(largest1[lane], BitsOf(state[1]));
     }
-    if constexpr (kPending) last.template Encode<kBits>(i);
+    if constexpr (kPending) last.template Encode<Format>(i);
   }
   total = sums;
   const float scale0 = LargestOf(largest0), scale1 = LargestOf(largest1);
@@ -308,11 +304,50 @@ void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
   pending.state[1] = s1;
   pending.codes[0] = c0;
   pending.codes[1] = c1;
-  pending.bits = kBits;
-  pending.factor[0] = scale0 > 1e-37f ? First<kBits>::Largest() / scale0 : 0.0f;
-  pending.factor[1] = scale1 > 1e-37f ? Second<kBits>::Largest() / scale1 : 0.0f;
+  pending.encode_all = PendingBlock<kSecond>::template EncodeAll<Format>;
+  pending.factor[0] = FactorOf<First>(scale0);
+  pending.factor[1] = FactorOf<Second>(scale1);
   pending.noise = noise_table.bits + begin % kNoises;
   pending.noise_above = task.noise.Above(begin);
+}
+
+// How a rule runs over a tile and converts its states in the same loop. `run` returns how many elements it took; null:
+// none. If the format has scales, it takes whole blocks, and noise from the table.
+template <class Rule>
+struct FusedTile {
+  int (*run)(const Rule &, const Task &, const Tensor &, int64_t begin, int n, const float *w, const float *g,
+             Buffers &, TileSums &, PendingBlock<(Rule::kStates > 1)> &) = nullptr;
+  bool has_scales = false;
+};
+
+template <class Rule, class Format>
+int RunFused(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, int n, const float *w, const float *g,
+             Buffers &b, TileSums &sums, PendingBlock<(Rule::kStates > 1)> &pending) {
+  if constexpr (FirstCode<Format>::kHasScales) {
+    constexpr int kBlock = static_cast<int>(kCodeBlock);
+    int first = 0;
+    for (; first + kBlock <= n; first += kBlock) {
+      const auto block = pending.state[0] == nullptr ? CodedBlock<Rule, Format, false> : CodedBlock<Rule, Format, true>;
+      block(rule, task, t, begin + first, w + first, g + first, b.state[0] + first, b.state[1] + first,
+            b.direction[0] + first, sums, pending);
+    }
+    return first;
+  } else {
+    return ConvertedTile<Rule, Format>(rule, task, t, begin, n, w, g, b.direction[0], b.noise, sums);
+  }
+}
+
+// Returns it for a tensor whose one or two states have the same format, in which they are converted.
+template <class Rule>
+FusedTile<Rule> FusedTileOf(const Tensor &t) {
+#define MS_OPTIM_ROW(Format)                                                                                          \
+  if constexpr (FirstCode<Format>::kIsConverted) {                                                                    \
+    const bool second = Rule::kStates < 2 || t.state_type[1] == Format::kUnsigned;                                    \
+    if (t.state_type[0] == Format::kSigned && second) return {RunFused<Rule, Format>, FirstCode<Format>::kHasScales}; \
+  }
+  MS_OPTIM_FORMATS(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
+  return {};
 }
 
 // Computes new states, and the directions with their sums. A layer-wise rule must move along the directions whose norms
@@ -349,30 +384,21 @@ void AddTileSums(const TileSums &sums, const float *g, const float *w, float (*d
 // the weights move in the same pass (kMove).
 template <class Rule, bool kMove>
 void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
-  constexpr int kBlock = static_cast<int>(kCodeBlock);
   double sum[kSums] = {};
   PendingBlock<(Rule::kStates > 1)> pending;
+  FusedTile<Rule> fused;
+  if constexpr (kMove && Rule::kStates <= 2 && Rule::kDirections == 1) fused = FusedTileOf<Rule>(t);
+  const bool has_noise = (task.low_states && !fused.has_scales) || (kMove && task.noisy_weight);
   ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
     TileSums sums;
     float *w = LoadWeight(t, begin, n, b.weight);
     if (kMove && t.average != nullptr) FetchTile(t.average + begin, n);
     StartTile<Rule>(t, task, begin, n, w);
-    int first = 0;
-    if ((task.low_states && task.code_bits == 0) || (kMove && task.noisy_weight))
-      FillNoise(task.noise, begin, n, b.noise);
-    if constexpr (kMove && Rule::kStates <= 2 && Rule::kDirections == 1) {
-      if (task.bfloat16_states) first = BFloat16Tile(rule, task, t, begin, n, w, g, b.direction[0], b.noise, sums);
-      for (; task.code_bits != 0 && first + kBlock <= n; first += kBlock) {
-        const auto of_8 = pending.state[0] == nullptr ? CodedBlock<Rule, 8, false> : CodedBlock<Rule, 8, true>;
-        const auto of_4 = pending.state[0] == nullptr ? CodedBlock<Rule, 4, false> : CodedBlock<Rule, 4, true>;
-        const auto block = task.code_bits == 8 ? of_8 : of_4;
-        block(rule, task, t, begin + first, w + first, g + first, b.state[0] + first, b.state[1] + first,
-              b.direction[0] + first, sums, pending);
-      }
-    }
+    if (has_noise) FillNoise(task.noise, begin, n, b.noise);
+    const int first = fused.run == nullptr ? 0 : fused.run(rule, task, t, begin, n, w, g, b, sums, pending);
     if (first < n) {
       pending.Finish();
-      if (task.code_bits != 0) FillNoise(task.noise, begin, n, b.noise);
+      if (task.low_states && !has_noise) FillNoise(task.noise, begin, n, b.noise);
       auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
       StatesAndDirections(rule, t, task, begin + first, n - first, w + first, g + first, b.noise + first, d, b, sums);
     }

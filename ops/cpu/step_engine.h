@@ -121,10 +121,6 @@ class StepEngine {
     task.noisy_weight = NeedsNoise(t, step_.flags);
     task.noise = Noise(seed, now, row);
     for (int k = 0; k < kMaxStates; ++k) task.low_states |= t.state_type[k] != DType::kFloat32;
-    const bool alone = t.state[1] == nullptr;
-    task.bfloat16_states = t.state_type[0] == DType::kBFloat16 && (alone || t.state_type[1] == DType::kBFloat16);
-    const int bits = CodeBits(t.state_type[0]);
-    task.code_bits = alone || CodeBits(t.state_type[1]) == bits ? bits : 0;
   }
 
   void PopulateStates() {

@@ -42,37 +42,70 @@ void Convert(const void *from, int64_t begin, int n, float *to) {
   for (int i = 0; i < n; ++i) to[i] = ToFloat(source[i]);
 }
 
-// Calls body(i, bits), which makes of the bits of bfloat16 numbers those of float32 numbers or what it likes, and
-// lane by lane keeps to 32 bits: compilers do not vectorize a loop over numbers of different widths.
-template <class Body>
-MS_OPTIM_FN void ForBFloat16(const bfloat16 *from, int n, Body body) {
-  const int whole = n / kLanes * kLanes;
-  for (int i = 0; i < whole; i += kLanes) {
-    int32_t bits[kLanes];
-    WidenShorts(&from[i].bits, bits);
-    MS_OPTIM_IVDEP
-    for (int lane = 0; lane < kLanes; ++lane) body(i + lane, static_cast<uint32_t>(bits[lane]));
+// ---- Codes: 16 lanes at a time ---------------------------------------------------------------------------------
+
+template <class Code>
+MS_OPTIM_FN void WidenCodes(const typename Code::Type *from, int32_t (&to)[kLanes]) {
+  typedef std::conditional_t<std::is_signed<typename Code::Type>::value, int8_t, uint8_t> Byte;
+  if constexpr (Code::kWidth == 4) {
+    WidenNibbles<Byte>(from, to);
+  } else if constexpr (Code::kWidth == 16) {
+    WidenShorts(from, to);
+  } else {
+    Widen<Byte>(from, to);
   }
-  for (int i = whole; i < n; ++i) body(i, from[i].bits);
 }
 
-// Stores the bits of bfloat16 numbers that make(i) returns.
-template <class Make>
-MS_OPTIM_FN void StoreBFloat16(int n, bfloat16 *to, Make make) {
+template <class Code>
+MS_OPTIM_FN void NarrowCodes(const int32_t (&from)[kLanes], typename Code::Type *to) {
+  if constexpr (Code::kWidth == 4) {
+    NarrowNibbles(from, to);
+  } else if constexpr (Code::kWidth == 16) {
+    NarrowToShorts(from, to);
+  } else {
+    Narrow(from, to);
+  }
+}
+
+// Calls body(i, code) for each of n codes. The code and what body makes of it have 32 bits: compilers do not vectorize
+// a loop over numbers of different widths.
+template <class Code, class Body>
+MS_OPTIM_FN void ForCodes(const typename Code::Type *from, int n, Body body) {
   const int whole = n / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes) {
-    int32_t bits[kLanes];
+    int32_t code[kLanes];
+    WidenCodes<Code>(from + i / Code::kInWord, code);
     MS_OPTIM_IVDEP
-    for (int lane = 0; lane < kLanes; ++lane) bits[lane] = static_cast<int32_t>(make(i + lane));
-    NarrowToShorts(bits, &to[i].bits);
+    for (int lane = 0; lane < kLanes; ++lane) body(i + lane, code[lane]);
   }
-  for (int i = whole; i < n; ++i) to[i].bits = static_cast<uint16_t>(make(i));
+  for (int i = whole; i < n; ++i) body(i, Code::Unpacked(from[i / Code::kInWord], i % Code::kInWord));
 }
+
+// Stores the n codes that make(i) returns.
+template <class Code, class Make>
+MS_OPTIM_FN void StoreCodes(int n, typename Code::Type *to, Make make) {
+  const int whole = n / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    int32_t code[kLanes];
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kLanes; ++lane) code[lane] = make(i + lane);
+    NarrowCodes<Code>(code, to + i / Code::kInWord);
+  }
+  for (int i = whole; i < n; i += Code::kInWord) {
+    int32_t code[Code::kInWord] = {};
+    for (int e = 0; e < Min(int{Code::kInWord}, n - i); ++e) code[e] = make(i + e);
+    to[i / Code::kInWord] = Code::Packed(code);
+  }
+}
+
+// A bfloat16 weight or gradient.
+typedef BFloat16Code<kWeight> WeightCode;
 
 template <>
 void Convert<bfloat16>(const void *from, int64_t begin, int n, float *to) {
-  ForBFloat16(static_cast<const bfloat16 *>(from) + begin, n,
-              [&](int i, uint32_t bits) __attribute__((always_inline)) { to[i] = FromBits(bits << 16); });
+  ForCodes<WeightCode>(static_cast<const uint16_t *>(from) + begin, n,
+                       [&](int i, int32_t code)
+                           __attribute__((always_inline)) { to[i] = WeightCode::Decode(code, 1.0f); });
 }
 
 const float *LoadTile(const void *from, DType type, int64_t begin, int n, float *buffer) {
@@ -91,8 +124,9 @@ void StoreAs(const float *tile, int64_t begin, int n, void *to) {
 
 template <>
 void StoreAs<bfloat16>(const float *tile, int64_t begin, int n, void *to) {
-  StoreBFloat16(n, static_cast<bfloat16 *>(to) + begin,
-                [&](int i) __attribute__((always_inline)) { return BFloat16Bits(tile[i]); });
+  StoreCodes<WeightCode>(n, static_cast<uint16_t *>(to) + begin, [&](int i) __attribute__((always_inline)) {
+    return static_cast<int32_t>(BFloat16Bits(tile[i]));
+  });
 }
 
 void StoreTile(const float *tile, DType type, int64_t begin, int n, void *to) {
@@ -111,10 +145,11 @@ void MasterTile(const Tensor &t, int64_t begin, int n, float *tile) {
 template <>
 void MasterTile<bfloat16>(const Tensor &t, int64_t begin, int n, float *tile) {
   const float *master = t.master + begin;
-  ForBFloat16(static_cast<const bfloat16 *>(t.weight) + begin, n,
-              [&](int i, uint32_t bits) __attribute__((always_inline)) {
-                tile[i] = BFloat16Bits(master[i]) == bits ? master[i] : FromBits(bits << 16);
-              });
+  ForCodes<WeightCode>(static_cast<const uint16_t *>(t.weight) + begin, n,
+                       [&](int i, int32_t code) __attribute__((always_inline)) {
+                         const bool is_rounded = BFloat16Bits(master[i]) == static_cast<uint32_t>(code);
+                         tile[i] = is_rounded ? master[i] : WeightCode::Decode(code, 1.0f);
+                       });
 }
 
 MS_OPTIM_FN void WidenRemainders(const int16_t *from, int32_t (&to)[kLanes]) { WidenShorts(from, to); }
@@ -163,90 +198,6 @@ void SplitTile(const Tensor &t, int64_t begin, int n, const float *tile, const u
   }
 }
 
-// States of lower precision are codes with a scale for each block, or bfloat16, both rounded stochastically.
-
-// Calls body(first, count) for each block of codes in a tile. For whole blocks count is a constant, which lets the
-// compiler unroll the loops.
-template <class Body>
-MS_OPTIM_FN void ForBlocks(int n, Body body) {
-  const int block = static_cast<int>(kCodeBlock), whole = n / block * block;
-  for (int first = 0; first < whole; first += block) body(first, block);
-  if (whole < n) body(whole, n - whole);
-}
-
-// Returns where the codes of a state are from an element on that begins a word.
-template <class Code>
-MS_OPTIM_FN typename Code::Type *CodesOf(const Tensor &t, int k, int64_t begin) {
-  return static_cast<typename Code::Type *>(t.state[k]) + begin / Code::kInWord;
-}
-
-template <class Code>
-MS_OPTIM_FN void WidenCodes(const typename Code::Type *from, int32_t (&to)[kLanes]) {
-  typedef std::conditional_t<std::is_signed<typename Code::Type>::value, int8_t, uint8_t> Byte;
-  if constexpr (Code::kWidth == 4) {
-    WidenNibbles<Byte>(from, to);
-  } else {
-    Widen<Byte>(from, to);
-  }
-}
-
-template <class Code>
-MS_OPTIM_FN void NarrowCodes(const int32_t (&from)[kLanes], typename Code::Type *to) {
-  if constexpr (Code::kWidth == 4) {
-    NarrowNibbles(from, to);
-  } else {
-    Narrow(from, to);
-  }
-}
-
-template <class Code>
-void DecodeTile(const Tensor &t, int k, int64_t begin, int n, float *tile) {
-  const auto *codes = CodesOf<Code>(t, k, begin);
-  ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
-    const float unit = t.scale[k][(begin + first) / kCodeBlock] / Code::Largest();
-    const int whole = first + count / kLanes * kLanes;
-    for (int i = first; i < whole; i += kLanes) {
-      int32_t code[kLanes];
-      WidenCodes<Code>(codes + i / Code::kInWord, code);
-      MS_OPTIM_IVDEP
-      for (int lane = 0; lane < kLanes; ++lane) tile[i + lane] = Code::Decode(code[lane]) * unit;
-    }
-    for (int i = whole; i < first + count; ++i) {
-      tile[i] = Code::Decode(Code::Unpacked(codes[i / Code::kInWord], i % Code::kInWord)) * unit;
-    }
-  });
-}
-
-template <class Code>
-void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
-  auto *codes = CodesOf<Code>(t, k, begin);
-  ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
-    uint32_t most[kLanes] = {};  // compared as bits, of which a NaN has the largest: it is not lost
-    ForLanes(count, [&](int i, int lane) __attribute__((always_inline)) {
-      most[lane] = Max(most[lane], BitsOf(tile[first + i]) & 0x7fffffffu);
-    });
-    const uint32_t largest = BitsOf(LargestOf(most));
-    const float scale = FromBits(largest), factor = scale > 1e-37f ? Code::Largest() / scale : 0.0f;
-    t.scale[k][(begin + first) / kCodeBlock] = scale;
-    const int whole = first + count / kLanes * kLanes;
-    for (int i = first; i < whole; i += kLanes) {
-      int32_t code[kLanes];
-      MS_OPTIM_IVDEP
-      for (int lane = 0; lane < kLanes; ++lane) {
-        code[lane] = Code::Encode(tile[i + lane], factor, noise[i + lane]);
-      }
-      NarrowCodes<Code>(code, codes + i / Code::kInWord);
-    }
-    for (int i = whole; i < first + count; i += Code::kInWord) {
-      int32_t code[Code::kInWord] = {};
-      for (int e = 0; e < Min(int{Code::kInWord}, first + count - i); ++e) {
-        code[e] = Code::Encode(tile[i + e], factor, noise[i + e]);
-      }
-      codes[i / Code::kInWord] = Code::Packed(code);
-    }
-  });
-}
-
 // The compiler computes the table: code that ran when the library is loaded might use instructions that the processor
 // lacks.
 struct NoiseTable {
@@ -271,50 +222,18 @@ void FillNoise(Noise noise, int64_t begin, int n, uint32_t *bits) {
   }
 }
 
-template <NoiseUse kUse, class T>
-void StoreTileWithNoise(const float *tile, int64_t begin, int n, const uint32_t *noise, void *to) {
+template <class T>
+void StoreWithNoise(const float *tile, int64_t begin, int n, const uint32_t *noise, void *to) {
   T *target = static_cast<T *>(to) + begin;
-  if constexpr (std::is_same<T, bfloat16>::value) {
-    StoreBFloat16(n, target, [&](int i) __attribute__((always_inline)) {
-      return BFloat16WithNoise(tile[i], NoiseFor(kUse, noise[i]));
-    });
-    return;
-  }
   MS_OPTIM_IVDEP
-  for (int i = 0; i < n; ++i) StoreWithNoise(tile[i], NoiseFor(kUse, noise[i]), &target[i]);
+  for (int i = 0; i < n; ++i) StoreWithNoise(tile[i], NoiseFor(kWeight, noise[i]), &target[i]);
 }
 
-// What noise is for does not matter to decoding.
-template <int kBits>
-void LoadCodes(const Tensor &t, int k, int64_t begin, int n, float *tile) {
-  if (IsSignedCode(t.state_type[k])) return DecodeTile<SignedCode<kBits, kFirstState>>(t, k, begin, n, tile);
-  DecodeTile<UnsignedCode<kBits, kSecondState>>(t, k, begin, n, tile);
-}
-
-template <int kBits>
-void StoreCodes(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
-  const bool is_signed = IsSignedCode(t.state_type[k]);
-  if (k == 0) EncodeTile<SignedCode<kBits, kFirstState>>(t, k, begin, n, tile, noise);
-  if (k == 1) EncodeTile<UnsignedCode<kBits, kSecondState>>(t, k, begin, n, tile, noise);
-  if (k == 2 && is_signed) EncodeTile<SignedCode<kBits, kThirdState>>(t, k, begin, n, tile, noise);
-  if (k == 2 && !is_signed) EncodeTile<UnsignedCode<kBits, kThirdState>>(t, k, begin, n, tile, noise);
-}
-
-float *LoadState(const Tensor &t, int k, int64_t begin, int n, float *buffer) {
-  if (t.state_type[k] == DType::kFloat32) return static_cast<float *>(t.state[k]) + begin;
-  if (t.state_type[k] == DType::kBFloat16) LoadTile(t.state[k], t.state_type[k], begin, n, buffer);
-  if (CodeBits(t.state_type[k]) == 8) LoadCodes<8>(t, k, begin, n, buffer);
-  if (CodeBits(t.state_type[k]) == 4) LoadCodes<4>(t, k, begin, n, buffer);
-  return buffer;
-}
-
-void StoreState(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
-  if (CodeBits(t.state_type[k]) == 8) StoreCodes<8>(t, k, begin, n, tile, noise);
-  if (CodeBits(t.state_type[k]) == 4) StoreCodes<4>(t, k, begin, n, tile, noise);
-  if (t.state_type[k] != DType::kBFloat16) return;
-  if (k == 0) StoreTileWithNoise<kFirstState, bfloat16>(tile, begin, n, noise, t.state[k]);
-  if (k == 1) StoreTileWithNoise<kSecondState, bfloat16>(tile, begin, n, noise, t.state[k]);
-  if (k == 2) StoreTileWithNoise<kThirdState, bfloat16>(tile, begin, n, noise, t.state[k]);
+template <>
+void StoreWithNoise<bfloat16>(const float *tile, int64_t begin, int n, const uint32_t *noise, void *to) {
+  StoreCodes<WeightCode>(n, static_cast<uint16_t *>(to) + begin, [&](int i) __attribute__((always_inline)) {
+    return WeightCode::Encode(tile[i], 1.0f, noise[i]);
+  });
 }
 
 float *LoadWeight(const Tensor &t, int64_t begin, int n, float *buffer) {
@@ -343,10 +262,86 @@ void StoreWeight(const Tensor &t, int64_t begin, int n, const float *tile, const
   if (noise == nullptr || t.master != nullptr) {
     StoreTile(tile, t.weight_type, begin, n, t.weight);
   } else if (t.weight_type == DType::kBFloat16) {
-    StoreTileWithNoise<kWeight, bfloat16>(tile, begin, n, noise, t.weight);
+    StoreWithNoise<bfloat16>(tile, begin, n, noise, t.weight);
   } else if (t.weight_type == DType::kFloat16) {
-    StoreTileWithNoise<kWeight, float16>(tile, begin, n, noise, t.weight);
+    StoreWithNoise<float16>(tile, begin, n, noise, t.weight);
   }
+}
+
+// ---- States ----------------------------------------------------------------------------------------------------
+
+// Calls body(first, count) for each block of a tile whose elements share a scale. For whole blocks count is a constant,
+// which lets the compiler unroll the loops.
+template <class Body>
+MS_OPTIM_FN void ForBlocks(int n, Body body) {
+  const int block = static_cast<int>(kCodeBlock), whole = n / block * block;
+  for (int first = 0; first < whole; first += block) body(first, block);
+  if (whole < n) body(whole, n - whole);
+}
+
+// Returns where the codes of a state are, from an element on that begins a word.
+template <class Code>
+MS_OPTIM_FN typename Code::Type *CodesOf(const Tensor &t, int k, int64_t begin) {
+  return static_cast<typename Code::Type *>(t.state[k]) + begin / Code::kInWord;
+}
+
+template <class Code>
+void DecodeTile(const Tensor &t, int k, int64_t begin, int n, float *tile) {
+  const auto *codes = CodesOf<Code>(t, k, begin);
+  const auto decode = [&](int first, int count, float unit) __attribute__((always_inline)) {
+    float *to = tile + first;
+    ForCodes<Code>(codes + first / Code::kInWord, count,
+                   [&](int i, int32_t code) __attribute__((always_inline)) { to[i] = Code::Decode(code, unit); });
+  };
+  if constexpr (Code::kHasScales) {
+    ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
+      decode(first, count, UnitOf<Code>(t.scale[k][(begin + first) / kCodeBlock]));
+    });
+  } else {
+    decode(0, n, 1.0f);
+  }
+}
+
+template <class Code>
+void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
+  auto *codes = CodesOf<Code>(t, k, begin);
+  const auto encode = [&](int first, int count, float factor) __attribute__((always_inline)) {
+    const float *from = tile + first;
+    const uint32_t *random = noise + first;
+    StoreCodes<Code>(count, codes + first / Code::kInWord,
+                     [&](int i) __attribute__((always_inline)) { return Code::Encode(from[i], factor, random[i]); });
+  };
+  if constexpr (Code::kHasScales) {
+    ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
+      uint32_t most[kLanes] = {};  // compared as bits, of which a NaN has the largest: it is not lost
+      ForLanes(count, [&](int i, int lane) __attribute__((always_inline)) {
+        most[lane] = Max(most[lane], BitsOf(tile[first + i]) & 0x7fffffffu);
+      });
+      const float scale = t.scale[k][(begin + first) / kCodeBlock] = LargestOf(most);
+      encode(first, count, FactorOf<Code>(scale));
+    });
+  } else {
+    encode(0, n, 1.0f);
+  }
+}
+
+// Returns a tile of a state: the state's own memory, or the buffer.
+float *LoadState(const Tensor &t, int k, int64_t begin, int n, float *buffer) {
+  float *tile = buffer;
+  WithCode(t.state_type[k], k, [&](auto code) {
+    if constexpr (code.kIsConverted) {
+      DecodeTile<decltype(code)>(t, k, begin, n, buffer);
+    } else {
+      tile = static_cast<float *>(t.state[k]) + begin;
+    }
+  });
+  return tile;
+}
+
+void StoreState(const Tensor &t, int k, int64_t begin, int n, const float *tile, const uint32_t *noise) {
+  WithCode(t.state_type[k], k, [&](auto code) {
+    if constexpr (code.kIsConverted) EncodeTile<decltype(code)>(t, k, begin, n, tile, noise);
+  });
 }
 
 }  // namespace

@@ -153,20 +153,29 @@ __device__ inline void StoreWeight(const Tensor &t, const Tile &tile, const floa
 
 template <class Code>
 __device__ void LoadCodes(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
-  const float unit = t.scale[k][tile.begin / kCodeBlock] / Code::Largest();
+  float unit = 1.0f;
+  if constexpr (Code::kHasScales) unit = UnitOf<Code>(t.scale[k][tile.begin / kCodeBlock]);
   Read<typename Code::Type, Code::kInWord>(t.state[k], tile, [&](int e, typename Code::Type word) {
     MS_OPTIM_UNROLL
-    for (int j = 0; j < Code::kInWord; ++j) s[e + j] = Code::Decode(Code::Unpacked(word, j)) * unit;
+    for (int j = 0; j < Code::kInWord; ++j) s[e + j] = Code::Decode(Code::Unpacked(word, j), unit);
   });
+}
+
+// Stores the scale of a tile, and returns what its elements are multiplied by before they are encoded.
+template <class Code>
+__device__ float StoreScale(const Tensor &t, int k, const Tile &tile, const float (&s)[kEach]) {
+  uint32_t largest = 0;  // compared as bits, of which a NaN has the largest: it is not lost
+  MS_OPTIM_UNROLL
+  for (int e = 0; e < kEach; ++e) largest = Max(largest, BitsOf(s[e]) & 0x7fffffffu);
+  const float scale = FromBits(LargestOfWarp(largest));
+  if (LaneOfThread() == 0) t.scale[k][tile.begin / kCodeBlock] = scale;
+  return FactorOf<Code>(scale);
 }
 
 template <class Code>
 __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise &noise, const float (&s)[kEach]) {
-  uint32_t largest = 0;  // compared as bits, of which a NaN has the largest: it is not lost
-  MS_OPTIM_UNROLL
-  for (int e = 0; e < kEach; ++e) largest = Max(largest, BitsOf(s[e]) & 0x7fffffffu);
-  const float scale = FromBits(LargestOfWarp(largest)), factor = scale > 1e-37f ? Code::Largest() / scale : 0.0f;
-  if (LaneOfThread() == 0) t.scale[k][tile.begin / kCodeBlock] = scale;
+  float factor = 1.0f;
+  if constexpr (Code::kHasScales) factor = StoreScale<Code>(t, k, tile, s);
   Write<typename Code::Type, Code::kInWord>(t.state[k], tile, [&](int e, typename Code::Type *word) {
     int32_t code[Code::kInWord];
     MS_OPTIM_UNROLL
@@ -176,43 +185,27 @@ __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise
     *word = Code::Packed(code);
   });
   // All lanes may read the scale again, which lane 0 wrote.
-  __syncwarp();
-}
-
-// What noise is for does not matter to decoding.
-template <int kBits>
-__device__ void LoadCoded(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
-  if (IsSignedCode(t.state_type[k])) {
-    LoadCodes<SignedCode<kBits, kFirstState>>(t, k, tile, s);
-  } else {
-    LoadCodes<UnsignedCode<kBits, kSecondState>>(t, k, tile, s);
-  }
-}
-
-template <int kBits>
-__device__ void StoreCoded(const Tensor &t, int k, const Tile &tile, const Noise &noise, const float (&s)[kEach]) {
-  const bool is_signed = IsSignedCode(t.state_type[k]);
-  if (k == 0) StoreCodes<SignedCode<kBits, kFirstState>>(t, k, tile, noise, s);
-  if (k == 1) StoreCodes<UnsignedCode<kBits, kSecondState>>(t, k, tile, noise, s);
-  if (k == 2 && is_signed) StoreCodes<SignedCode<kBits, kThirdState>>(t, k, tile, noise, s);
-  if (k == 2 && !is_signed) StoreCodes<UnsignedCode<kBits, kThirdState>>(t, k, tile, noise, s);
+  if constexpr (Code::kHasScales) __syncwarp();
 }
 
 __device__ inline void LoadState(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
-  LoadAs(t.state_type[k], t.state[k], tile, s);
-  if (CodeBits(t.state_type[k]) == 8) LoadCoded<8>(t, k, tile, s);
-  if (CodeBits(t.state_type[k]) == 4) LoadCoded<4>(t, k, tile, s);
+  WithCode(t.state_type[k], k, [&](auto code) {
+    if constexpr (code.kIsConverted) {
+      LoadCodes<decltype(code)>(t, k, tile, s);
+    } else {
+      Load<float>(t.state[k], tile, s);
+    }
+  });
 }
 
 __device__ inline void StoreState(const Tensor &t, int k, const Tile &tile, const Noise &noise,
                                   const float (&s)[kEach]) {
-  if (t.state_type[k] == DType::kFloat32) StoreFloats(t.state[k], tile, s);
-  if (CodeBits(t.state_type[k]) == 8) StoreCoded<8>(t, k, tile, noise, s);
-  if (CodeBits(t.state_type[k]) == 4) StoreCoded<4>(t, k, tile, noise, s);
-  if (t.state_type[k] != DType::kBFloat16) return;
-  const NoiseUse use = k == 0 ? kFirstState : (k == 1 ? kSecondState : kThirdState);
-  Write<bfloat16>(t.state[k], tile, [&](int e, bfloat16 *element) {
-    StoreWithNoise(s[e], NoiseFor(use, noise.At(tile.At(e))), element);
+  WithCode(t.state_type[k], k, [&](auto code) {
+    if constexpr (code.kIsConverted) {
+      StoreCodes<decltype(code)>(t, k, tile, noise, s);
+    } else {
+      StoreFloats(t.state[k], tile, s);
+    }
   });
 }
 

@@ -222,7 +222,7 @@ inline void TakeTensors(ArgumentReader *in, const Interface &rule, const Step &s
   }
   for (int k = 0; k < states; ++k) {
     for (Tensor &t : *tensors) {
-      if (absent(t) || IsFloat(t.state_type[k])) continue;
+      if (absent(t) || !HasScales(t.state_type[k])) continue;
       const int64_t blocks = (t.end - t.begin + kCodeBlock - 1) / kCodeBlock, before = t.begin / kCodeBlock;
       t.scale[k] = AsIfWhole(in->Take<float>("float32", blocks), before * int64_t{sizeof(float)});
       if (!in->ok()) return;

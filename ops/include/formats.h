@@ -1,4 +1,10 @@
-// What the dtypes of a tensor are, and how states are held in them.
+// The dtypes of tensors, and the formats that states are stored in. A row is all that makes one known, to the kernels
+// for CPU and CUDA and to the checks of arguments.
+//
+// A format is a struct that states two dtypes, kSigned and kUnsigned, and the code that one element of a state is
+// stored as, Code<kIsSigned, kUse>. The dtypes are the same if the code is the same. Moments of gradients have either
+// sign, moments of their squares are never negative: a first state is signed, a second one is not, and a third one may
+// be either. codes.h says what a code states.
 #pragma once
 
 #include <cstdint>
@@ -8,48 +14,131 @@
 
 namespace ms_optim {
 
-inline DType ParseDType(const char *name) {
-  if (strcmp(name, "float32") == 0) return DType::kFloat32;
-  if (strcmp(name, "float16") == 0) return DType::kFloat16;
-  if (strcmp(name, "bfloat16") == 0) return DType::kBFloat16;
-  if (strcmp(name, "int8") == 0) return DType::kInt8;
-  if (strcmp(name, "uint8") == 0) return DType::kUInt8;
-  if (strcmp(name, "int16") == 0) return DType::kInt16;
-  if (strcmp(name, "uint16") == 0) return DType::kUInt16;
+// DTYPE(name, the framework's name, bytes)
+#define MS_OPTIM_DTYPES(DTYPE)    \
+  DTYPE(kFloat32, "float32", 4)   \
+  DTYPE(kFloat16, "float16", 2)   \
+  DTYPE(kBFloat16, "bfloat16", 2) \
+  DTYPE(kInt8, "int8", 1)         \
+  DTYPE(kUInt8, "uint8", 1)       \
+  DTYPE(kInt16, "int16", 2)       \
+  DTYPE(kUInt16, "uint16", 2)
+
+enum class DType {
+#define MS_OPTIM_ROW(name, text, bytes) name,
+  MS_OPTIM_DTYPES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
+      kOther
+};
+
+inline DType ParseDType(const char *text) {
+#define MS_OPTIM_ROW(name, own_text, bytes) \
+  if (strcmp(text, own_text) == 0) return DType::name;
+  MS_OPTIM_DTYPES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
   return DType::kOther;
 }
 
-MS_OPTIM_FN bool IsFloat(DType type) {
+inline int64_t SizeOf(DType type) {
+#define MS_OPTIM_ROW(name, text, bytes) \
+  if (type == DType::name) return bytes;
+  MS_OPTIM_DTYPES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
+  return 0;
+}
+
+inline bool IsFloat(DType type) {
   return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
 }
 
-inline int64_t SizeOf(DType type) {
-  if (type == DType::kFloat32) return 4;
-  return type == DType::kInt8 || type == DType::kUInt8 ? 1 : 2;
+struct Float32Format {
+  static constexpr DType kSigned = DType::kFloat32, kUnsigned = DType::kFloat32;
+  template <bool kIsSigned, NoiseUse kUse>
+  using Code = Float32Code;
+};
+
+struct BFloat16Format {
+  static constexpr DType kSigned = DType::kBFloat16, kUnsigned = DType::kBFloat16;
+  template <bool kIsSigned, NoiseUse kUse>
+  using Code = BFloat16Code<kUse>;
+};
+
+struct EightBitFormat {
+  static constexpr DType kSigned = DType::kInt8, kUnsigned = DType::kUInt8;
+  template <bool kIsSigned, NoiseUse kUse>
+  using Code = std::conditional_t<kIsSigned, SignedCode<8, kUse>, UnsignedCode<8, kUse>>;
+};
+
+struct FourBitFormat {
+  static constexpr DType kSigned = DType::kInt16, kUnsigned = DType::kUInt16;  // each holds four codes
+  template <bool kIsSigned, NoiseUse kUse>
+  using Code = std::conditional_t<kIsSigned, SignedCode<4, kUse>, UnsignedCode<4, kUse>>;
+};
+
+#define MS_OPTIM_FORMATS(FORMAT) \
+  FORMAT(Float32Format)          \
+  FORMAT(BFloat16Format)         \
+  FORMAT(EightBitFormat)         \
+  FORMAT(FourBitFormat)
+
+// The codes of a first and of a second state.
+template <class Format>
+using FirstCode = typename Format::template Code<true, kFirstState>;
+template <class Format>
+using SecondCode = typename Format::template Code<false, kSecondState>;
+
+template <class Format>
+MS_OPTIM_FN bool HasFormat(DType type) {
+  return type == Format::kSigned || type == Format::kUnsigned;
 }
 
-// Returns the bits of the codes that a state of a dtype is held in, 0 if it is held in numbers.
-MS_OPTIM_FN int CodeBits(DType state) {
-  if (state == DType::kInt8 || state == DType::kUInt8) return 8;
-  return state == DType::kInt16 || state == DType::kUInt16 ? 4 : 0;
+// Tells whether state k may be of a dtype.
+inline bool HoldsState(DType type, int k) {
+#define MS_OPTIM_ROW(Format)                          \
+  if (k != 1 && type == Format::kSigned) return true; \
+  if (k != 0 && type == Format::kUnsigned) return true;
+  MS_OPTIM_FORMATS(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
+  return false;
 }
 
-MS_OPTIM_FN bool IsSignedCode(DType state) { return state == DType::kInt8 || state == DType::kInt16; }
+// Tells whether each block of a state has a scale.
+inline bool HasScales(DType state) {
+#define MS_OPTIM_ROW(Format) \
+  if (HasFormat<Format>(state)) return FirstCode<Format>::kHasScales;
+  MS_OPTIM_FORMATS(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
+  return false;
+}
 
-// Returns how long an array is that holds so many elements of a state.
-MS_OPTIM_FN int64_t LengthOfState(DType state, int64_t elements) {
-  constexpr int kInWord = Stored<4>::kInWord;
-  return CodeBits(state) == 4 ? (elements + kInWord - 1) / kInWord : elements;
+// Returns the length of an array that holds so many elements of a state.
+inline int64_t LengthOfState(DType state, int64_t elements) {
+#define MS_OPTIM_ROW(Format)                            \
+  if (HasFormat<Format>(state)) {                       \
+    constexpr int kInWord = FirstCode<Format>::kInWord; \
+    return (elements + kInWord - 1) / kInWord;          \
+  }
+  MS_OPTIM_FORMATS(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
+  return elements;
 }
 
 // Returns the bytes of so many elements of a state.
 inline int64_t BytesOfState(DType state, int64_t elements) { return LengthOfState(state, elements) * SizeOf(state); }
 
-// Moments of gradients have either sign, moments of their squares are never negative: a first state is of the one kind,
-// a second one of the other, a third one may be either.
-inline bool HoldsState(DType type, int k) {
-  if (CodeBits(type) == 0) return type == DType::kFloat32 || type == DType::kBFloat16;
-  return k == 2 || IsSignedCode(type) == (k == 0);
+// Calls work(code) with the code of state k.
+template <class Work>
+MS_OPTIM_CALLER void WithCode(DType type, int k, const Work &work) {
+#define MS_OPTIM_ROW(Format)                                                         \
+  if (HasFormat<Format>(type)) {                                                     \
+    const bool is_signed = type == Format::kSigned;                                  \
+    if (k == 0) return work(FirstCode<Format>());                                    \
+    if (k == 1) return work(SecondCode<Format>());                                   \
+    if (is_signed) return work(typename Format::template Code<true, kThirdState>()); \
+    return work(typename Format::template Code<false, kThirdState>());               \
+  }
+  MS_OPTIM_FORMATS(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
 }
 
 }  // namespace ms_optim

@@ -16,9 +16,14 @@
 #define MS_OPTIM_FN __attribute__((always_inline)) inline
 #endif
 
-namespace ms_optim {
+// A function that calls a function it is given. For a GPU, that runs on the device alone.
+#if defined(__CUDACC__)
+#define MS_OPTIM_CALLER __device__ __forceinline__
+#else
+#define MS_OPTIM_CALLER MS_OPTIM_FN
+#endif
 
-enum class DType { kFloat32, kFloat16, kBFloat16, kInt8, kUInt8, kInt16, kUInt16, kOther };
+namespace ms_optim {
 
 struct float16 {
   uint16_t bits;

@@ -29,7 +29,8 @@ class DgcEngine : DgcSelect {
     const bool reads_sums = (apply && !moments) || skips;
     if (const Status status = Begin(reads_sums); status != kOk) return status;
     if (!Prepare()) return kNoMemory;
-    if (Has(kGradientStage) && (!moments || (step_.flags & kSkipNonfinite) != 0)) {
+    // A worker clips its own gradient, tensor by tensor.
+    if (Prologue(step_, false).sums_gradients) {
       SumGradients(0, step_.count);
       if (!moments) return Commit(true);
       if (!AreFinite(step_, TotalGradientSum())) return Skip();

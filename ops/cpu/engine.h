@@ -15,19 +15,16 @@ class Engine : StepEngine {
   Status Run() {
     const bool gradients = Has(kGradientStage), moments = Has(kMomentsStage), apply = Has(kApplyStage);
     if (const Status status = Begin(!gradients); status != kOk) return status;
-    // To bound the global norm, or to skip a whole step, all gradients must be read before anything moves.
-    const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
-    if (gradients && (global || !moments)) SumGradients(0, step_.count);
-    if (!gradients) CopySums();
+    const Prologue prologue(step_, step_.constants[kClipNorm] > 0.0);
+    Open(prologue);
     if (step_.stages == kGradientStage) return kOk;
-    const double total = gradients && !global ? 0.0 : TotalGradientSum();
-    // A caller that knows of other gradients that are not finite passes NaN for the scale.
-    if ((step_.flags & kSkipNonfinite) != 0 && !AreFinite(step_, total)) return Skip();
-    clip_ = ClipFactor(step_, total);
+    const Survey survey = TakeSurvey(prologue);
+    if (!survey.applied) return Skip();
+    clip_ = survey.clip;
 
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = Rule::kLayerwise ? LastOfRun(first, kCachedElements) : step_.count;
-      if (Rule::kNormalizesGradient && gradients && !global) SumGradients(first, last);
+      if (Rule::kNormalizesGradient && gradients && !prologue.sums_gradients) SumGradients(first, last);
       for (int i = first; i < last; ++i) Decide(i);
       if (moments) {
         const auto update = apply && !Rule::kLayerwise ? UpdateChunk<Rule, true> : UpdateChunk<Rule, false>;

@@ -55,18 +55,16 @@ class MatrixEngine : StepEngine {
         mean_squares_(static_cast<size_t>(step.count), 0.0) {}
 
   Status Run() {
-    const bool gradients = Has(kGradientStage), moves = Has(kMomentsStage);
+    const bool moves = Has(kMomentsStage);
     if (moves != Has(kApplyStage) || (step_.flags & kReturned) != 0) return kWrongFlags;
-    if (const Status status = Begin(!gradients); status != kOk) return status;
+    if (const Status status = Begin(!Has(kGradientStage)); status != kOk) return status;
     if (moves && !Fits()) return kWrongSize;
-    const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
-    if (gradients && (global || !moves)) SumGradients(0, step_.count);
-    if (!gradients) CopySums();
+    const Prologue prologue(step_, step_.constants[kClipNorm] > 0.0);
+    Open(prologue);
     if (step_.stages == kGradientStage) return kOk;
-    const double total = gradients && !global ? 0.0 : TotalGradientSum();
-    if ((step_.flags & kSkipNonfinite) != 0 && !AreFinite(step_, total)) return Skip();
-    const double clip = ClipFactor(step_, total);
-    for (int i = 0; i < step_.count; ++i) Decide(rule_.others, step_, i, SumsOf(i), clip, &tasks_[i]);
+    const Survey survey = TakeSurvey(prologue);
+    if (!survey.applied) return Skip();
+    for (int i = 0; i < step_.count; ++i) Decide(rule_.others, step_, i, SumsOf(i), survey.clip, &tasks_[i]);
     if (moves) {
       const std::vector<Batch> batches = Batches();  // with all memory, before anything moves
       MoveOthers();

@@ -205,6 +205,16 @@ class StepEngine {
     return total;
   }
 
+  // Sums the gradients, or copies the sums of an earlier launch.
+  void Open(const Prologue &prologue) {
+    if (prologue.sums_gradients) SumGradients(0, step_.count);
+    if (!Has(kGradientStage)) CopySums();
+  }
+
+  Survey TakeSurvey(const Prologue &prologue) const {
+    return SurveyOf(step_, prologue.takes_total ? TotalGradientSum() : 0.0);
+  }
+
   // For a rule whose pass does not reach all weights: the averages start, or move towards the weights.
   void Averages(bool start) {
     if ((step_.flags & kAverages) == 0) return;

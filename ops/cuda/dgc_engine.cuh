@@ -11,8 +11,9 @@ namespace ms_optim {
 namespace {
 
 // One block: decides whether the step is applied, and where each tensor is in the wires.
-__global__ void __launch_bounds__(kThreads) TakeCompressedSurvey(const Step step, const Workspace work, bool global) {
-  const double total = global ? TotalGradientSum(step) : 0.0;
+__global__ void __launch_bounds__(kThreads)
+    TakeCompressedSurvey(const Step step, const Workspace work, bool takes_total) {
+  const double total = takes_total ? TotalGradientSum(step) : 0.0;
   if (threadIdx.x != 0) return;
   work.survey->applied = AreFinite(step, total) && step.skipping[0] == 0.0f && *step.global_step >= 0;
   const auto &rule = *new (work.survey->rule) DgcMomentum(step.constants + kRuleConstants, step.rule_flags);
@@ -279,18 +280,17 @@ template <>
 inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layout, const Workspace &work,
                                    Launcher &launch) {
   const bool moments = (step.stages & kMomentsStage) != 0, apply = (step.stages & kApplyStage) != 0;
-  const bool gradients = (step.stages & kGradientStage) != 0, skips = (step.flags & kSkipNonfinite) != 0;
-  const bool global = gradients && (!moments || skips);
+  const bool sums_gradients = Prologue(step, false).sums_gradients;  // a worker clips its own gradient
   const int64_t n = step.count;
   launch(PrepareAll, 1, step, work);
   if ((step.flags & kCentralizes) != 0) launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
-  if (global) {
+  if (sums_gradients) {
     launch(SumGradients, layout.chunks, step, work);
     launch(AddSums, n, step, work, unsigned{kGradientsOnly}, false);
   }
   if (!moments && !apply) return launch.Result();
   if (!moments) launch(CopySums, n, step, false);
-  launch(TakeCompressedSurvey, 1, step, work, global);
+  launch(TakeCompressedSurvey, 1, step, work, sums_gradients);
   if (step.wire != nullptr) {
     launch.Zero(step.wire, 4 * step.wire_words);
     launch(MarkWire, 1, step, work);

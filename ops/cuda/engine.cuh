@@ -13,13 +13,10 @@ constexpr int kBlocksAtOnce = 3;  // on a multiprocessor: enough loads are under
 
 // One block: decides from all gradients whether the step is applied, and how they are clipped.
 template <class Rule>
-__global__ void __launch_bounds__(kThreads) TakeSurvey(const Step step, const Workspace work, bool global) {
-  const double total = global ? TotalGradientSum(step) : 0.0;
+__global__ void __launch_bounds__(kThreads) TakeSurvey(const Step step, const Workspace work, bool takes_total) {
+  const double total = takes_total ? TotalGradientSum(step) : 0.0;
   if (threadIdx.x != 0) return;
-  // A caller that knows of other gradients that are not finite passes NaN for the scale.
-  const bool finite = (step.flags & kSkipNonfinite) == 0 || AreFinite(step, total);
-  work.survey->applied = finite && *step.global_step >= 0;
-  work.survey->clip = ClipFactor(step, total);
+  static_cast<Survey &>(*work.survey) = SurveyOf(step, total);
   new (work.survey->rule) Rule(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags);
 }
 
@@ -79,8 +76,7 @@ template <class Rule>
 Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace &work, Launcher &launch) {
   const bool gradients = (step.stages & kGradientStage) != 0, moments = (step.stages & kMomentsStage) != 0;
   const bool apply = (step.stages & kApplyStage) != 0, finish = (step.stages & ~unsigned{kGradientStage}) != 0;
-  // To bound the global norm, or to skip a whole step, all gradients must be read before anything moves.
-  const bool global = (step.flags & (kClips | kSkipNonfinite)) != 0;
+  const Prologue prologue(step, (step.flags & kClips) != 0);  // the bound itself is on the device
   const int64_t n = step.count;
   launch(PrepareAll, 1, step, work);
   if (gradients) {
@@ -89,12 +85,12 @@ Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace 
     launch(CopySums, n, step, false);
   }
   if ((step.flags & kCentralizes) != 0) launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
-  if (gradients && (global || !moments || Rule::kNormalizesGradient)) {
+  if (prologue.sums_gradients || (gradients && Rule::kNormalizesGradient)) {
     launch(SumGradients, layout.chunks, step, work);
     launch(AddSums, n, step, work, unsigned{kGradientsOnly}, false);
   }
   if (!finish) return launch.Result();
-  launch(TakeSurvey<Rule>, 1, step, work, global || !gradients);
+  launch(TakeSurvey<Rule>, 1, step, work, prologue.takes_total);
   launch(DecideAll<Rule>, Blocks(n), step, work);
   if (moments) {
     const bool move = apply && !Rule::kLayerwise;

@@ -24,10 +24,8 @@ struct Task : Decision {
   Noise noise;
 };
 
-// What is decided for the step.
-struct Survey {
-  bool applied;
-  double clip;
+// What is decided for the step, and the rule, built from its constants.
+struct SurveyAndRule : Survey {
   alignas(16) unsigned char rule[256];
 };
 
@@ -55,7 +53,7 @@ struct Workspace {
   Tensor *tensors;
   int64_t *first_chunk, *first_row;  // [n + 1]
   Task *tasks;
-  Survey *survey;
+  SurveyAndRule *survey;
   double *partial;  // [chunks, kSums]
   RowMean *means;
   Search *searches;

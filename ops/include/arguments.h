@@ -5,7 +5,6 @@
 #include <cstring>
 #include <vector>
 
-#include "muon.h"
 #include "step.h"
 
 namespace ms_optim {
@@ -195,7 +194,7 @@ inline void TakeTensors(ArgumentReader *in, const Interface &rule, const Step &s
       if (absent(t)) continue;
       if (k == 1 && t.matrix_rows > 0) {
         t.state_type[k] = DType::kFloat32;
-        if ((step.rule_flags & Muon::kNormalizesRows) != 0) t.state[k] = in->Take<float>("float32", t.matrix_rows);
+        if ((step.rule_flags & rule.row_state_flag) != 0) t.state[k] = in->Take<float>("float32", t.matrix_rows);
         if (!in->ok()) return;
         continue;
       }

@@ -23,6 +23,32 @@ MS_OPTIM_FN double ClipFactor(const Step &step, double total) {
   return bound > 0.0 && norm > bound ? bound / norm : 1.0;
 }
 
+// What a launch reads of the gradients before anything moves. To bound the global norm, or to skip a whole step, it
+// must read them all.
+struct Prologue {
+  bool sums_gradients;  // a pass of its own sums the gradients of all tensors
+  bool takes_total;     // the sum over all tensors decides about the step
+
+  MS_OPTIM_FN Prologue(const Step &step, bool clips) {
+    const bool gradients = (step.stages & kGradientStage) != 0, moments = (step.stages & kMomentsStage) != 0;
+    const bool global = clips || (step.flags & kSkipNonfinite) != 0;
+    sums_gradients = gradients && (global || !moments);
+    takes_total = global || !gradients;
+  }
+};
+
+// What follows from all gradients for the step.
+struct Survey {
+  bool applied;  // it is not skipped
+  double clip;   // the factor that bounds the norm
+};
+
+// A caller that knows of other gradients that are not finite passes NaN for the scale.
+MS_OPTIM_FN Survey SurveyOf(const Step &step, double total) {
+  const bool finite = (step.flags & kSkipNonfinite) == 0 || AreFinite(step, total);
+  return {finite && *step.global_step >= 0, ClipFactor(step, total)};
+}
+
 // Returns what an average of the weights takes of the new weights: 1 minus its decay rate, which may rise at first.
 MS_OPTIM_FN double AverageRate(const Step &step) {
   const double t = static_cast<double>(*step.global_step) + 1.0, kept = step.constants[kAverageDecay];

@@ -36,6 +36,7 @@ struct Muon : ElementwiseRule {
   static constexpr int kConstants = 6;  // beta1, beta2, eps of AdamW; momentum, the scale of an update, beta of V
   static constexpr bool kHasMatrices = true;
   enum Flags : unsigned { kNesterov = 1, kOriginalScale = 2, kNormalizesRows = 4, kBFloat16Products = 8 };
+  static constexpr unsigned kRowStateFlag = kNormalizesRows;
   static constexpr double kRowEps = 1e-8;
 
   AdamW<false> others;

@@ -47,8 +47,9 @@ struct ElementwiseRule {
   static constexpr bool kStartsAtWeights = false;     // its first state starts as the weights
   static constexpr bool kWeighsSteps = false;         // has Weigh in place of Coefficients
   static constexpr bool kHasMatrices = false;         // some tensors are matrices, which it sees as a whole
-  static constexpr bool kReturnsDirections = false;   // its direction is an output, and the weight does not move
-  static constexpr bool kTakesDirections = false;     // what comes as gradients are directions
+  static constexpr unsigned kRowStateFlag = 0;  // the flag with which matrices have a second state, one number a row
+  static constexpr bool kReturnsDirections = false;  // its direction is an output, and the weight does not move
+  static constexpr bool kTakesDirections = false;    // what comes as gradients are directions
 
   MS_OPTIM_FN float Gradient(float, float g, float) const { return g; }
 

@@ -186,13 +186,14 @@ struct Step {
 struct Interface {
   int states, constants;
   bool exchanges, weighs_steps, has_matrices, returns_directions, takes_directions;
+  unsigned row_state_flag;
 };
 
 template <class Rule>
 constexpr Interface InterfaceOf() {
   static_assert(0 <= Rule::kStates && Rule::kStates <= kMaxStates, "a step has room for as many states");
-  return {Rule::kStates,      Rule::kConstants,         Rule::kExchanges,      Rule::kWeighsSteps,
-          Rule::kHasMatrices, Rule::kReturnsDirections, Rule::kTakesDirections};
+  return {Rule::kStates,      Rule::kConstants,         Rule::kExchanges,       Rule::kWeighsSteps,
+          Rule::kHasMatrices, Rule::kReturnsDirections, Rule::kTakesDirections, Rule::kRowStateFlag};
 }
 
 }  // namespace ms_optim

@@ -311,18 +311,27 @@ void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
   pending.noise_above = task.noise.Above(begin);
 }
 
-// How a rule runs over a tile and converts its states in the same loop. `run` returns how many elements it took; null:
-// none. If the format has scales, it takes whole blocks, and noise from the table.
-template <class Rule>
-struct FusedTile {
-  int (*run)(const Rule &, const Task &, const Tensor &, int64_t begin, int n, const float *w, const float *g,
-             Buffers &, TileSums &, PendingBlock<(Rule::kStates > 1)> &) = nullptr;
-  bool has_scales = false;
-};
-
+// Tells whether the loop of a rule converts the states of a tensor: one or two, both of the format.
 template <class Rule, class Format>
-int RunFused(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, int n, const float *w, const float *g,
-             Buffers &b, TileSums &sums, PendingBlock<(Rule::kStates > 1)> &pending) {
+MS_OPTIM_FN bool IsFused(const Tensor &t) {
+  if (Rule::kStates > 2 || Rule::kDirections > 1 || !FirstCode<Format>::kIsConverted) return false;
+  return t.state_type[0] == Format::kSigned && (Rule::kStates < 2 || t.state_type[1] == Format::kUnsigned);
+}
+
+// Tells whether such a loop takes its noise from the table: it takes whole blocks.
+template <class Rule>
+MS_OPTIM_FN bool IsFusedWithScales(const Tensor &t) {
+#define MS_OPTIM_ROW(Format) \
+  if (IsFused<Rule, Format>(t)) return FirstCode<Format>::kHasScales;
+  MS_OPTIM_FORMATS(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
+  return false;
+}
+
+// Runs the rule over the first elements of a tile, as many as its loop can convert, and returns their number.
+template <class Rule, class Format>
+MS_OPTIM_FN int FusedTile(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, int n, const float *w,
+                          const float *g, Buffers &b, TileSums &sums, PendingBlock<(Rule::kStates > 1)> &pending) {
   if constexpr (FirstCode<Format>::kHasScales) {
     constexpr int kBlock = static_cast<int>(kCodeBlock);
     int first = 0;
@@ -335,19 +344,6 @@ int RunFused(const Rule &rule, const Task &task, const Tensor &t, int64_t begin,
   } else {
     return ConvertedTile<Rule, Format>(rule, task, t, begin, n, w, g, b.direction[0], b.noise, sums);
   }
-}
-
-// Returns it for a tensor whose one or two states have the same format, in which they are converted.
-template <class Rule>
-FusedTile<Rule> FusedTileOf(const Tensor &t) {
-#define MS_OPTIM_ROW(Format)                                                                                          \
-  if constexpr (FirstCode<Format>::kIsConverted) {                                                                    \
-    const bool second = Rule::kStates < 2 || t.state_type[1] == Format::kUnsigned;                                    \
-    if (t.state_type[0] == Format::kSigned && second) return {RunFused<Rule, Format>, FirstCode<Format>::kHasScales}; \
-  }
-  MS_OPTIM_FORMATS(MS_OPTIM_ROW)
-#undef MS_OPTIM_ROW
-  return {};
 }
 
 // Computes new states, and the directions with their sums. A layer-wise rule must move along the directions whose norms
@@ -386,16 +382,23 @@ template <class Rule, bool kMove>
 void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
   double sum[kSums] = {};
   PendingBlock<(Rule::kStates > 1)> pending;
-  FusedTile<Rule> fused;
-  if constexpr (kMove && Rule::kStates <= 2 && Rule::kDirections == 1) fused = FusedTileOf<Rule>(t);
-  const bool has_noise = (task.low_states && !fused.has_scales) || (kMove && task.noisy_weight);
+  const bool from_table = kMove && IsFusedWithScales<Rule>(t);
+  const bool has_noise = (task.low_states && !from_table) || (kMove && task.noisy_weight);
   ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
     TileSums sums;
     float *w = LoadWeight(t, begin, n, b.weight);
     if (kMove && t.average != nullptr) FetchTile(t.average + begin, n);
     StartTile<Rule>(t, task, begin, n, w);
     if (has_noise) FillNoise(task.noise, begin, n, b.noise);
-    const int first = fused.run == nullptr ? 0 : fused.run(rule, task, t, begin, n, w, g, b, sums, pending);
+    int first = 0;
+    if constexpr (kMove && Rule::kStates <= 2 && Rule::kDirections == 1) {
+#define MS_OPTIM_ROW(Format)                                                                                        \
+  if constexpr (FirstCode<Format>::kIsConverted) {                                                                  \
+    if (IsFused<Rule, Format>(t)) first = FusedTile<Rule, Format>(rule, task, t, begin, n, w, g, b, sums, pending); \
+  }
+      MS_OPTIM_FORMATS(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
+    }
     if (first < n) {
       pending.Finish();
       if (task.low_states && !has_noise) FillNoise(task.noise, begin, n, b.noise);

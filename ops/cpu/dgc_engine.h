@@ -86,7 +86,7 @@ class DgcEngine : DgcSelect {
   bool Prepare() {
     const size_t n = static_cast<size_t>(step_.count), chunks = static_cast<size_t>(tasks_[n - 1].last_chunk);
     clip_.reset(new (std::nothrow) float[n]);
-    wire_.reset(new (std::nothrow) WirePlace[n]);
+    wire_.reset(new (std::nothrow) WireOffsets[n]);
     bound_.reset(new (std::nothrow) int32_t[n]);
     magnitude_.reset(new (std::nothrow) int32_t[n]);
     selections_.reset(new (std::nothrow) Selection[chunks]);
@@ -245,7 +245,7 @@ class DgcEngine : DgcSelect {
   // before any is used.
   void Send(const Tensor &t, const Task &task, Chunk &chunk) {
     const int32_t magnitude = magnitude_[chunk.tensor];
-    const WirePlace &wire = wire_[chunk.tensor];
+    const WireOffsets &wire = wire_[chunk.tensor];
     auto *bytes = static_cast<uint8_t *>(step_.wire);
     const bool apply = Has(kApplyStage);
     int64_t k = SelectionOf(chunk).sent_before, ties = SelectionOf(chunk).ties;
@@ -266,7 +266,7 @@ class DgcEngine : DgcSelect {
         return;
       }
       PutValue(rule_, bytes + wire.values, k, value);
-      PutPlace(bytes + wire.places, wire.place_bytes, k++, i);
+      PutIndex(bytes + wire.indices, wire.index_bytes, k++, i);
     });
     chunk.sum[kDirectionSum] = sum;
   }
@@ -333,12 +333,12 @@ class DgcEngine : DgcSelect {
   // The same for what one worker sent.
   template <class Body>
   MS_OPTIM_FN void ForSentBy(int64_t worker, int tensor, int64_t begin, int64_t end, Body body) const {
-    const WirePlace &wire = wire_[tensor];
+    const WireOffsets &wire = wire_[tensor];
     const int64_t sent = Sent(tensor);
-    const uint8_t *values = Wire(worker) + wire.values, *places = Wire(worker) + wire.places;
-    for (int64_t k = FirstPlace(places, wire.place_bytes, sent, begin); k < sent; ++k) {
-      const int64_t i = PlaceAt(places, wire.place_bytes, k);
-      // Places ascend, if a worker of this step sent them.
+    const uint8_t *values = Wire(worker) + wire.values, *indices = Wire(worker) + wire.indices;
+    for (int64_t k = FirstIndex(indices, wire.index_bytes, sent, begin); k < sent; ++k) {
+      const int64_t i = IndexAt(indices, wire.index_bytes, k);
+      // Indices ascend, if a worker of this step sent them.
       if (i < begin || i >= end) break;
       body(i, ValueAt(rule_, values, k));
     }

@@ -21,9 +21,9 @@ constexpr int kBlock = 128 * kGroup;
 static_assert(kTile % kGroup == 0, "a tile holds whole groups");
 int64_t GroupsOf(const Chunk &chunk) { return (chunk.end - chunk.begin + kGroup - 1) / kGroup; }
 
-// An element that may be among the k largest, by its place in its chunk, and r there.
+// An element that may be among the k largest, by its index in its chunk, and r there.
 struct Candidate {
-  int32_t place;
+  int32_t index;
   float value;
 };
 
@@ -182,7 +182,7 @@ class DgcSelect : protected StepEngine {
     if (selection.count < 0 || bound < bound_[chunk.tensor]) return Scan(chunk, bound, body);
     const Candidate *notes = notes_[static_cast<size_t>(selection.thread)].data() + selection.first;
     for (int64_t k = 0; k < selection.count; ++k) {
-      if (MagnitudeKey(notes[k].value) >= bound) body(chunk.begin + notes[k].place, notes[k].value);
+      if (MagnitudeKey(notes[k].value) >= bound) body(chunk.begin + notes[k].index, notes[k].value);
     }
   }
 
@@ -233,7 +233,7 @@ class DgcSelect : protected StepEngine {
     }
   }
 
-  // Finds the places of candidates in a block's groups; returns their number.
+  // Finds the indices of candidates in a block's groups; returns their number.
   static int HitsOf(const float *r, int n, const int *group, int groups, int32_t bound, int32_t *key, int *hit) {
     int hits = 0;
     for (int g = 0; g < groups; ++g) {
@@ -254,7 +254,7 @@ class DgcSelect : protected StepEngine {
 
   const DgcMomentum rule_;
   std::unique_ptr<float[]> clip_;
-  std::unique_ptr<WirePlace[]> wire_;
+  std::unique_ptr<WireOffsets[]> wire_;
   std::unique_ptr<int32_t[]> bound_, magnitude_;  // of each tensor: what its candidates reach; its k-th
   std::unique_ptr<Selection[]> selections_;       // of each chunk
   std::unique_ptr<int32_t[]> maxima_;

@@ -101,9 +101,9 @@ const NamedProducts kProducts[] = {
 // Returns the products of that name, or the best that come with the chosen kernels for a null name; null if the
 // processor lacks them.
 const Products *FindProducts(const char *name) {
-  for (const NamedProducts &one : kProducts) {
-    const bool wanted = name == nullptr ? one.kernels == Chosen() : strcmp(name, one.name) == 0;
-    if (wanted && Supported(one.kernels) && one.is_supported()) return one.products;
+  for (const NamedProducts &named : kProducts) {
+    const bool wanted = name == nullptr ? named.kernels == Chosen() : strcmp(name, named.name) == 0;
+    if (wanted && Supported(named.kernels) && named.is_supported()) return named.products;
   }
   return nullptr;
 }
@@ -125,17 +125,17 @@ class Locks {
  public:
   explicit Locks(const Step &step) {
     if ((step.flags & kLocks) == 0) return;
-    std::set<size_t> places;
+    std::set<size_t> indices;
     for (int i = 0; i < step.count; ++i) {
-      places.insert((reinterpret_cast<uintptr_t>(step.tensors[i].weight) >> 6) % kShared);
+      indices.insert((reinterpret_cast<uintptr_t>(step.tensors[i].weight) >> 6) % kShared);
     }
     static std::mutex shared[kShared];
-    for (size_t place : places) held_.emplace_back(shared[place]);
+    for (size_t index : indices) locks_.emplace_back(shared[index]);
   }
 
  private:
   static constexpr size_t kShared = 61;
-  std::vector<std::unique_lock<std::mutex>> held_;
+  std::vector<std::unique_lock<std::mutex>> locks_;
 };
 
 int Launch(const ArgumentReader &arguments, const Interface &interface, Status (*Kernels::*rule)(const Step &)) {
@@ -223,8 +223,8 @@ MS_OPTIM_API int ms_optim_force_products(const char *name) {
 }
 
 MS_OPTIM_API const char *ms_optim_product_set() {
-  for (const ms_optim::NamedProducts &one : ms_optim::kProducts) {
-    if (one.products == ms_optim::OfChosenKernels()) return one.name;
+  for (const ms_optim::NamedProducts &named : ms_optim::kProducts) {
+    if (named.products == ms_optim::OfChosenKernels()) return named.name;
   }
   return "";
 }

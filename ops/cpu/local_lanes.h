@@ -90,22 +90,22 @@ class SumOfSquares {
   LanesOf<float> part_[2] = {};
 };
 
-// The sum of checksums of weights that follow each other, from a place on: of vectors first, then of the rest.
+// The sum of checksums of weights that follow each other, from an index on: of vectors first, then of the rest.
 class Checksum {
  public:
-  explicit Checksum(uint32_t first) : place_(first) {
-    for (int k = 0; k < kLanes; ++k) places_[k] = (first + static_cast<uint32_t>(k)) * kPlaceFactor;
+  explicit Checksum(uint32_t first) : index_(first) {
+    for (int k = 0; k < kLanes; ++k) indices_[k] = (first + static_cast<uint32_t>(k)) * kIndexFactor;
   }
 
   void Add(LanesOf<float> weights) {
     LanesOf<uint32_t> mixed;
     memcpy(&mixed, &weights, sizeof(mixed));
-    mixed = (mixed ^ places_) * kChecksumFactor;
+    mixed = (mixed ^ indices_) * kChecksumFactor;
     lanes_ += mixed ^ (mixed >> 15);
-    places_ += kLanes * kPlaceFactor;
-    place_ += kLanes;
+    indices_ += kLanes * kIndexFactor;
+    index_ += kLanes;
   }
-  void Add(float weight) { rest_ += ChecksumOf(weight, place_++); }
+  void Add(float weight) { rest_ += ChecksumOf(weight, index_++); }
   uint32_t Total() const {
     uint32_t sum = rest_;
     for (int k = 0; k < kLanes; ++k) sum += lanes_[k];
@@ -113,8 +113,8 @@ class Checksum {
   }
 
  private:
-  LanesOf<uint32_t> lanes_ = {}, places_ = {};  // places times their factor
-  uint32_t rest_ = 0, place_;
+  LanesOf<uint32_t> lanes_ = {}, indices_ = {};  // indices times their factor
+  uint32_t rest_ = 0, index_;
 };
 
 // What a vector of weights holds, what it holds once numbers are written to it, and how they are written.

@@ -41,22 +41,23 @@ inline uint32_t LanesReaching(LanesOf<int32_t> keys, int32_t bound) {
 template <class Vector, class T>
 void KeepLanes(const Vector &lanes, uint32_t chosen, T *to) {
 #if defined(__AVX512F__)
-  const auto kept = _mm512_maskz_compress_epi32(static_cast<__mmask16>(chosen), reinterpret_cast<__m512i>(lanes));
-  _mm512_storeu_si512(to, kept);
+  const auto compressed = _mm512_maskz_compress_epi32(static_cast<__mmask16>(chosen), reinterpret_cast<__m512i>(lanes));
+  _mm512_storeu_si512(to, compressed);
 #else
   for (uint32_t left = chosen; left != 0; left &= left - 1) *to++ = lanes[__builtin_ctz(left)];
 #endif
 }
 
-// Elements of a chunk whose keys reach a bound, and their places, one behind the other.
+// Elements of a chunk whose keys reach a bound, and their indices, one behind the other.
 struct Candidates {
-  int32_t bound = 0, *places = nullptr;
+  int32_t bound = 0, *indices = nullptr;
   float *values = nullptr;
   int count = 0;
   LanesOf<int32_t> lanes = {};  // numbers of a vector's lanes
 
   Candidates() = default;
-  Candidates(int32_t least, int32_t *to_places, float *to_values) : bound(least), places(to_places), values(to_values) {
+  Candidates(int32_t least, int32_t *to_indices, float *to_values)
+      : bound(least), indices(to_indices), values(to_values) {
     for (int k = 0; k < kLanes; ++k) lanes[k] = k;
   }
 
@@ -64,12 +65,12 @@ struct Candidates {
   // AVX-512 there is no branch, which a processor could not predict. It may write a whole vector behind the last one.
   MS_OPTIM_FN void Add(int i, LanesOf<float> x) {
     const uint32_t chosen = LanesReaching(KeysOf(x), bound);
-    KeepLanes(lanes + i, chosen, places + count);
+    KeepLanes(lanes + i, chosen, indices + count);
     KeepLanes(x, chosen, values + count);
     count += __builtin_popcount(chosen);
   }
   void Add(int i, float x) {
-    places[count] = i;
+    indices[count] = i;
     values[count] = x;
     count += KeyOf(x) >= bound;
   }
@@ -84,25 +85,25 @@ class LargestElements {
  public:
   // None yet of a chunk to come. All its elements are to be added, in their order. There is room for those of several
   // chunks, together no longer than the largest one; they are behind those that are in use.
-  Candidates None(int in_use) { return {likely_, places_ + in_use, values_ + in_use}; }
+  Candidates None(int in_use) { return {likely_, indices_ + in_use, values_ + in_use}; }
 
-  // Writes the k largest of a chunk's n elements and their places, which ascend; of equal ones the first. `fill` writes
-  // all n elements to an array with room for whole vectors.
+  // Writes the k largest of a chunk's n elements and their indices, which ascend; of equal ones the first. `fill`
+  // writes all n elements to an array with room for whole vectors.
   template <class Fill>
-  void Find(Candidates of_chunk, int n, int k, const Fill &fill, float *values, int32_t *places) {
+  void Find(Candidates of_chunk, int n, int k, const Fill &fill, float *values, int32_t *indices) {
     if (of_chunk.count < k || of_chunk.count > 4 * k) of_chunk = OfGroups(n, k, fill);
     const int count = of_chunk.count;
     for (int j = 0; j < count; j += kLanes) StoreLanes(KeysOf(LoadLanes(of_chunk.values + j)), keys_ + j);
     const int32_t low = ReachedBy(count, k, k, of_chunk.bound);
     likely_ = std::max(low - kMargin, 0);
-    int found = 0;
+    int reaching = 0;
     for (int j = 0; j < count; j += kLanes) {
       const uint32_t chosen = LanesReaching(LoadLanes(keys_ + j), low);
-      KeepLanes(LoadLanes(of_chunk.places + j), chosen, places + found);
-      KeepLanes(LoadLanes(of_chunk.values + j), chosen, values + found);
-      found += __builtin_popcount(chosen);
+      KeepLanes(LoadLanes(of_chunk.indices + j), chosen, indices + reaching);
+      KeepLanes(LoadLanes(of_chunk.values + j), chosen, values + reaching);
+      reaching += __builtin_popcount(chosen);
     }
-    if (found > k) LeaveOutTies(low, found, k, values, places);
+    if (reaching > k) LeaveOutTies(low, reaching, k, values, indices);
   }
 
  private:
@@ -112,7 +113,7 @@ class LargestElements {
   template <class Fill>
   Candidates OfGroups(int n, int k, const Fill &fill) {
     fill(x_);
-    Candidates candidates(ReachedByGroups(n, k), group_places_, group_values_);
+    Candidates candidates(ReachedByGroups(n, k), group_indices_, group_values_);
     int i = 0;
     for (; i + kLanes <= n; i += kLanes) candidates.Add(i, LoadLanes(x_ + i));
     for (; i < n; ++i) candidates.Add(i, x_[i]);
@@ -162,21 +163,21 @@ class LargestElements {
   }
 
   // Of the elements with the lowest key, as many stay as make k of all.
-  static void LeaveOutTies(int32_t low, int found, int k, float *values, int32_t *places) {
-    int ties = k, kept = 0;
-    for (int j = 0; j < found; ++j) ties -= KeyOf(values[j]) > low;
-    for (int j = 0; kept < k; ++j) {
+  static void LeaveOutTies(int32_t low, int count, int k, float *values, int32_t *indices) {
+    int ties = k, next = 0;
+    for (int j = 0; j < count; ++j) ties -= KeyOf(values[j]) > low;
+    for (int j = 0; next < k; ++j) {
       const bool equals = KeyOf(values[j]) == low;
-      places[kept] = places[j];
-      values[kept] = values[j];
-      kept += !equals || ties > 0;
+      indices[next] = indices[j];
+      values[next] = values[j];
+      next += !equals || ties > 0;
       ties -= equals;
     }
   }
 
   int32_t likely_ = 0;
   float values_[kChunkRoom], x_[kChunkRoom], group_values_[kChunkRoom];
-  int32_t places_[kChunkRoom], keys_[kChunkRoom], group_places_[kChunkRoom];
+  int32_t indices_[kChunkRoom], keys_[kChunkRoom], group_indices_[kChunkRoom];
 };
 
 }  // namespace

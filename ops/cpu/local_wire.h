@@ -218,7 +218,8 @@ MS_OPTIM_FN void ReadValues(const ChunkCode &code, const uint8_t *wire, int begi
   });
 }
 
-// ---- Places ---------------------------------------------------------------------------------------------------------
+// ---- Indices
+// ---------------------------------------------------------------------------------------------------------
 
 // Writes an integer that may begin less than its size before the end, and what of it is in front of the end.
 inline void WriteBefore(const uint8_t *end, uint64_t bits, uint8_t *to) {
@@ -230,7 +231,7 @@ inline void WriteBefore(const uint8_t *end, uint64_t bits, uint8_t *to) {
 }
 
 // The wire has zeros there.
-inline void PutPlaces(const ChunkCode &code, const int32_t *places, uint8_t *wire) {
+inline void PutIndices(const ChunkCode &code, const int32_t *indices, uint8_t *wire) {
   uint8_t *low = wire + code.low, *high = wire + code.high, *end = wire + code.bytes;
   const uint32_t mask = (1u << code.low_bits) - 1u;
   constexpr int kWritten = 32;  // bits that are written at once
@@ -238,8 +239,8 @@ inline void PutPlaces(const ChunkCode &code, const int32_t *places, uint8_t *wir
   int count = 0;
   uint32_t word = 0;
   for (int j = 0; j < code.sent; ++j) {
-    const auto place = static_cast<uint32_t>(places[j]);
-    bits |= uint64_t{place & mask} << count;
+    const auto index = static_cast<uint32_t>(indices[j]);
+    bits |= uint64_t{index & mask} << count;
     count += code.low_bits;
     if (count >= kWritten) {
       memcpy(low, &bits, kWritten / 8);
@@ -247,7 +248,7 @@ inline void PutPlaces(const ChunkCode &code, const int32_t *places, uint8_t *wir
       bits >>= kWritten;
       count -= kWritten;
     }
-    const uint32_t at = static_cast<uint32_t>(j) + (place >> code.low_bits);
+    const uint32_t at = static_cast<uint32_t>(j) + (index >> code.low_bits);
     if (at / 64 != word) {
       WriteBefore(end, flags, high + 8 * word);
       word = at / 64;
@@ -271,9 +272,9 @@ T ReadBefore(const uint8_t *end, const uint8_t *from) {
   return bits;
 }
 
-// What is no place of the chunk is read as 0. The high bits are read first: what is read of each place is little, and
+// What is no index of the chunk is read as 0. The high bits are read first: what is read of each index is little, and
 // the processor reads many at once.
-inline void ReadPlaces(const ChunkCode &code, const uint8_t *wire, int32_t *places) {
+inline void ReadIndices(const ChunkCode &code, const uint8_t *wire, int32_t *indices) {
   const uint8_t *low = wire + code.low, *high = wire + code.high, *end = wire + code.bytes;
   int j = 0;
   for (int byte = 0; byte < end - high; byte += 8) {
@@ -281,15 +282,15 @@ inline void ReadPlaces(const ChunkCode &code, const uint8_t *wire, int32_t *plac
     const int last = std::min(j + __builtin_popcountll(flags), code.sent);
     for (; j < last; ++j, flags &= flags - 1) {
       const auto step = static_cast<uint32_t>(8 * byte + __builtin_ctzll(flags) - j);
-      places[j] = static_cast<int32_t>(step << code.low_bits);
+      indices[j] = static_cast<int32_t>(step << code.low_bits);
     }
   }
-  for (; j < code.sent; ++j) places[j] = code.elements;
+  for (; j < code.sent; ++j) indices[j] = code.elements;
   const uint32_t mask = (1u << code.low_bits) - 1u;
   const auto add_low = [&](const auto &read) {
     for (int k = 0, at = 0; k < code.sent; ++k, at += code.low_bits) {
-      const uint32_t place = static_cast<uint32_t>(places[k]) | (read(low + at / 8) >> at % 8 & mask);
-      places[k] = place < static_cast<uint32_t>(code.elements) ? static_cast<int32_t>(place) : 0;
+      const uint32_t index = static_cast<uint32_t>(indices[k]) | (read(low + at / 8) >> at % 8 & mask);
+      indices[k] = index < static_cast<uint32_t>(code.elements) ? static_cast<int32_t>(index) : 0;
     }
   };
   // 32 bits from where low bits begin are in the wire if at least so many bits follow them.

@@ -30,14 +30,14 @@ inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, 
 
 // Moves a matrix along its direction, the decay included.
 inline void MoveMatrix(const Tensor &t, const Task &task, float *directions, Chunk &chunk, Buffers &b) {
-  Task known = task;
-  known.factor = 1.0f;
+  Task unscaled = task;
+  unscaled.factor = 1.0f;
   for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
     const int n = static_cast<int>(Min(kTile, chunk.end - begin));
     TileSums sums;
     float *w = LoadWeight(t, begin, n, b.weight), *direction = directions + begin;
     StartTile<ElementwiseRule>(t, task, begin, n, w);
-    RuleTile<KnownDirection, kSumUp>(KnownDirection{}, known, n, w, direction, &direction, b.direction, sums);
+    RuleTile<KnownDirection, kSumUp>(KnownDirection{}, unscaled, n, w, direction, &direction, b.direction, sums);
     chunk.sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
     chunk.sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), b.direction[0], n);
     MoveTile<1>(task, n, b.direction, w);
@@ -121,14 +121,14 @@ class MatrixEngine : StepEngine {
   // Cuts the tensors into batches, and allocates what the largest needs.
   std::vector<Batch> Batches() {
     std::vector<Batch> batches;
-    place_.assign(static_cast<size_t>(step_.count), -1);
+    offsets_.assign(static_cast<size_t>(step_.count), -1);
     int64_t most = 0, most_numbers = 0, next = 0;
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = LastOfRun(first, kBatchElements);
       int64_t elements = 0;
       for (int i = first; i < last; ++i) {
         if (step_.tensors[i].matrix_rows == 0 || ElementsOf(i) == 0) continue;
-        place_[static_cast<size_t>(i)] = elements;
+        offsets_[static_cast<size_t>(i)] = elements;
         elements += ElementsOf(i);
       }
       if (elements == 0) continue;
@@ -156,7 +156,7 @@ class MatrixEngine : StepEngine {
   }
 
   float *DirectionsOf(int i) const {
-    const int64_t begin = place_[static_cast<size_t>(i)];
+    const int64_t begin = offsets_[static_cast<size_t>(i)];
     return begin < 0 ? nullptr : directions_.get() + begin;
   }
 
@@ -192,7 +192,7 @@ class MatrixEngine : StepEngine {
 
   const Muon rule_;
   std::vector<double> mean_squares_;
-  std::vector<int64_t> place_;  // of each tensor in directions_; -1: it is no matrix of this process
+  std::vector<int64_t> offsets_;  // of each tensor in directions_; -1: it is no matrix of this process
   std::unique_ptr<float[]> directions_;
   OrthogonalizationMemory memory_;
 };

@@ -63,7 +63,7 @@ class StepEngine {
     return kOk;
   }
 
-  // Checks that all places exist that the layout names.
+  // Checks that all rows and rates exist that the layout names.
   Status CheckPlaces(bool reads_sums) const {
     if (reads_sums && step_.sums_rows != step_.rows) return kWrongSize;
     for (int i = 0; i < step_.count; ++i) {

@@ -186,9 +186,9 @@ void SplitTile(const Tensor &t, int64_t begin, int n, const float *tile, const u
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
       const uint32_t random = kNoisy ? NoiseFor(kWeight, noise[i + lane]) : 0u;
-      const uint32_t kept = Remainder<R>::Kept(BitsOf(tile[i + lane]), random);
-      upper[lane] = UpperHalf(kept);
-      rest[lane] = Remainder<R>::Of(kept, upper[lane]);
+      const uint32_t rounded = Remainder<R>::Rounded(BitsOf(tile[i + lane]), random);
+      upper[lane] = UpperHalf(rounded);
+      rest[lane] = Remainder<R>::Of(rounded, upper[lane]);
     }
     NarrowToShorts(upper, &weight[i].bits);
     NarrowRemainders(rest, remainder + i);
@@ -211,10 +211,10 @@ constexpr NoiseTable noise_table;
 // Computes Noise::At for the elements of a tile.
 void FillNoise(Noise noise, int64_t begin, int n, uint32_t *bits) {
   for (int first = 0; first < n;) {
-    const int place = static_cast<int>((begin + first) % kNoises), count = Min(n - first, int{kNoises} - place);
+    const int index = static_cast<int>((begin + first) % kNoises), count = Min(n - first, int{kNoises} - index);
     const uint32_t above = noise.Above(begin + first);
     // By pointers: of indices that are sums, GCC makes a store that scatters, which takes longer than all the rest.
-    const uint32_t *table = noise_table.bits + place;
+    const uint32_t *table = noise_table.bits + index;
     uint32_t *out = bits + first;
     MS_OPTIM_IVDEP
     for (int i = 0; i < count; ++i) out[i] = table[i] ^ above;

@@ -62,11 +62,11 @@ __device__ T SumBefore(T x, T *total) {
 }
 
 // Returns which of n tensors a chunk or a row belongs to, from the first that each tensor has.
-__device__ inline int OwnerOf(const int64_t *first, int n, int64_t place) {
+__device__ inline int OwnerOf(const int64_t *first, int n, int64_t index) {
   int low = 0, high = n;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    (first[middle] <= place ? low : high) = middle;
+    (first[middle] <= index ? low : high) = middle;
   }
   return low;
 }

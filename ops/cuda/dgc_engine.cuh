@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspac
   const Tensor &t = step.tensors[chunk.tensor];
   const Task task = work.tasks[chunk.tensor];
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
-  const WirePlace wire = work.wire[chunk.tensor];
+  const WireOffsets wire = work.wire[chunk.tensor];
   const int32_t magnitude = work.searches[chunk.tensor].prefix;
   uint8_t *bytes = static_cast<uint8_t *>(step.wire);
   int64_t ties = work.sendings[blockIdx.x].ties, before = work.sendings[blockIdx.x].before;
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspac
       MoveByMean(rule, step, t, task, i, value, &sum);
     } else {
       PutValue(rule, bytes + wire.values, k, value);
-      PutPlace(bytes + wire.places, wire.place_bytes, k, i);
+      PutIndex(bytes + wire.indices, wire.index_bytes, k, i);
     }
   }
   sum = SumOfBlock(sum);
@@ -213,12 +213,12 @@ __device__ inline const uint8_t *WireOf(const Step &step, int64_t worker) {
 template <class Body>
 __device__ void ForSentBy(const Step &step, const Workspace &work, int64_t worker, const Chunk &chunk, Body body) {
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
-  const WirePlace wire = work.wire[chunk.tensor];
+  const WireOffsets wire = work.wire[chunk.tensor];
   const int64_t sent = SentOf(step, chunk.tensor);
-  const uint8_t *values = WireOf(step, worker) + wire.values, *places = WireOf(step, worker) + wire.places;
-  for (int64_t k = FirstPlace(places, wire.place_bytes, sent, chunk.begin) + threadIdx.x; k < sent; k += kThreads) {
-    const int64_t i = PlaceAt(places, wire.place_bytes, k);
-    // Places ascend, if a worker of this step sent them.
+  const uint8_t *values = WireOf(step, worker) + wire.values, *indices = WireOf(step, worker) + wire.indices;
+  for (int64_t k = FirstIndex(indices, wire.index_bytes, sent, chunk.begin) + threadIdx.x; k < sent; k += kThreads) {
+    const int64_t i = IndexAt(indices, wire.index_bytes, k);
+    // Indices ascend, if a worker of this step sent them.
     if (i < chunk.begin || i >= chunk.end) break;
     body(i, ValueAt(rule, values, k));
   }
@@ -312,7 +312,7 @@ inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layo
       launch(EndDigit, n, step, work, digit);
     }
     launch(CountSent, layout.chunks, step, work);
-    launch(PlaceSent, n, step, work);
+    launch(DecideSent, n, step, work);
     launch(Send, layout.chunks, step, work);
     // If the step is skipped, the launch of the apply stage reads the sums of this one.
     launch(CopySums, n, step, true);

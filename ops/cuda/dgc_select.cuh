@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) CountSent(const Step step, const Wor
 }
 
 // A block for each tensor: decides what its chunks send. Of elements that equal the k-th magnitude, the first are sent.
-__global__ void __launch_bounds__(kThreads) PlaceSent(const Step step, const Workspace work) {
+__global__ void __launch_bounds__(kThreads) DecideSent(const Step step, const Workspace work) {
   const int i = static_cast<int>(blockIdx.x);
   if (!work.survey->applied) return;
   if (threadIdx.x == 0 && (step.stages & kApplyStage) == 0) {

@@ -42,15 +42,19 @@ __global__ void __launch_bounds__(kThreads) MeanRows(const Step step, const Work
 }
 
 // The sums that a pass over chunks has computed; the others are those of an earlier pass.
-enum Found : unsigned { kAll = (1u << kSums) - 1, kGradientsOnly = 1u << kGradientSum, kUpdates = 1u << kDirectionSum };
+enum PassSums : unsigned {
+  kAll = (1u << kSums) - 1,
+  kGradientsOnly = 1u << kGradientSum,
+  kUpdates = 1u << kDirectionSum
+};
 
 // A block for each tensor.
 __global__ void __launch_bounds__(kThreads)
-    AddSums(const Step step, const Workspace work, unsigned found, bool surveyed) {
+    AddSums(const Step step, const Workspace work, unsigned pass_sums, bool surveyed) {
   if (surveyed && !work.survey->applied) return;
   const int64_t i = blockIdx.x;
   for (int s = 0; s < kSums; ++s) {
-    if ((found >> s & 1u) == 0) continue;
+    if ((pass_sums >> s & 1u) == 0) continue;
     double sum = 0.0;
     for (int64_t k = work.first_chunk[i] + threadIdx.x; k < work.first_chunk[i + 1]; k += kThreads) {
       sum += work.partial[k * kSums + s];
@@ -135,9 +139,9 @@ inline int64_t Blocks(int64_t threads) { return (threads + kThreads - 1) / kThre
 inline void PutTables(const std::vector<Tensor> &tensors, bool centralizes, const WorkspaceLayout &layout,
                       const Workspace &work, Launcher *launch) {
   std::vector<uint32_t> words(static_cast<size_t>(layout.tables / 4));
-  const auto at = [&](const void *place) {
+  const auto at = [&](const void *table) {
     return reinterpret_cast<unsigned char *>(words.data()) +
-           (static_cast<const char *>(place) - reinterpret_cast<const char *>(work.tensors));
+           (static_cast<const char *>(table) - reinterpret_cast<const char *>(work.tensors));
   };
   memcpy(at(work.tensors), tensors.data(), tensors.size() * sizeof(Tensor));
   int64_t chunk = 0, row = 0;

@@ -19,7 +19,7 @@ struct Tile {
   __device__ Tile(int64_t tile, int64_t tensor_end, bool aligned)
       : begin(tile), end(tensor_end), whole(aligned && tile + kTile <= tensor_end) {}
 
-  // The element that a thread has in its place e.
+  // The element that a thread has at its index e.
   __device__ int64_t At(int e) const { return begin + e / kRun * (kRun * kWarp) + LaneOfThread() * kRun + e % kRun; }
   __device__ bool Has(int e) const { return whole || At(e) < end; }
 };
@@ -214,14 +214,14 @@ __device__ inline void StoreState(const Tensor &t, int k, const Tile &tile, cons
 __device__ inline void Centralize(const RowMean *means, int64_t row, const Tile &tile, float (&g)[kEach]) {
   MS_OPTIM_UNROLL
   for (int r = 0; r < kRuns; ++r) {
-    int64_t which = tile.At(r * kRun) / row, place = tile.At(r * kRun) % row;
+    int64_t row_index = tile.At(r * kRun) / row, column = tile.At(r * kRun) % row;
     MS_OPTIM_UNROLL
     for (int k = 0; k < kRun; ++k) {
       const int e = r * kRun + k;
-      if (tile.Has(e)) g[e] = (g[e] - means[which].mean) - means[which].rest;
-      if (++place < row) continue;
-      place = 0;
-      ++which;
+      if (tile.Has(e)) g[e] = (g[e] - means[row_index].mean) - means[row_index].rest;
+      if (++column < row) continue;
+      column = 0;
+      ++row_index;
     }
   }
 }

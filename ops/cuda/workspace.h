@@ -57,7 +57,7 @@ struct Workspace {
   double *partial;  // [chunks, kSums]
   RowMean *means;
   Search *searches;
-  WirePlace *wire;
+  WireOffsets *wire;
   Sending *sendings;
 };
 
@@ -71,22 +71,22 @@ struct WorkspaceLayout {
       chunks += (sizes[i] + kChunk - 1) / kChunk;
       rows += centralizes ? first_dimensions[i] : 0;
     }
-    const auto place = [&](auto **array, int64_t count) {
+    const auto reserve = [&](auto **array, int64_t count) {
       using T = typename std::remove_reference<decltype(**array)>::type;
       *array = reinterpret_cast<T *>(static_cast<char *>(base) + bytes);
       bytes += (count * int64_t{sizeof(T)} + 255) / 256 * 256;
     };
-    place(&work->tensors, n);
-    place(&work->first_chunk, n + 1);
-    place(&work->first_row, n + 1);
+    reserve(&work->tensors, n);
+    reserve(&work->first_chunk, n + 1);
+    reserve(&work->first_row, n + 1);
     tables = bytes;
-    place(&work->tasks, n);
-    place(&work->survey, 1);
-    place(&work->partial, chunks * kSums);
-    place(&work->means, rows);
-    place(&work->searches, exchanges ? n : 0);
-    place(&work->wire, exchanges ? n : 0);
-    place(&work->sendings, exchanges ? chunks : 0);
+    reserve(&work->tasks, n);
+    reserve(&work->survey, 1);
+    reserve(&work->partial, chunks * kSums);
+    reserve(&work->means, rows);
+    reserve(&work->searches, exchanges ? n : 0);
+    reserve(&work->wire, exchanges ? n : 0);
+    reserve(&work->sendings, exchanges ? chunks : 0);
   }
 };
 

@@ -46,7 +46,7 @@ struct Noise {
   Noise() = default;
   MS_OPTIM_FN Noise(int64_t seed, int64_t step, int64_t row)
       : key(Hash(Hash(Hash(static_cast<uint32_t>(seed)) + static_cast<uint32_t>(step)) + static_cast<uint32_t>(row))) {}
-  // Mixes two hashes: that of the element's place in its group of 1,024, which a table may hold, and that of the group.
+  // Mixes two hashes: that of the element's index in its group of 1,024, which a table may hold, and that of the group.
   MS_OPTIM_FN uint32_t At(int64_t element) const {
     return Hash(static_cast<uint32_t>(element) & (kNoises - 1u)) ^ Above(element);
   }
@@ -112,8 +112,8 @@ struct CodeWords {
   static constexpr int kWidth = kBits, kInWord = Stored<kBits>::kInWord;
   static constexpr bool kIsConverted = true, kHasScales = true;
 
-  MS_OPTIM_FN static int32_t Unpacked(Word word, int place) {
-    const uint32_t highest = static_cast<uint32_t>(word) << (32 - kBits * (place + 1));
+  MS_OPTIM_FN static int32_t Unpacked(Word word, int index) {
+    const uint32_t highest = static_cast<uint32_t>(word) << (32 - kBits * (index + 1));
     return std::is_signed<Word>::value ? static_cast<int32_t>(highest) >> (32 - kBits)
                                        : static_cast<int32_t>(highest >> (32 - kBits));
   }

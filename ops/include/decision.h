@@ -51,8 +51,8 @@ MS_OPTIM_FN Survey SurveyOf(const Step &step, double total) {
 
 // Returns what an average of the weights takes of the new weights: 1 minus its decay rate, which may rise at first.
 MS_OPTIM_FN double AverageRate(const Step &step) {
-  const double t = static_cast<double>(*step.global_step) + 1.0, kept = step.constants[kAverageDecay];
-  return 1.0 - (step.constants[kAverageWarmup] != 0.0 ? Min(kept, (1.0 + t) / (10.0 + t)) : kept);
+  const double t = static_cast<double>(*step.global_step) + 1.0, decay = step.constants[kAverageDecay];
+  return 1.0 - (step.constants[kAverageWarmup] != 0.0 ? Min(decay, (1.0 + t) / (10.0 + t)) : decay);
 }
 
 // Decides what depends on no sum, and lets the weight move along one direction by the learning rate.

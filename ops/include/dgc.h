@@ -93,11 +93,12 @@ MS_OPTIM_FN uint32_t BinOf(const Digit &digit, int32_t key, int32_t prefix) {
 }
 
 // What a worker sends, byte after byte and in this order: the float32 gradients of uncompressed tensors, tensor after
-// tensor; the values of compressed tensors, float32 or float16; their places, each in the fewest bytes that hold the
-// last place of its tensor, the lowest byte first. Places ascend within a tensor. The last words are the worker's mark.
-struct WirePlace {
-  int64_t values, places;  // byte of the first of them
-  int place_bytes;
+// tensor; the values of compressed tensors, float32 or float16; their indices, each in the fewest bytes that hold the
+// last index of its tensor, the lowest byte first. Indices ascend within a tensor. The last words are the worker's
+// mark.
+struct WireOffsets {
+  int64_t values, indices;  // byte of the first of them
+  int index_bytes;
 };
 
 constexpr int64_t kMostElements = int64_t{1} << 31;
@@ -108,28 +109,28 @@ constexpr int64_t kMostElements = int64_t{1} << 31;
 // Where these come, the sum of (x - y)^2 is N y^2 - 2 y N y + N y^2 = 0, so every x is y: no mixture passes.
 constexpr int kLimbBits = 6, kLimbs = 10, kMarkWords = 2 * kLimbs;
 
-MS_OPTIM_FN int PlaceBytes(int64_t size) {
+MS_OPTIM_FN int IndexBytes(int64_t size) {
   int bytes = 1;
   while (size > int64_t{1} << 8 * bytes) ++bytes;
   return bytes;
 }
 
-MS_OPTIM_FN void PutPlace(uint8_t *places, int bytes, int64_t k, int64_t place) {
-  for (int b = 0; b < bytes; ++b) places[k * bytes + b] = static_cast<uint8_t>(static_cast<uint64_t>(place) >> 8 * b);
+MS_OPTIM_FN void PutIndex(uint8_t *indices, int bytes, int64_t k, int64_t index) {
+  for (int b = 0; b < bytes; ++b) indices[k * bytes + b] = static_cast<uint8_t>(static_cast<uint64_t>(index) >> 8 * b);
 }
 
-MS_OPTIM_FN int64_t PlaceAt(const uint8_t *places, int bytes, int64_t k) {
-  uint64_t place = 0;
-  for (int b = bytes - 1; b >= 0; --b) place = place << 8 | places[k * bytes + b];
-  return static_cast<int64_t>(place);
+MS_OPTIM_FN int64_t IndexAt(const uint8_t *indices, int bytes, int64_t k) {
+  uint64_t index = 0;
+  for (int b = bytes - 1; b >= 0; --b) index = index << 8 | indices[k * bytes + b];
+  return static_cast<int64_t>(index);
 }
 
-// Returns the index of the first of some ascending places that is not below `begin`.
-MS_OPTIM_FN int64_t FirstPlace(const uint8_t *places, int bytes, int64_t count, int64_t begin) {
+// Returns the index of the first of some ascending indices that is not below `begin`.
+MS_OPTIM_FN int64_t FirstIndex(const uint8_t *indices, int bytes, int64_t count, int64_t begin) {
   int64_t first = 0;
   while (count > 0) {
     const int64_t middle = count / 2;
-    const bool before = PlaceAt(places, bytes, first + middle) < begin;
+    const bool before = IndexAt(indices, bytes, first + middle) < begin;
     first = before ? first + middle + 1 : first;
     count = before ? count - middle - 1 : middle;
   }
@@ -150,23 +151,23 @@ MS_OPTIM_FN float ValueAt(const DgcMomentum &rule, const uint8_t *values, int64_
 }
 
 // Fills in where each tensor is in a wire, and returns the wire's length in 4-byte words.
-MS_OPTIM_FN int64_t LayWire(const Step &step, WirePlace *wire) {
+MS_OPTIM_FN int64_t LayWire(const Step &step, WireOffsets *wire) {
   const int64_t value_bytes = (step.rule_flags & DgcMomentum::kHalfValues) != 0 ? 2 : 4;
   const auto sent = [&step](int i) { return int64_t{step.layout[int64_t{i} * step.layout_columns + kSent]}; };
   int64_t bytes = 0;
   for (int i = 0; i < step.count; ++i) {
     if (sent(i) > 0) continue;
-    wire[i] = WirePlace{bytes, 0, 0};
+    wire[i] = WireOffsets{bytes, 0, 0};
     bytes += 4 * step.tensors[i].size;
   }
   for (int i = 0; i < step.count; ++i) {
     if (sent(i) == 0) continue;
-    wire[i] = WirePlace{bytes, 0, PlaceBytes(step.tensors[i].size)};
+    wire[i] = WireOffsets{bytes, 0, IndexBytes(step.tensors[i].size)};
     bytes += value_bytes * sent(i);
   }
   for (int i = 0; i < step.count; ++i) {
-    wire[i].places = bytes;
-    bytes += wire[i].place_bytes * sent(i);
+    wire[i].indices = bytes;
+    bytes += wire[i].index_bytes * sent(i);
   }
   return (bytes + 3) / 4 + kMarkWords;
 }

@@ -46,7 +46,7 @@ struct LocalTensor {
   Tensor t;
   float *start, *velocity, *residual;  // null: there is none
   int64_t before;                      // elements of the tensors before
-  int64_t place;                       // byte of its first chunk in a wire
+  int64_t wire_offset;                 // byte of its first chunk in a wire
 };
 
 struct LocalStep {
@@ -71,9 +71,9 @@ enum LocalReport { kDifferenceNorm, kResidualNorm, kMeanNorm, kAgreement, kLocal
 
 // ---- How a chunk travels --------------------------------------------------------------------------------------------
 //
-// First the scales of its values, if they have any, then the values, in the order of their places; then the places, in
-// the code of Elias and Fano: of each the low bits, and one bit for each place and each step of the high bits. This
-// takes 2 bits a place more than the low ones, whatever the places are. Where all elements are sent there are none.
+// First the scales of its values, if they have any, then the values, in the order of their indices; then the indices,
+// in the code of Elias and Fano: of each the low bits, and one bit for each index and each step of the high bits. This
+// takes 2 bits an index more than the low ones, whatever the indices are. Where all elements are sent there are none.
 struct ChunkCode {
   int elements, sent, value_bits, low_bits;
   int values, low, high, bytes;  // where each part begins, in bytes
@@ -88,7 +88,7 @@ struct ChunkCode {
     const int end = high + (sent < n ? (sent + ((n - 1) >> low_bits) + 7) / 8 : 0);
     bytes = (end + 3) / 4 * 4;
   }
-  MS_OPTIM_FN bool HasPlaces() const { return sent < elements; }
+  MS_OPTIM_FN bool HasIndices() const { return sent < elements; }
 };
 
 MS_OPTIM_FN int64_t WireBytes(int64_t size, int64_t chunk, double density, int bits) {
@@ -197,7 +197,7 @@ struct SplitWeight {
   MS_OPTIM_FN explicit SplitWeight(const Tensor &t)
       : weight(static_cast<bfloat16 *>(t.weight)), remainder(static_cast<R *>(t.remainder)) {}
   MS_OPTIM_FN float Read(int64_t i) const { return MasterOf(weight[i], remainder[i]); }
-  MS_OPTIM_FN static float Written(float value) { return FromBits(Remainder<R>::Kept(BitsOf(value), kHalf)); }
+  MS_OPTIM_FN static float Written(float value) { return FromBits(Remainder<R>::Rounded(BitsOf(value), kHalf)); }
   MS_OPTIM_FN void Write(int64_t i, float value) const { Split(value, kHalf, weight + i, remainder + i); }
 };
 
@@ -214,10 +214,10 @@ MS_OPTIM_FN void WithWeight(const Tensor &t, const Work &work) {
   work(RoundedWeight<bfloat16>(t));
 }
 
-constexpr uint32_t kPlaceFactor = 0x9e3779b1u, kChecksumFactor = 0x85ebca77u;
+constexpr uint32_t kIndexFactor = 0x9e3779b1u, kChecksumFactor = 0x85ebca77u;
 
-MS_OPTIM_FN uint32_t ChecksumOf(float weight, uint32_t place) {
-  const uint32_t mixed = (BitsOf(weight) ^ place * kPlaceFactor) * kChecksumFactor;
+MS_OPTIM_FN uint32_t ChecksumOf(float weight, uint32_t index) {
+  const uint32_t mixed = (BitsOf(weight) ^ index * kIndexFactor) * kChecksumFactor;
   return mixed ^ mixed >> 15;
 }
 

@@ -40,22 +40,22 @@ struct Remainder;
 template <>
 struct Remainder<int16_t> {
   MS_OPTIM_FN static int32_t Difference(int32_t remainder) { return remainder; }
-  MS_OPTIM_FN static uint32_t Kept(uint32_t bits, uint32_t) { return bits; }
-  MS_OPTIM_FN static int32_t Of(uint32_t kept, int32_t upper) {
-    const auto remainder = static_cast<int32_t>(kept - (static_cast<uint32_t>(upper) << 16));
-    return (kept & 0x7fffffffu) > 0x7f800000u ? 0 : remainder;
+  MS_OPTIM_FN static uint32_t Rounded(uint32_t bits, uint32_t) { return bits; }
+  MS_OPTIM_FN static int32_t Of(uint32_t rounded, int32_t upper) {
+    const auto remainder = static_cast<int32_t>(rounded - (static_cast<uint32_t>(upper) << 16));
+    return (rounded & 0x7fffffffu) > 0x7f800000u ? 0 : remainder;
   }
 };
 
 template <>
 struct Remainder<int8_t> {
   MS_OPTIM_FN static int32_t Difference(int32_t remainder) { return remainder * 256; }
-  MS_OPTIM_FN static uint32_t Kept(uint32_t bits, uint32_t noise) {
-    const uint32_t rounded = (bits + (noise & 0xffu)) & ~0xffu;
-    return (bits & 0x7fffffffu) < 0x7f800000u ? rounded : bits;
+  MS_OPTIM_FN static uint32_t Rounded(uint32_t bits, uint32_t noise) {
+    const uint32_t sum = (bits + (noise & 0xffu)) & ~0xffu;
+    return (bits & 0x7fffffffu) < 0x7f800000u ? sum : bits;
   }
-  MS_OPTIM_FN static int32_t Of(uint32_t kept, int32_t upper) {
-    return Remainder<int16_t>::Of(kept, upper) >> 8;  // the bits that are cut off are 0
+  MS_OPTIM_FN static int32_t Of(uint32_t rounded, int32_t upper) {
+    return Remainder<int16_t>::Of(rounded, upper) >> 8;  // the bits that are cut off are 0
   }
 };
 
@@ -66,10 +66,10 @@ MS_OPTIM_FN float MasterOf(bfloat16 weight, R remainder) {
 
 template <class R>
 MS_OPTIM_FN void Split(float master, uint32_t noise, bfloat16 *weight, R *remainder) {
-  const uint32_t kept = Remainder<R>::Kept(BitsOf(master), noise);
-  const int32_t upper = UpperHalf(kept);
+  const uint32_t rounded = Remainder<R>::Rounded(BitsOf(master), noise);
+  const int32_t upper = UpperHalf(rounded);
   weight->bits = static_cast<uint16_t>(upper);
-  *remainder = static_cast<R>(Remainder<R>::Of(kept, upper));
+  *remainder = static_cast<R>(Remainder<R>::Of(rounded, upper));
 }
 
 // Tells whether noise enters the weights.

@@ -18,9 +18,9 @@ struct Chunk {
   double sum[kSums];
 };
 
-// What is decided for a tensor, and how it is stored.
+// The decisions of a step about a tensor, and how the tensor is stored.
 struct Task : Decision {
-  int64_t row;  // elements that centralization averages over; 0: none
+  int64_t row;  // the elements of a row, if the gradient is centralized; else 0
   Noise noise;
   bool low_states;    // some state has fewer bits
   bool noisy_weight;  // weights are rounded with noise
@@ -36,7 +36,7 @@ struct alignas(64) Buffers {
   float row_mean[kTile], row_mean_rest[kTile];  // the mean is their sum
 };
 
-// A tensor's first step: what starts as the weights.
+// Copies the weights, in a tensor's first step, to the average and to a state that starts as they do.
 template <class Rule>
 void StartTile(const Tensor &t, const Task &task, int64_t begin, int n, const float *w) {
   if (!task.starts) return;
@@ -45,13 +45,13 @@ void StartTile(const Tensor &t, const Task &task, int64_t begin, int n, const fl
   if (Rule::kStartsAtWeights) memcpy(static_cast<float *>(t.state[0]) + begin, w, bytes);
 }
 
-// Fetches memory that is needed after the loop over a tile, while that runs.
+// Prefetches memory that is read after the loop over a tile, while that loop runs.
 MS_OPTIM_FN void FetchTile(const float *data, int n) {
   constexpr int kLine = 64 / static_cast<int>(sizeof(float));
   for (int i = 0; i < n; i += kLine) __builtin_prefetch(data + i, 1, 2);
 }
 
-// Moves the average towards the weights as they were stored. In this form an average of equal numbers stays as it is.
+// Moves the average towards the weights as they are stored. In this form, an average that equals them does not change.
 void AverageTile(const Tensor &t, const Task &task, int64_t begin, int n, float *buffer) {
   if (t.average == nullptr) return;
   const float *__restrict w = LoadWeight(t, begin, n, buffer);
@@ -107,7 +107,7 @@ void GradientSum(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
 
 // ---- The rule, over one tile -----------------------------------------------------------------------------------
 
-// Sums that the loop over a tile adds up in passing, in lanes: a loop of their own would take as long as the rule.
+// Sums of a tile, in lanes. The loop of the rule adds them up: a loop of their own would take as long as the rule.
 struct TileSums {
   float lane[kSums][kLanes] = {};
 
@@ -127,7 +127,7 @@ MS_OPTIM_FN void RuleElement(const Rule &rule, const Task &task, float w, float 
   sums.lane[kDirectionsDot][lane] += d[0] * d[1];
 }
 
-// By how much a weight moves along its directions.
+// Returns the move of a weight along its directions.
 template <int kDirections>
 MS_OPTIM_FN float Moved(const Task &task, float d0, float d1) {
   return kDirections == 1 ? task.coefficient[0] * d0 : task.coefficient[0] * d0 + task.coefficient[1] * d1;
@@ -140,7 +140,7 @@ MS_OPTIM_FN void MoveTile(const Task &task, int n, float (*d)[kTile], float *w) 
   for (int i = 0; i < n; ++i) w[i] -= Moved<kDirections>(p, d[0][i], d[1][i]);
 }
 
-// What a loop over a tile does: new states from the gradient, sums, new weights.
+// The work of a loop over a tile: it makes new states from the gradient, adds up sums, and moves weights.
 enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4 };
 
 template <class Rule, unsigned kParts>
@@ -149,7 +149,9 @@ void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, co
   const Rule r = rule;
   const Task p = task;
   TileSums sums = total;
-  // The loop names its states, of which a rule has one to three: no loop over them would be vectorized.
+  // A rule has one to three states, and the loop names each: compilers do not vectorize a loop over them. A pointer to
+  // a state that the rule lacks is a copy of another pointer, against the promise of __restrict, but the constants
+  // kSecond and kThird keep the loop from using it.
   constexpr bool kSecond = Rule::kStates > 1, kThird = Rule::kStates > 2;
   float *__restrict s0 = s[0], *__restrict s1 = s[kSecond ? 1 : 0], *__restrict s2 = s[Rule::kStates - 1];
   float *__restrict d0 = d[0], *__restrict d1 = d[1];
@@ -172,9 +174,9 @@ void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, co
   total = sums;
 }
 
-// Prefetches what the loop reaches a tile later. Loops that convert states are too long for the processor to look ahead
-// by itself: without this, it waited for a fifth of the time. Loops without conversion would only become slower.
-// States have so many elements in a word.
+// Prefetches the memory that the loop reaches a tile later. A loop that converts states is too long for the processor
+// to look ahead: without this, it waits for a fifth of the time. A loop without conversion becomes slower with it. A
+// word of a state holds kInWord elements.
 template <int kInWord, class State0, class State1>
 MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, const State1 *s1) {
   __builtin_prefetch(w + kTile, 1, 2);
@@ -184,7 +186,7 @@ MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, co
 }
 
 // Runs the rule over a tile whose one or two states are of a format without scales, and converts these in the same
-// loop. It takes whole lanes, and returns how many elements these are.
+// loop. It takes whole lanes, and returns the number of their elements.
 template <class Rule, class Format>
 int ConvertedTile(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, int n, const float *__restrict w,
                   const float *__restrict g, float *__restrict d, const uint32_t *__restrict noise, TileSums &total) {
@@ -219,7 +221,12 @@ int ConvertedTile(const Rule &rule, const Task &task, const Tensor &t, int64_t b
   return whole;
 }
 
-// A block of new states, one or two, that waits to be encoded.
+// A block of new states, one or two, that waits to be encoded: its scale is known only when the rule has run over all
+// of it. The loop over a block therefore encodes the block before it:
+//
+//   loop over   block 0 | block 1  | block 2  | Finish()
+//   rule          0     |    1     |    2     |
+//   encode              |    0     |    1     |    2
 template <bool kSecond>
 struct PendingBlock {
   const float *state[2] = {};
@@ -258,8 +265,8 @@ struct PendingBlock {
 };
 
 // Runs the rule over a block of a tensor whose one or two states are of a format with scales. Encoding needs the
-// largest element of the block, so a block is encoded while the rule runs over the next one: decoding and encoding hide
-// behind the rule's root and division.
+// largest element of the block, so a block is encoded while the rule runs over the next one: decoding and encoding then
+// take the cycles in which the rule waits for its root and its division.
 template <class Rule, class Format, bool kPending>
 void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, const float *__restrict w,
                 const float *__restrict g, float *__restrict s0, float *__restrict s1, float *__restrict d,
@@ -311,14 +318,14 @@ void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
   pending.noise_above = task.noise.Above(begin);
 }
 
-// Tells whether the loop of a rule converts the states of a tensor: one or two, both of the format.
+// Tells whether the loop of a rule converts the states of a tensor: it does if there are one or two, of the format.
 template <class Rule, class Format>
 MS_OPTIM_FN bool IsFused(const Tensor &t) {
   if (Rule::kStates > 2 || Rule::kDirections > 1 || !FirstCode<Format>::kIsConverted) return false;
   return t.state_type[0] == Format::kSigned && (Rule::kStates < 2 || t.state_type[1] == Format::kUnsigned);
 }
 
-// Tells whether such a loop takes its noise from the table: it takes whole blocks.
+// Tells whether such a loop takes its noise from the table, which it does where it takes whole blocks.
 template <class Rule>
 MS_OPTIM_FN bool IsFusedWithScales(const Tensor &t) {
 #define MS_OPTIM_ROW(Format) \
@@ -376,7 +383,7 @@ void AddTileSums(const TileSums &sums, const float *g, const float *w, float (*d
   sum[kDirectionsDot] += sums.Total(kDirectionsDot);
 }
 
-// The moments stage of a chunk: new states, and the sums of weights and directions. If nothing waits for these sums,
+// The moments stage of a chunk: new states, and the sums of weights and directions. Where nothing waits for these sums,
 // the weights move in the same pass (kMove).
 template <class Rule, bool kMove>
 void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
@@ -402,6 +409,8 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chu
     if (first < n) {
       pending.Finish();
       if (task.low_states && !has_noise) FillNoise(task.noise, begin, n, b.noise);
+      // The directions are rows of kTile elements. A pointer to such rows that begins at the column `first` gives each
+      // row from this column on: d[k][i] is b.direction[k][first + i].
       auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
       StatesAndDirections(rule, t, task, begin + first, n - first, w + first, g + first, b.noise + first, d, b, sums);
     }

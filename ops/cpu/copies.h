@@ -1,6 +1,6 @@
 // Copies bytes: between the ranges of many tensors and one buffer, which workers exchange, a wire; and between tensors.
 //
-// MindSpore's own slices, concatenations and assignments lack some dtypes that weights have, and make copies besides.
+// MindSpore's own slices, concatenations and assignments lack some dtypes of weights, and make further copies.
 #pragma once
 
 #include <cstdlib>

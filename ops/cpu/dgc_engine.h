@@ -1,4 +1,4 @@
-// DGCMomentum on the CPU: local accumulation, exact selection of the largest, and what is done with what was sent.
+// DGCMomentum on the CPU: local accumulation, sending, and applying what all workers sent.
 //
 // A launch that does not apply the step leaves the states as they are, since the exchange may fail: it computes r and
 // does not store it. The launch that applies the step computes it once more, with the same bits, and stores it.
@@ -14,8 +14,8 @@
 namespace ms_optim {
 namespace {
 
-// So many elements are accumulated before the threads wait for each other and select. Many, since waiting takes long;
-// not all, since the maxima take memory.
+// The elements that are accumulated before the threads wait for each other and select. They are many, since waiting
+// takes long, and not all, since the maxima take memory.
 constexpr int64_t kSelectedElements = int64_t{1} << 26;
 
 class DgcEngine : DgcSelect {
@@ -109,7 +109,7 @@ class DgcEngine : DgcSelect {
     return maxima_ != nullptr;
   }
 
-  // The framework shows a failure as a number: the words go to the log.
+  // The framework shows a failure as a number, so the words go to the log.
   bool InStep() const {
     for (int64_t worker = 0; worker < step_.wire_count; ++worker) {
       if (IsOfThisStep(step_, rule_, worker)) continue;
@@ -135,7 +135,7 @@ class DgcEngine : DgcSelect {
     return false;
   }
 
-  // ---- The local gradient, and what becomes of it -----------------------------------------------------------------
+  // ---- The local gradient, its clipping and accumulation ----------------------------------------------------------
 
   void ClipLocally(int first, int last) {
     ForChunks(first, last, false, [this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
@@ -199,7 +199,7 @@ class DgcEngine : DgcSelect {
     memcpy(chunk.sum, sum, sizeof(sum));
   }
 
-  // Momentum SGD with the mean gradient in direction[0]; returns the sum of squares of what the weights move along.
+  // Momentum SGD with the mean gradient in direction[0]; returns the sum of squares of the direction.
   double Momentum(const Tensor &t, const Task &task, int64_t begin, int n, float *__restrict w, Buffers &b) {
     const DgcMomentum rule = rule_;
     const float rate = task.coefficient[0];
@@ -241,8 +241,8 @@ class DgcEngine : DgcSelect {
 
   // Sends the elements of a chunk above the k-th magnitude, and the first of those that equal it.
   //
-  // Elements that are applied at once lie far apart, each in a page of its own: those of a chunk are all prefetched
-  // before any is used.
+  // Elements that are applied lie far apart, each in its own page, so those of a chunk are all prefetched before any is
+  // used.
   void Send(const Tensor &t, const Task &task, Chunk &chunk) {
     const int32_t magnitude = magnitude_[chunk.tensor];
     const WireOffsets &wire = wire_[chunk.tensor];
@@ -271,13 +271,14 @@ class DgcEngine : DgcSelect {
     chunk.sum[kDirectionSum] = sum;
   }
 
-  // Momentum factor masking, section 3.3, of an element that is sent.
+  // Masks the momentum of an element that is sent: momentum factor masking, section 3.3.
   static void StartAnew(const Tensor &t, int64_t i, float sent) {
     U(t)[i] = 0.0f;
     R(t)[i] = DgcMomentum::Behind(R(t)[i], sent);
   }
 
-  // Plain SGD: r holds velocities, a second momentum would count them twice. Returns the square of the mean.
+  // Moves a weight by plain SGD: r holds velocities, which a second momentum would count twice. Returns the square of
+  // the mean.
   double MoveByMean(const Tensor &t, const Task &task, int64_t i, float total) const {
     const float mean = rule_.Mean(total);
     Move(t, task.noisy_weight ? &task.noise : nullptr, i, task.coefficient[0] * mean);
@@ -293,7 +294,7 @@ class DgcEngine : DgcSelect {
     return reinterpret_cast<const float *>(Wire(worker) + wire_[tensor].values);
   }
 
-  // Stores the states that the launch which sent has computed, and removes what it sent.
+  // Stores the states that the sending launch computed, without the elements that it sent.
   void KeepStates(const Tensor &t, const Task &task, int tensor, int64_t begin, int n, const float *g, Buffers &b) {
     const float *w = LoadWeight(t, begin, n, b.weight);
     BeginMaster(t, begin, n, w);
@@ -301,7 +302,7 @@ class DgcEngine : DgcSelect {
     ForSentBy(rule_.rank, tensor, begin, begin + n, [&t](int64_t i, float value) { StartAnew(t, i, value); });
   }
 
-  // Adds up what the workers sent, in their order, tile by tile.
+  // Adds up the elements that the workers sent, in the workers' order, tile by tile.
   void Receive(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
     float *total = b.direction[0];
     double sum = 0.0;
@@ -317,20 +318,20 @@ class DgcEngine : DgcSelect {
       if (!any) return;
       ForReceived(chunk.tensor, begin, end, [&](int64_t i, float) {
         sum += MoveByMean(t, task, i, total[i - begin]);
-        // If another worker sent it too, the weight moves by 0 then.
+        // The weight moves by 0 if another worker sent it, too.
         total[i - begin] = 0.0f;
       });
     });
     chunk.sum[kDirectionSum] = sum;
   }
 
-  // Calls body(index, value) for what each worker sent of the elements from begin to end.
+  // Calls body(index, value) for the elements from begin to end that each worker sent.
   template <class Body>
   MS_OPTIM_FN void ForReceived(int tensor, int64_t begin, int64_t end, Body body) const {
     for (int64_t worker = 0; worker < step_.wire_count; ++worker) ForSentBy(worker, tensor, begin, end, body);
   }
 
-  // The same for what one worker sent.
+  // Does the same for one worker.
   template <class Body>
   MS_OPTIM_FN void ForSentBy(int64_t worker, int tensor, int64_t begin, int64_t end, Body body) const {
     const WireOffsets &wire = wire_[tensor];
@@ -338,7 +339,7 @@ class DgcEngine : DgcSelect {
     const uint8_t *values = Wire(worker) + wire.values, *indices = Wire(worker) + wire.indices;
     for (int64_t k = FirstIndex(indices, wire.index_bytes, sent, begin); k < sent; ++k) {
       const int64_t i = IndexAt(indices, wire.index_bytes, k);
-      // Indices ascend, if a worker of this step sent them.
+      // The indices of a worker of this step ascend.
       if (i < begin || i >= end) break;
       body(i, ValueAt(rule_, values, k));
     }
@@ -363,7 +364,7 @@ class DgcEngine : DgcSelect {
     chunk.sum[kDirectionSum] = sum;
   }
 
-  // The other sums are those of the launch that sent.
+  // Adds up the sums of squares of the updates. The other sums are those of the sending launch.
   void AddUpdates(int first, int last) {
     for (int i = first; i < last; ++i) {
       double &sum = SumsOf(i)[kDirectionSum];

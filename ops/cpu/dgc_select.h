@@ -1,9 +1,9 @@
 // DGCMomentum on the CPU: the exact selection of the largest elements of r.
 //
-// The selection needs no samples and no second guess. The pass that accumulates r keeps the largest magnitude of each
+// The selection needs no samples and no second guess. The pass that accumulates r stores the largest magnitude of each
 // group of 64 elements. The k-th largest of these maxima is a bound that at least k elements reach, and few besides;
-// only groups whose maximum reaches it are looked at again, once: their candidates are noted down. Among these the
-// exact k-th magnitude is found digit by digit, by counting; ties go to the lowest index.
+// only groups whose maximum reaches it are read again, once, and their candidates are noted down. Among these the exact
+// k-th magnitude is found digit by digit, by counting; ties go to the lowest index.
 #pragma once
 
 #include <cstring>
@@ -21,20 +21,20 @@ constexpr int kBlock = 128 * kGroup;
 static_assert(kTile % kGroup == 0, "a tile holds whole groups");
 int64_t GroupsOf(const Chunk &chunk) { return (chunk.end - chunk.begin + kGroup - 1) / kGroup; }
 
-// An element that may be among the k largest, by its index in its chunk, and r there.
+// An element that may be among the k largest: its index in its chunk, and its r.
 struct Candidate {
   int32_t index;
   float value;
 };
 
-// A chunk with more candidates is scanned each time instead: notes of all would take memory that grows with r.
+// A chunk with more candidates is scanned each time: notes of all of them would take memory that grows with r.
 constexpr int kMostNoted = static_cast<int>(kChunk / 16);
 
-// What the selection knows of a chunk.
+// The selection of a chunk.
 struct Selection {
   int64_t first_group;   // in maxima_
   int thread;            // whose notes hold the candidates
-  int64_t first, count;  // which of these notes; a count below 0: the candidates are not noted down
+  int64_t first, count;  // the range of these notes; a count below 0: the candidates are not noted down
   int64_t sent_before;   // how many elements the tensor's earlier chunks send
   int64_t ties;          // how many of the elements that equal the k-th magnitude this chunk sends
 };
@@ -72,12 +72,12 @@ class DgcSelect : protected StepEngine {
 
   static float *U(const Tensor &t) { return static_cast<float *>(t.state[0]); }
   static float *R(const Tensor &t) { return static_cast<float *>(t.state[1]); }
-  // How many elements of a tensor are sent, the k of the paper; 0: the tensor is not compressed.
+  // Returns how many elements of a tensor are sent, the k of the paper; 0: the tensor is not compressed.
   int64_t Sent(int i) const { return LayoutOf(i, kSent); }
   Selection &SelectionOf(const Chunk &chunk) const { return selections_[&chunk - chunks_.get()]; }
   int32_t *MaximaOf(const Chunk &chunk) const { return &maxima_[SelectionOf(chunk).first_group]; }
 
-  // ---- The local gradient, and what becomes of it -----------------------------------------------------------------
+  // ---- The local gradient and the new states ----------------------------------------------------------------------
 
   void GradientTile(const Task &task, float clip, int n, const float *__restrict w, const float *__restrict g,
                     float *__restrict out) const {
@@ -104,8 +104,8 @@ class DgcSelect : protected StepEngine {
 
   // ---- Selection --------------------------------------------------------------------------------------------------
 
-  // Returns a magnitude that at least k elements reach. It is at least 1, so that zeros, of which an embedding's r may
-  // be full, are not scanned.
+  // Returns a magnitude that at least k elements reach. It is at least 1, so that zeros are not scanned: the r of an
+  // embedding may be full of them.
   int32_t BoundOf(int i) const {
     const Chunk &last = chunks_[tasks_[i].last_chunk - 1];
     const int32_t *maxima = MaximaOf(chunks_[tasks_[i].first_chunk]);
@@ -113,7 +113,7 @@ class DgcSelect : protected StepEngine {
     if (Sent(i) > groups) return 1;
     Search search;
     search.Start(Sent(i));
-    // Two digits are enough: a third would exclude few candidates more.
+    // Two digits are enough: a third one would exclude few more candidates.
     for (const Digit &digit : {kDigits[0], kDigits[1]}) {
       search.StartDigit(digit);
       for (int64_t k = 0; k < groups; ++k) search.Add(maxima[k]);
@@ -140,7 +140,7 @@ class DgcSelect : protected StepEngine {
     selection.count = -1;
   }
 
-  // Finds a tensor's k-th magnitude, and what each of its chunks sends.
+  // Finds the k-th magnitude of a tensor, and the number of elements that each of its chunks sends.
   void Rank(int i) {
     const int first = tasks_[i].first_chunk, last = tasks_[i].last_chunk;
     Search search;
@@ -175,7 +175,7 @@ class DgcSelect : protected StepEngine {
     }
   }
 
-  // Calls body(index, r there) for the elements of a chunk whose magnitude is at least the bound, in order.
+  // Calls body(index, r) for the elements of a chunk whose magnitude is at least the bound, in order.
   template <class Body>
   MS_OPTIM_FN void ForCandidates(const Chunk &chunk, int32_t bound, Body body) const {
     const Selection &selection = SelectionOf(chunk);
@@ -186,7 +186,7 @@ class DgcSelect : protected StepEngine {
     }
   }
 
-  // The same, from r instead of the notes.
+  // Does the same from r in place of the notes.
   template <class Body>
   MS_OPTIM_FN void Scan(const Chunk &chunk, int32_t bound, Body body) const {
     const Tensor &t = step_.tensors[chunk.tensor];
@@ -217,7 +217,7 @@ class DgcSelect : protected StepEngine {
     return groups;
   }
 
-  // Computes r of some groups of a block; adjacent ones at once.
+  // Computes r again for some groups of a block, for adjacent ones at once.
   void AccumulateAgain(const Chunk &chunk, int64_t block, int n, const int *group, int groups, Buffers &b,
                        float *r) const {
     const Tensor &t = step_.tensors[chunk.tensor];
@@ -243,7 +243,7 @@ class DgcSelect : protected StepEngine {
       const int begin = group[g], end = Min(begin + kGroup, n);
       MS_OPTIM_IVDEP
       for (int j = begin; j < end; ++j) key[j] = MagnitudeKey(r[j]);
-      // Without branches, which the processor would predict wrong.
+      // There is no branch: the processor would mispredict it.
       for (int j = begin; j < end; ++j) {
         hit[hits] = j;
         hits += key[j] >= bound;
@@ -255,7 +255,7 @@ class DgcSelect : protected StepEngine {
   const DgcMomentum rule_;
   std::unique_ptr<float[]> clip_;
   std::unique_ptr<WireOffsets[]> wire_;
-  std::unique_ptr<int32_t[]> bound_, magnitude_;  // of each tensor: what its candidates reach; its k-th
+  std::unique_ptr<int32_t[]> bound_, magnitude_;  // of each tensor: the bound of its candidates; its k-th
   std::unique_ptr<Selection[]> selections_;       // of each chunk
   std::unique_ptr<int32_t[]> maxima_;
   std::vector<std::vector<Candidate>> notes_;  // of each thread

@@ -36,7 +36,7 @@ class Engine : StepEngine {
         Pass(first, last, true, MoveChunk<Rule>);
       }
     }
-    // A launch that only commits reports too: of tensors in parts, it alone has the sums of all parts.
+    // A launch that only commits reports, too: if tensors are in parts, it alone has the sums of all parts.
     if (apply || !moments) {
       for (int i = 0; i < step_.count; ++i) Report(i, true);
     }
@@ -51,7 +51,7 @@ class Engine : StepEngine {
     });
   }
 
-  // Decides from the sums known so far what the next pass uses.
+  // Decides from the sums so far the numbers that the next pass uses.
   void Decide(int i) { ms_optim::Decide(rule_, step_, i, SumsOf(i), clip_, &tasks_[i]); }
 
   const Rule rule_;

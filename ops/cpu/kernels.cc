@@ -1,4 +1,4 @@
-// Compiled once per instruction set, with MS_OPTIM_ISA naming it.
+// This file is compiled once for each instruction set, whose name is MS_OPTIM_ISA.
 #include "kernels.h"
 
 #include "dgc_engine.h"

@@ -1,6 +1,6 @@
 // Reads the arguments of a launch of local steps, and compares the marks of workers.
 //
-// Inputs, but of the launch that compares:
+// Inputs of all launches but the one that compares:
 //   numbers float64 [kLocalNumbers], masters int32 [n]: the index of each tensor's master among these, -1 without one;
 //   to send, this worker's mark without the checksum of its start; to apply, the wires [w, words], and this worker's
 //   number of workers and rank are in the numbers;
@@ -108,7 +108,7 @@ inline int LaunchLocal(const ArgumentReader &arguments, LocalStage stage, Status
   }
 }
 
-// Says what differs in the marks of workers, as a sentence; returns whether anything does.
+// Writes a sentence about the first difference between the marks of the workers; returns whether there is one.
 inline bool DifferenceOf(const int32_t *marks, int64_t workers, char *text, size_t size) {
   static constexpr const char *kNames[] = {"every",
                                            "fragments",
@@ -156,7 +156,7 @@ inline int AreAtTheSame(ArgumentReader in) {
   if (const Status status = in.Finish(); status != kOk) return status;
   char text[256];
   if (DifferenceOf(marks, in.Size(0) / kLocalMarks, text, sizeof(text))) {
-    // In a graph, MindSpore reports no more than the number.
+    // In a graph, MindSpore reports the number alone.
     fprintf(stderr, "ms_optim: For 'LocalSteps', %s\n", text);
     return kOutOfStep;
   }

@@ -1,7 +1,7 @@
-// Local steps between exchanges, on the CPU: what a worker sends of its differences, and the outer step.
+// Local steps between exchanges, on the CPU: sending the differences of a worker, and the outer step.
 //
-// Sending changes nothing, since the exchange may fail: the launch that applies what all sent computes the differences
-// once more, with the same bits.
+// Sending changes nothing, since the exchange may fail. The launch that applies computes the differences once more,
+// with the same bits.
 #pragma once
 
 #include <cmath>
@@ -15,19 +15,19 @@
 namespace ms_optim {
 namespace {
 
-// Elements that a thread works on at a time. Few, so that they stay in its second cache; many, since memory waits where
-// one thing ends and the next one begins.
+// The elements that a thread works on at a time. They are few, so that they stay in its second-level cache, and many,
+// since memory waits where one loop ends and the next one begins.
 constexpr int kStretch = 1 << 14;
 constexpr int kChunksAtOnce = 4;
-// Elements of a chunk that are received and moved before the next ones: no more than a processor fetches ahead, so that
-// memory does not wait while values are read.
+// The elements of a chunk that are received and moved before the next ones. They are no more than a processor
+// prefetches, so that memory does not wait while values are read.
 constexpr int kMovedAtOnce = 256;
 
 // A part of a tensor that one thread works on at a time: chunks of one length that follow each other.
 struct Stretch {
   const LocalTensor *tensor;
   int64_t begin;
-  int n, of_chunk;      // elements, and those of a chunk
+  int n, of_chunk;      // the elements, and the elements of a chunk
   int64_t wire_offset;  // of the first chunk in a wire, in bytes
 
   float *Of(float *array) const { return array == nullptr ? nullptr : array + begin; }
@@ -38,7 +38,7 @@ struct Stretch {
   }
 };
 
-// Room for a stretch. Between two of them, no element is marked as received, or as this worker's own.
+// The buffers for a stretch. Between two stretches, no element is marked as received, or as this worker's own.
 struct Workbench {
   float values[kChunkRoom], own_values[kChunkRoom], sums[kChunkRoom];
   int32_t indices[kChunkRoom], own_indices[kChunkRoom], received[kChunkRoom];
@@ -47,14 +47,14 @@ struct Workbench {
   LargestElements largest;
 };
 
-// What a stretch adds to the norms of a report, to the sum of squares of what all workers sent, and to the checksum of
-// the weights that they started from.
+// The sums of squares of a stretch that a report needs: of the differences, of the residual, of the sum of the workers'
+// differences, and of each worker's; and the checksum of the weights that they started from.
 struct Totals {
   double difference, residual, total, each;
   uint32_t checksum;
 };
 
-// What the outer step adds to it: squares of what all sent, and of this worker's differences.
+// The squares that the outer step adds: of the sum of the workers' differences, and of this worker's.
 struct MoveSums {
   SumOfSquares total, difference;
 
@@ -68,7 +68,7 @@ class LocalEngine {
  public:
   explicit LocalEngine(const LocalStep &step) : step_(step), outer_(step.numbers) {}
 
-  // Begins: the weights are what all start from.
+  // Begins a round: stores the weights that all workers start from.
   Status Begin() {
     return ForEachStretch([](const Stretch &stretch, Workbench *, Totals *) {
       float *start = stretch.Of(stretch.tensor->start);
@@ -156,7 +156,7 @@ class LocalEngine {
     }
   }
 
-  // The order of the stretches is that of the sum, whatever thread had which.
+  // The sum is in the order of the stretches, whichever thread had which.
   Totals Total() const {
     Totals all{};
     for (const Totals &own : totals_) {
@@ -173,8 +173,8 @@ class LocalEngine {
     return ChunkCode(stretch.of_chunk, step_.numbers[kDensity], static_cast<int>(step_.numbers[kValueBits]));
   }
 
-  // Calls with the differences of the weights from where they started, what was not sent before added, and with where
-  // they started: with vectors, and with the numbers of the rest.
+  // Calls use(weight, i, x, start) for all elements: x is the difference of the weight from its start, with the
+  // residual added. x and start are vectors, and numbers for the rest.
   template <class Use>
   MS_OPTIM_FN void ForEachDifference(const Stretch &stretch, Totals *totals, const Use &use) const {
     const float *start = stretch.Of(stretch.tensor->start), *residual = stretch.Of(stretch.tensor->residual);
@@ -203,7 +203,7 @@ class LocalEngine {
 
   // ---- Sending ------------------------------------------------------------------------------------------------------
 
-  // The index of a stretch's first element among those of all tensors.
+  // Returns the index of a stretch's first element among those of all tensors.
   static uint32_t FirstIndex(const Stretch &stretch) {
     return static_cast<uint32_t>(stretch.tensor->before + stretch.begin);
   }
@@ -219,7 +219,7 @@ class LocalEngine {
     totals->checksum = checksum.Total();
   }
 
-  // The differences of several chunks are read before any of them is coded.
+  // Reads the differences of several chunks before it codes any of them.
   void SendFew(const Stretch &stretch, Workbench *bench, Totals *totals) const {
     const ChunkCode code = CodeOf(stretch);
     Candidates candidates[kChunksAtOnce];
@@ -280,13 +280,13 @@ class LocalEngine {
   }
   bool IsOwn(int worker) const { return worker == static_cast<int>(step_.numbers[kLocalRank]); }
 
-  // What is left of an element that was sent as a value; infinity and NaN leave nothing behind.
+  // Returns the residual of an element that was sent as a value; infinity and NaN leave nothing behind.
   static float Left(float x, float value) {
     const float left = x - value;
     return left == left ? left : 0.0f;
   }
 
-  // Every worker sent all elements. Sums are in the workers' order.
+  // Applies chunks of which every worker sent all elements. Sums are in the workers' order.
   void ApplyToAll(const Stretch &stretch, Workbench *bench, Totals *totals) const {
     const ChunkCode code = CodeOf(stretch);
     MoveSums move_sums;
@@ -315,8 +315,8 @@ class LocalEngine {
     if (residual != nullptr) totals->residual += SumOfSquares::Of(residual, chunk.n);
   }
 
-  // Adds values that a worker sent of a chunk to those of the workers before it, of which the first has none; also
-  // stores them, unless own is null.
+  // Adds the values that a worker sent of a chunk to those of the workers before it, if it is not the first. Also
+  // stores them in `own`, unless that is null.
   template <bool kIsFirst>
   static void AddValues(const ChunkCode &code, const uint8_t *wire, int begin, int n, float *own, float *sums,
                         SumOfSquares *squares) {
@@ -329,8 +329,8 @@ class LocalEngine {
     *squares = lanes;
   }
 
-  // Few elements were sent, and there is no velocity: all weights go back to where they started, and only those that
-  // any worker sent move from there. What was sent of several chunks is received before any weight moves.
+  // Applies chunks of which few elements were sent, if there is no velocity: all weights go back to their start, and
+  // only those that any worker sent move from there. Several chunks are received before any weight moves.
   void ApplyToFew(const Stretch &stretch, Workbench *bench, Totals *totals) const {
     const ChunkCode code = CodeOf(stretch);
     int received = 0;
@@ -356,7 +356,8 @@ class LocalEngine {
     MoveReceived(stretch, received, bench, totals);
   }
 
-  // Adds up what all workers sent of a chunk, and returns how many elements of the stretch were received so far.
+  // Adds up the elements that all workers sent of a chunk, and returns how many elements of the stretch were received
+  // so far.
   int Receive(const Stretch &stretch, int c, const ChunkCode &code, int received, Workbench *bench,
               Totals *totals) const {
     const int first = c * stretch.of_chunk, own = c * code.sent;
@@ -381,7 +382,7 @@ class LocalEngine {
     return received;
   }
 
-  // Moves the weights that any worker sent, a vector of their sums at a time.
+  // Moves the weights that any worker sent, a vector of sums at a time.
   void MoveReceived(const Stretch &stretch, int count, Workbench *bench, Totals *totals) const {
     const auto workers = static_cast<float>(step_.Workers());
     float *start = stretch.Of(stretch.tensor->start), *moves = bench->values;
@@ -407,7 +408,7 @@ class LocalEngine {
     totals->total = total.Total();
   }
 
-  // Few elements were sent, but all move along their velocities.
+  // Applies chunks of which few elements were sent, if there is a velocity: all weights move along it.
   void ApplyAtIndices(const Stretch &stretch, Workbench *bench, Totals *totals) const {
     const ChunkCode code = CodeOf(stretch);
     float *residual = stretch.Of(stretch.tensor->residual);
@@ -436,7 +437,7 @@ class LocalEngine {
     ForEachDifference(stretch, totals, [&](const auto &, int i, auto x, auto) { StoreAt(x, residual + i); });
   }
 
-  // Reads what a worker sent of a stretch, and returns its sum of squares.
+  // Reads the elements that a worker sent of a chunk, and returns their sum of squares.
   static double ReadChunk(const ChunkCode &code, const uint8_t *wire, float *values, int32_t *indices) {
     SumOfSquares squares;
     ReadValues(code, wire, 0, code.sent, [&](int j, LanesOf<float> lanes) {
@@ -447,15 +448,15 @@ class LocalEngine {
     return squares.Total();
   }
 
-  // The outer step, from the sum of what all workers sent. kReports: the difference of this worker's weights is yet to
-  // be reported.
+  // Takes the outer step, from the sum of the workers' differences. kReports: it also adds up the squares of this
+  // worker's differences.
   template <bool kReports>
   void Move(const Stretch &stretch, const float *sum, MoveSums *move_sums) const {
     const int count = step_.Workers();
     // A power of two divides as exactly, and faster, by its inverse.
     const auto workers = static_cast<float>(count);
     const float inverse = 1.0f / workers;
-    // A worker that is alone goes on from where it is, to the last bit, which a difference may have lost.
+    // A worker that is alone keeps its weights to the last bit, which a difference may have lost.
     const bool stays = step_.IsDense() && count == 1 && outer_.rate == 1.0f && stretch.tensor->velocity == nullptr;
     const auto move = [&](const auto &mean) {
       WithWeight(stretch.tensor->t, [&](const auto &weight) {

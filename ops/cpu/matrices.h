@@ -1,7 +1,7 @@
-// Runs a rule that sees matrices as a whole, Muon, and AdamW over the tensors that are none.
+// Runs Muon, a rule that sees matrices as a whole, and AdamW over the other tensors.
 //
-// Matrices are taken a batch of tensors at a time: their directions are formed in one pass, orthogonalized, and moved
-// along in another.
+// Matrices are taken a batch of tensors at a time. One pass forms their directions, which are then orthogonalized, and
+// a second pass moves the weights along them.
 #pragma once
 
 #include "orthogonalize.h"
@@ -10,10 +10,10 @@
 namespace ms_optim {
 namespace {
 
-// Tensors of one batch have as many elements, or it is one tensor.
+// The most elements of a batch of more than one tensor.
 constexpr int64_t kBatchElements = int64_t{1} << 22;
 
-// Forms a matrix's new momentum and its direction.
+// Forms the new momentum and the direction of a matrix.
 inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, float *directions, Chunk &chunk,
                            Buffers &b) {
   double sum = 0.0;
@@ -66,7 +66,7 @@ class MatrixEngine : StepEngine {
     if (!survey.applied) return Skip();
     for (int i = 0; i < step_.count; ++i) Decide(rule_.others, step_, i, SumsOf(i), survey.clip, &tasks_[i]);
     if (moves) {
-      const std::vector<Batch> batches = Batches();  // with all memory, before anything moves
+      const std::vector<Batch> batches = Batches();  // allocates all memory, before anything moves
       MoveOthers();
       for (const Batch &batch : batches) MoveMatrices(batch);
       AddSums(0, step_.count);
@@ -80,8 +80,7 @@ class MatrixEngine : StepEngine {
   }
 
  private:
-  // Tells whether matrices and what is held for them fit, and whether this process has each of them whole or not at
-  // all.
+  // Tells whether matrices and their states fit, and whether this process has each of them whole or not at all.
   bool Fits() const {
     for (int i = 0; i < step_.count; ++i) {
       const Tensor &t = step_.tensors[i];
@@ -111,14 +110,14 @@ class MatrixEngine : StepEngine {
     });
   }
 
-  // Some tensors that are taken together, and the matrices among them.
+  // Tensors that are taken together, and the matrices among them.
   struct Batch {
     int first, last;
     std::vector<Matrix> matrices;
     std::vector<int> tensors;  // of each matrix
   };
 
-  // Cuts the tensors into batches, and allocates what the largest needs.
+  // Cuts the tensors into batches, and allocates the memory of the largest one.
   std::vector<Batch> Batches() {
     std::vector<Batch> batches;
     offsets_.assign(static_cast<size_t>(step_.count), -1);
@@ -176,8 +175,8 @@ class MatrixEngine : StepEngine {
     });
   }
 
-  // Notes the mean square of each tensor's singular values, which are all 1 in an orthogonal matrix. It travels as the
-  // sum of a second direction, which there is none of, so that all workers report it.
+  // Notes the mean square of each tensor's singular values, which are all 1 in an orthogonal matrix. It is stored as
+  // the sum of a second direction, which Muon lacks, so that all workers report it.
   void NoteOrthogonality(const std::vector<Matrix> &matrices, const std::vector<int> &tensors,
                          const std::vector<double> &sums) {
     for (size_t k = 0, next = 0; k < matrices.size(); k = next) {
@@ -192,7 +191,7 @@ class MatrixEngine : StepEngine {
 
   const Muon rule_;
   std::vector<double> mean_squares_;
-  std::vector<int64_t> offsets_;  // of each tensor in directions_; -1: it is no matrix of this process
+  std::vector<int64_t> offsets_;  // of each tensor in directions_; -1: this process has no matrix of it
   std::unique_ptr<float[]> directions_;
   OrthogonalizationMemory memory_;
 };

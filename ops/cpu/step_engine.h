@@ -1,4 +1,4 @@
-// What an engine needs besides its rule: chunks, passes over them, sums and reports.
+// The base of all engines: chunks, passes over them, sums and reports.
 //
 // Tensors are cut into chunks of a fixed size. Partial sums belong to chunks and are added in the chunks' order, so the
 // result does not depend on the number of threads.
@@ -24,9 +24,9 @@ struct alignas(64) Share {
   std::atomic<int64_t> taken{0};
 };
 
-// Before the first step, states are zeros that were never written, and have no memory yet: reading before writing would
-// cost one more page fault for each page. Huge pages save the processor most look-ups of addresses. The system may
-// ignore either.
+// Gives memory to states before the first step. They are zeros that nobody has written, so they have none yet, and each
+// page that is read before it is written costs one more page fault. Huge pages save the processor most look-ups of
+// addresses. The system may ignore either request.
 inline void Populate(void *data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr uintptr_t kPage = uintptr_t{1} << 21;
@@ -39,10 +39,10 @@ inline void Populate(void *data, int64_t bytes) {
 #endif
 }
 
-// Data that two passes over a run of tensors share should still be in the cache the second time.
+// The elements of a run of tensors that two passes share: the second pass finds them in the cache.
 constexpr int64_t kCachedElements = int64_t{1} << 19;
 
-// Chunks that one thread takes alone where other operators run meanwhile: 8 million elements.
+// The chunks that one thread takes alone while other operators run: 8 million elements.
 constexpr int64_t kChunksAlone = 256;
 
 class StepEngine {
@@ -105,8 +105,8 @@ class StepEngine {
     return true;
   }
 
-  // A chunk of a centralized tensor has whole rows, no more than there is room for means; and whole blocks, if states
-  // are codes.
+  // Returns the rows of a chunk of a centralized tensor. Their means fit into a buffer and, if states are codes, the
+  // rows are whole blocks.
   static int64_t RowsInChunk(const Task &task) {
     const int64_t rows = Max(1, Min(kTile, kChunk / Max(1, task.row)));
     const int64_t whole = task.low_states ? kCodeBlock / std::gcd(task.row, kCodeBlock) : 1;
@@ -146,15 +146,15 @@ class StepEngine {
     return last;
   }
 
-  // Calls body for the chunks of tensors first to last. A second pass goes backwards: what the first touched last is
-  // still in the cache. Every thread has a share of its own, the same in each pass, since it may have caches of its
-  // own; a thread that is done helps the next.
+  // Calls body for the chunks of tensors first to last. A second pass goes backwards: the chunks that the first pass
+  // read last are still in the cache. Every thread has its own share, the same in each pass, since it may have its own
+  // caches. A thread that is done helps the next one.
   template <class Body>
   void ForChunks(int first, int last, bool backwards, Body body) {
     const int64_t begin = tasks_[first].first_chunk, count = tasks_[last - 1].last_chunk - begin;
     std::vector<Share> shares(static_cast<size_t>(omp_get_max_threads()));
-    // Of one chunk, waking threads would take longer than the step. Threads wait for more work before they sleep, which
-    // takes the processor from operators that run meanwhile.
+    // Waking threads takes longer than a step over one chunk. Besides, threads wait for more work before they sleep,
+    // which takes the processor from operators that run at the same time.
     const int64_t alone = (step_.flags & kBeside) != 0 ? kChunksAlone : 1;
 #pragma omp parallel if (count > alone)
     {
@@ -215,7 +215,7 @@ class StepEngine {
     return SurveyOf(step_, prologue.takes_total ? TotalGradientSum() : 0.0);
   }
 
-  // For a rule whose pass does not reach all weights: the averages start, or move towards the weights.
+  // Starts the averages, or moves them towards the weights, for a rule whose pass does not reach all weights.
   void Averages(bool start) {
     if ((step_.flags & kAverages) == 0) return;
     ForChunks(0, step_.count, false, [start](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
@@ -256,7 +256,8 @@ class StepEngine {
   std::unique_ptr<Chunk[]> chunks_;
 };
 
-// Runs a rule over all tensors of a step. engine.h has the definition for most rules; some have one of their own.
+// Runs a rule over all tensors of a step. engine.h defines it for most rules; a rule with its own engine specializes
+// it.
 template <class Rule>
 Status Run(const Step &step);
 

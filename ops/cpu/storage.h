@@ -1,7 +1,7 @@
 // Tensors in memory: weights, gradients and states, from storage to float32 and back, a tile at a time.
 //
-// A tile stays in the first-level cache. It is float32: where the tensor is too, it is the tensor's own memory, else a
-// converted copy.
+// A tile stays in the first-level cache. It is float32. If the tensor is float32, too, the tile is the tensor's own
+// memory; otherwise it is a converted copy.
 #pragma once
 
 #include <cstring>
@@ -17,8 +17,8 @@ namespace {
 constexpr int kTile = 1024;
 static_assert(kTile % kCodeBlock == 0 && kTile % kLanes == 0, "a tile holds whole blocks and lanes");
 
-// Calls body(element, lane) for n elements: a constant number of lanes at a time, which is whole vectors, then the
-// rest.
+// Calls body(element, lane) for n elements: a constant number of lanes at a time, which fills whole vectors, and then
+// the rest.
 template <class Body>
 MS_OPTIM_FN void ForLanes(int n, Body body) {
   const int whole = n / kLanes * kLanes;
@@ -67,8 +67,8 @@ MS_OPTIM_FN void NarrowCodes(const int32_t (&from)[kLanes], typename Code::Type 
   }
 }
 
-// Calls body(i, code) for each of n codes. The code and what body makes of it have 32 bits: compilers do not vectorize
-// a loop over numbers of different widths.
+// Calls body(i, code) for each of n codes. The code and the number that body makes have 32 bits: compilers do not
+// vectorize a loop over numbers of different widths.
 template <class Code, class Body>
 MS_OPTIM_FN void ForCodes(const typename Code::Type *from, int n, Body body) {
   const int whole = n / kLanes * kLanes;
@@ -198,7 +198,7 @@ void SplitTile(const Tensor &t, int64_t begin, int n, const float *tile, const u
   }
 }
 
-// The compiler computes the table: code that ran when the library is loaded might use instructions that the processor
+// The compiler computes the table: code that runs when the library is loaded could use instructions that the processor
 // lacks.
 struct NoiseTable {
   alignas(64) uint32_t bits[kNoises];
@@ -213,7 +213,8 @@ void FillNoise(Noise noise, int64_t begin, int n, uint32_t *bits) {
   for (int first = 0; first < n;) {
     const int index = static_cast<int>((begin + first) % kNoises), count = Min(n - first, int{kNoises} - index);
     const uint32_t above = noise.Above(begin + first);
-    // By pointers: of indices that are sums, GCC makes a store that scatters, which takes longer than all the rest.
+    // The loop uses pointers: if an index is a sum, GCC emits a store that scatters, which takes longer than all the
+    // rest.
     const uint32_t *table = noise_table.bits + index;
     uint32_t *out = bits + first;
     MS_OPTIM_IVDEP
@@ -254,7 +255,7 @@ float *LoadWeight(const Tensor &t, int64_t begin, int n, float *buffer) {
   return buffer;
 }
 
-// Noise is null where weights are rounded to nearest.
+// Noise is null if weights are rounded to nearest.
 void StoreWeight(const Tensor &t, int64_t begin, int n, const float *tile, const uint32_t *noise) {
   if (t.remainder_type == DType::kInt16) return SplitTile<int16_t>(t, begin, n, tile, noise);
   if (t.remainder_type == DType::kInt8) return SplitTile<int8_t>(t, begin, n, tile, noise);
@@ -279,7 +280,7 @@ MS_OPTIM_FN void ForBlocks(int n, Body body) {
   if (whole < n) body(whole, n - whole);
 }
 
-// Returns where the codes of a state are, from an element on that begins a word.
+// Returns the codes of a state, from an element on that begins a word.
 template <class Code>
 MS_OPTIM_FN typename Code::Type *CodesOf(const Tensor &t, int k, int64_t begin) {
   return static_cast<typename Code::Type *>(t.state[k]) + begin / Code::kInWord;
@@ -313,7 +314,7 @@ void EncodeTile(const Tensor &t, int k, int64_t begin, int n, const float *tile,
   };
   if constexpr (Code::kHasScales) {
     ForBlocks(n, [&](int first, int count) __attribute__((always_inline)) {
-      uint32_t most[kLanes] = {};  // compared as bits, of which a NaN has the largest: it is not lost
+      uint32_t most[kLanes] = {};  // compared as bits, so that a NaN is the largest and is not lost
       ForLanes(count, [&](int i, int lane) __attribute__((always_inline)) {
         most[lane] = Max(most[lane], BitsOf(tile[first + i]) & 0x7fffffffu);
       });

@@ -9,7 +9,7 @@ namespace {
 
 __device__ inline bool Aligned(const void *data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
-// Whether runs of four elements may be read and written as one.
+// Tells whether runs of four elements may be read and written as one.
 __device__ inline bool Aligned(const Tensor &t) {
   bool aligned = Aligned(t.weight) && Aligned(t.gradient) && Aligned(t.master) && Aligned(t.remainder);
   aligned = aligned && Aligned(t.average) && Aligned(t.direction);
@@ -29,7 +29,7 @@ __device__ inline void LoadGradient(const Tensor &t, const Task &task, const Wor
   if (task.row != 0) Centralize(work.means + work.first_row[tensor], task.row, tile, g);
 }
 
-// Calls body for each tile that a warp has of a chunk.
+// Calls body for each tile of a chunk that belongs to this warp.
 template <class Body>
 __device__ void ForTiles(const Chunk &chunk, const Tensor &t, Body body) {
   const bool aligned = Aligned(t);
@@ -40,8 +40,8 @@ __device__ void ForTiles(const Chunk &chunk, const Tensor &t, Body body) {
 
 __device__ inline void AddSquare(double *sum, float x) { *sum += static_cast<double>(x) * static_cast<double>(x); }
 
-// The elements of a tile that a thread has. kFloats: weight, gradient and states are float32, and all loads are issued
-// before any is waited for.
+// The elements of a tile that belong to a thread. kFloats: weight, gradient and states are float32, and all loads are
+// issued before any is waited for.
 template <class Rule>
 struct Elements {
   static constexpr int kRoom = Rule::kStates > 0 ? Rule::kStates : 1;  // there are no arrays of nothing
@@ -65,7 +65,7 @@ struct Elements {
     for (int e = 0; Rule::kReturnsDirections && e < kEach; ++e) w[e] = 0.0f;
   }
 
-  // A tensor's first step: what starts as the weights.
+  // Copies the weights, in a tensor's first step, to the average and to a state that starts as they do.
   __device__ void Start(const Tensor &t, const Task &task, const Tile &tile) {
     if (!task.starts) return;
     if (t.average != nullptr) StoreFloats(t.average, tile, w);
@@ -110,7 +110,7 @@ struct Elements {
   }
 };
 
-// Moves the average towards the weights as they were stored; see ops/cpu/chunk_passes.h.
+// Moves the average towards the weights as they are stored; see ops/cpu/chunk_passes.h.
 __device__ inline void Average(const Tensor &t, const Task &task, const Tile &tile, float (&w)[kEach]) {
   if (t.average == nullptr) return;
   if (t.master == nullptr && t.weight_type != DType::kFloat32) LoadWeight(t, tile, w);
@@ -121,8 +121,8 @@ __device__ inline void Average(const Tensor &t, const Task &task, const Tile &ti
   StoreFloats(t.average, tile, a);
 }
 
-// Computes new states, and the sums of weights and directions. If nothing waits for these sums, the weights move too
-// (kMove).
+// Computes new states, and the sums of weights and directions. Where nothing waits for these sums, the weights move,
+// too (kMove).
 template <class Rule, bool kMove, bool kFloats>
 __device__ void UpdateTile(const Rule &rule, const Tensor &t, const Task &task, const RowMean *means, bool noisy,
                            const Tile &tile, double (&sum)[kSums]) {

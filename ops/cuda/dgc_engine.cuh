@@ -1,4 +1,4 @@
-// DGCMomentum on a GPU: local accumulation, and what is done with what was sent.
+// DGCMomentum on a GPU: local accumulation, sending, and applying what all workers sent.
 //
 // A launch that does not apply the step leaves the states as they are, since the exchange may fail: each of its passes
 // computes r again. The launch that applies the step computes it once more, with the same bits, and stores it.
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads)
   work.survey->applied = AreFinite(step, total) && step.skipping[0] == 0.0f && *step.global_step >= 0;
   const auto &rule = *new (work.survey->rule) DgcMomentum(step.constants + kRuleConstants, step.rule_flags);
   LayWire(step, work.wire);
-  // Only a trap tells the host that the states are another worker's, or that some worker has left out a step that
+  // Only a trap tells the host that the states belong to another worker, or that some worker left out a step that
   // others took.
   if (!HoldsItsOwn(step, rule)) __trap();
   if ((step.stages & kMomentsStage) != 0) return;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One thread. The wire is zero but for what is sent.
+// One thread. Writes the mark to a wire of zeros.
 __global__ void MarkWire(const Step step, const Workspace work) {
   if (threadIdx.x == 0) PutMark(step, RuleOf<DgcMomentum>(work), step.wire);
 }
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) DecideCompressed(const Step step, co
   work.searches[i].clip = sends ? 1.0f : static_cast<float>(step.sums[int64_t{i} * kSums + kClipFactor]);
 }
 
-// ---- The local gradient, and what becomes of it -----------------------------------------------------------------
+// ---- The local gradient, its clipping and accumulation ----------------------------------------------------------
 
 struct Local {
   float w[kEach], g[kEach];  // g: as it came, but centralized
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) ClipLocally(const Step step, const W
   work.searches[i].clip = RuleOf<DgcMomentum>(work).Clip(norm, step.constants[kClipNorm]);
 }
 
-// Stores them for a tile.
+// Stores the new states of a tile.
 __device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, const Tensor &t, const Task &task,
                                   float clip, const Tile &tile, const Local &local) {
   // Elements that are not sent do not touch their master, so the first step writes all masters.
@@ -99,7 +99,7 @@ __device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, con
   StoreFloats(R(t), tile, r);
 }
 
-// Momentum SGD with the mean gradient; g becomes what the weights move along.
+// Momentum SGD with the mean gradient; g becomes the direction.
 __device__ inline void Momentum(const DgcMomentum &rule, const Step &step, const Tensor &t, const Task &task,
                                 const Tile &tile, float (&w)[kEach], float (&g)[kEach], double *sum) {
   float u[kEach];
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Wo
     if (apply) {
       Momentum(rule, step, t, task, tile, local.w, local.g, &sum[kDirectionSum]);
     } else {
-      // In a wire, tensors are not aligned.
+      // Tensors are not aligned in a wire.
       uint8_t *values = static_cast<uint8_t *>(step.wire) + work.wire[chunk.tensor].values;
       StoreFloats(values, Tile(tile.begin, tile.end, false), local.g);
     }
@@ -151,13 +151,13 @@ __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Wo
 
 // ---- What is sent -----------------------------------------------------------------------------------------------
 
-// Momentum factor masking, section 3.3, of an element that is sent.
+// Masks the momentum of an element that is sent: momentum factor masking, section 3.3.
 __device__ inline void StartAnew(const Tensor &t, int64_t i, float sent) {
   U(t)[i] = 0.0f;
   R(t)[i] = DgcMomentum::Behind(R(t)[i], sent);
 }
 
-// Plain SGD: r holds velocities, a second momentum would count them twice.
+// Moves a weight by plain SGD: r holds velocities, which a second momentum would count twice.
 __device__ inline void MoveByMean(const DgcMomentum &rule, const Step &step, const Tensor &t, const Task &task,
                                   int64_t i, float total, double *sum) {
   const float mean = rule.Mean(total);
@@ -209,7 +209,7 @@ __device__ inline const uint8_t *WireOf(const Step &step, int64_t worker) {
   return static_cast<const uint8_t *>(step.wires) + 4 * worker * step.wire_words;
 }
 
-// Calls body(element, value) for what a worker sent of a chunk.
+// Calls body(index, value) for the elements that a worker sent of a chunk.
 template <class Body>
 __device__ void ForSentBy(const Step &step, const Workspace &work, int64_t worker, const Chunk &chunk, Body body) {
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
@@ -218,14 +218,14 @@ __device__ void ForSentBy(const Step &step, const Workspace &work, int64_t worke
   const uint8_t *values = WireOf(step, worker) + wire.values, *indices = WireOf(step, worker) + wire.indices;
   for (int64_t k = FirstIndex(indices, wire.index_bytes, sent, chunk.begin) + threadIdx.x; k < sent; k += kThreads) {
     const int64_t i = IndexAt(indices, wire.index_bytes, k);
-    // Indices ascend, if a worker of this step sent them.
+    // The indices of a worker of this step ascend.
     if (i < chunk.begin || i >= chunk.end) break;
     body(i, ValueAt(rule, values, k));
   }
 }
 
-// Stores the states that the launch which sent has computed, removes what it sent, and adds up what the workers sent of
-// a chunk, in their order.
+// Stores the states that the sending launch computed, without the elements that it sent, and adds up the elements of a
+// chunk that the workers sent, in the workers' order.
 __device__ inline void ReceiveCompressed(const Step &step, const Workspace &work, const Chunk &chunk, float *total,
                                          double *sum) {
   const Tensor &t = step.tensors[chunk.tensor];
@@ -314,7 +314,7 @@ inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layo
     launch(CountSent, layout.chunks, step, work);
     launch(DecideSent, n, step, work);
     launch(Send, layout.chunks, step, work);
-    // If the step is skipped, the launch of the apply stage reads the sums of this one.
+    // The launch of the apply stage reads the sums of this one if the step is skipped.
     launch(CopySums, n, step, true);
   } else {
     launch(Receive, layout.chunks, step, work);

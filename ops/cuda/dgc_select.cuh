@@ -7,7 +7,7 @@
 namespace ms_optim {
 namespace {
 
-// How many elements of a tensor are sent, the k of the paper; 0: the tensor is not compressed.
+// Returns how many elements of a tensor are sent, the k of the paper; 0: the tensor is not compressed.
 __device__ inline int64_t SentOf(const Step &step, int i) { return LayoutOf(step, i, kSent); }
 
 __device__ inline float *U(const Tensor &t) { return static_cast<float *>(t.state[0]); }
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) CountDigit(const Step step, const Wo
   Search &search = work.searches[chunk.tensor];
   for (int bin = static_cast<int>(threadIdx.x); bin < digit.bins; bin += kThreads) count[bin] = 0;
   __syncthreads();
-  // Zeros are not counted: of an embedding, r may be full of them.
+  // Zeros are not counted: the r of an embedding may be full of them.
   for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
     const int32_t key = MagnitudeKey(NewR(step, work, chunk.tensor, i));
     const uint32_t bin = BinOf(digit, key, search.prefix);
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) EndDigit(const Step step, const Work
   const bool first = digit.shift == kDigits[0].shift, last_thread = threadIdx.x == kThreads - 1;
   const int64_t zeros = first ? step.tensors[i].size - counted : search.zeros;
   __syncthreads();
-  // If fewer than k are not 0, the k-th is: its bin is the last thread's.
+  // If fewer than k magnitudes are not 0, the k-th is 0: its bin is the last thread's.
   if (remaining > 0 && (remaining <= own || last_thread)) {
     int bin = top;
     for (; bin > top - each + 1 && search.count[bin] < remaining; --bin) remaining -= search.count[bin];
@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(kThreads) CountSent(const Step step, const Wor
   if (threadIdx.x == 0) work.sendings[blockIdx.x] = Sending{larger, equal, 0};
 }
 
-// A block for each tensor: decides what its chunks send. Of elements that equal the k-th magnitude, the first are sent.
+// A block for each tensor: decides how many elements each of its chunks sends. The first elements that equal the k-th
+// magnitude are sent.
 __global__ void __launch_bounds__(kThreads) DecideSent(const Step step, const Workspace work) {
   const int i = static_cast<int>(blockIdx.x);
   if (!work.survey->applied) return;

@@ -1,7 +1,7 @@
 // Runs a rule over all tensors of a step on a GPU: a few kernels on one stream, none of which the host waits for.
 //
-// What the host cannot know without waiting (the step count, rates, whether the step is skipped) is decided by a kernel
-// of one block between the passes.
+// A kernel of one block decides, between the passes, the numbers that the host cannot know without waiting: the step
+// count, the rates, whether the step is skipped.
 #pragma once
 
 #include "step_engine.cuh"
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads) TakeSurvey(const Step step, const Wo
   new (work.survey->rule) Rule(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags);
 }
 
-// Decides from the sums known so far what the next pass uses.
+// Decides from the sums so far the numbers that the next pass uses.
 template <class Rule>
 __global__ void __launch_bounds__(kThreads) DecideAll(const Step step, const Workspace work) {
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) Update(const Step ste
   StorePartial(work, sum);
 }
 
-// New weights, after the pass that made new states.
+// Moves the weights, after the pass that made new states.
 template <class Rule>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) MoveWeights(const Step step, const Workspace work) {
   if (!work.survey->applied) return;
@@ -95,14 +95,14 @@ Status RunRule(const Step &step, const WorkspaceLayout &layout, const Workspace 
   if (moments) {
     const bool move = apply && !Rule::kLayerwise;
     launch(move ? Update<Rule, !Rule::kLayerwise> : Update<Rule, false>, layout.chunks, step, work);
-    // Of directions in place of gradients, the gradients' sums are known.
+    // If directions come in place of gradients, the sums of the gradients are there already.
     launch(AddSums, n, step, work, Rule::kTakesDirections ? unsigned{kAll} & ~kGradientsOnly : unsigned{kAll}, true);
   }
   if (apply && (Rule::kLayerwise || !moments)) {
     launch(DecideAll<Rule>, Blocks(n), step, work);
     launch(MoveWeights<Rule>, layout.chunks, step, work);
   }
-  // A launch that only commits reports too: of tensors in parts, it alone has the sums of all parts.
+  // A launch that only commits reports, too: if tensors are in parts, it alone has the sums of all parts.
   launch(Finish, 1, step, work, apply || !moments, true);
   return launch.Result();
 }

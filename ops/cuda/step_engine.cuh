@@ -1,4 +1,4 @@
-// What runs for every rule: tables, sums, what is decided for a tensor, averages and reports.
+// The kernels that run for every rule: tables, sums, decisions about a tensor, averages and reports.
 //
 // Tensors are cut into chunks, a block of threads for each. Partial sums belong to chunks and are added in an order
 // that does not depend on when blocks run, so the result is the same from run to run.
@@ -21,7 +21,7 @@ __global__ void PutWords(const __grid_constant__ Words words, uint32_t *to, int 
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) to[i] = words.word[i];
 }
 
-// A warp for each row.
+// Computes the means of rows, a warp for each.
 __global__ void __launch_bounds__(kThreads) MeanRows(const Step step, const Workspace work) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + WarpOfThread();
   if (row >= work.first_row[step.count]) return;
@@ -41,14 +41,14 @@ __global__ void __launch_bounds__(kThreads) MeanRows(const Step step, const Work
   work.means[row] = RowMean{rounded, static_cast<float>(mean - rounded)};
 }
 
-// The sums that a pass over chunks has computed; the others are those of an earlier pass.
+// The sums that a pass over chunks computes; the others are those of an earlier pass.
 enum PassSums : unsigned {
   kAll = (1u << kSums) - 1,
   kGradientsOnly = 1u << kGradientSum,
   kUpdates = 1u << kDirectionSum
 };
 
-// A block for each tensor.
+// Adds up the sums of chunks, a block for each tensor.
 __global__ void __launch_bounds__(kThreads)
     AddSums(const Step step, const Workspace work, unsigned pass_sums, bool surveyed) {
   if (surveyed && !work.survey->applied) return;
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) SumGradients(const Step step, const 
   StorePartial(work, sum);
 }
 
-// For a rule whose pass does not reach all weights: the averages start, or move towards the weights.
+// Starts the averages, or moves them towards the weights, for a rule whose pass does not reach all weights.
 __global__ void __launch_bounds__(kThreads) Averages(const Step step, const Workspace work, bool start) {
   if (!work.survey->applied) return;
   const Chunk chunk(step, work);

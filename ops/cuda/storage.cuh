@@ -1,6 +1,8 @@
-// A tile is 256 elements that a warp converts from storage to float32 and back. A thread has two runs of four adjacent
-// elements, 128 apart, so that a warp reads and writes whole lines of the cache. If a tensor is not aligned to 16
-// bytes, or ends within the tile, a thread takes its elements one by one.
+// Tensors in memory: weights, gradients and states, from storage to float32 and back, a tile at a time.
+//
+// A tile is 256 elements, which a warp converts. A thread has two runs of four adjacent elements, 128 apart, so that a
+// warp reads and writes whole lines of the cache. If a tensor is not aligned to 16 bytes, or ends within the tile, a
+// thread takes its elements one by one.
 #pragma once
 
 #include "blocks.cuh"
@@ -19,7 +21,7 @@ struct Tile {
   __device__ Tile(int64_t tile, int64_t tensor_end, bool aligned)
       : begin(tile), end(tensor_end), whole(aligned && tile + kTile <= tensor_end) {}
 
-  // The element that a thread has at its index e.
+  // Returns the element of this thread with the index e.
   __device__ int64_t At(int e) const { return begin + e / kRun * (kRun * kWarp) + LaneOfThread() * kRun + e % kRun; }
   __device__ bool Has(int e) const { return whole || At(e) < end; }
 };
@@ -29,8 +31,8 @@ struct alignas(kWords * sizeof(T)) Run {
   T x[kWords];
 };
 
-// Calls take(e, word) for each word of kInWord elements that a thread has, e the first of these; beyond the tensor's
-// end elements are zero.
+// Calls take(e, word) for each word of a thread, which holds kInWord elements; e is the first of these. Elements beyond
+// the end of the tensor are 0.
 template <class T, int kInWord = 1, class Take>
 __device__ void Read(const void *from, const Tile &tile, Take take) {
   constexpr int kWords = kRun / kInWord;
@@ -52,7 +54,7 @@ __device__ void Read(const void *from, const Tile &tile, Take take) {
   }
 }
 
-// Stores what make(e, &word) makes.
+// Stores the words that make(e, &word) makes.
 template <class T, int kInWord = 1, class Make>
 __device__ void Write(void *to, const Tile &tile, Make make) {
   constexpr int kWords = kRun / kInWord;
@@ -139,7 +141,7 @@ __device__ void StoreLow(const Tensor &t, const Tile &tile, const float (&w)[kEa
   });
 }
 
-// Noise is null where weights are rounded to nearest.
+// Noise is null if weights are rounded to nearest.
 __device__ inline void StoreWeight(const Tensor &t, const Tile &tile, const float (&w)[kEach], const Noise *noise) {
   if (t.remainder_type == DType::kInt16) return StoreSplit<int16_t>(t, tile, w, noise);
   if (t.remainder_type == DType::kInt8) return StoreSplit<int8_t>(t, tile, w, noise);
@@ -161,10 +163,10 @@ __device__ void LoadCodes(const Tensor &t, int k, const Tile &tile, float (&s)[k
   });
 }
 
-// Stores the scale of a tile, and returns what its elements are multiplied by before they are encoded.
+// Stores the scale of a tile, and returns the factor of its elements before they are encoded.
 template <class Code>
 __device__ float StoreScale(const Tensor &t, int k, const Tile &tile, const float (&s)[kEach]) {
-  uint32_t largest = 0;  // compared as bits, of which a NaN has the largest: it is not lost
+  uint32_t largest = 0;  // compared as bits, so that a NaN is the largest and is not lost
   MS_OPTIM_UNROLL
   for (int e = 0; e < kEach; ++e) largest = Max(largest, BitsOf(s[e]) & 0x7fffffffu);
   const float scale = FromBits(LargestOfWarp(largest));
@@ -184,7 +186,7 @@ __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise
     }
     *word = Code::Packed(code);
   });
-  // All lanes may read the scale again, which lane 0 wrote.
+  // Lane 0 wrote the scale, which all lanes may read again.
   if constexpr (Code::kHasScales) __syncwarp();
 }
 

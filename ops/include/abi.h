@@ -1,4 +1,4 @@
-// What Python asks of a library: which rules it has, and the numbers of the C interface by name. Python states these
+// The description of a library for Python: its rules, and the numbers of the C interface by name. Python states these
 // numbers once more, in ms_optim/_abi.py, as it also runs without a library; a test compares the two.
 //
 // Included by the one source of a library that exports its operators.

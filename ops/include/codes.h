@@ -1,8 +1,8 @@
 // States in fewer bits: bfloat16, and codes of 8 or 4 bits with one float32 scale for each block of 256.
 //
-// A moving average changes by less in a step than numbers of so few bits are apart: rounding to nearest would keep it
-// where it is. So rounding is stochastic, with noise from a hash of seed, step, tensor and element. It is unbiased, and
-// the same for any number of threads and in a run that resumes.
+// In a step, a moving average changes by less than the distance of two numbers of so few bits: rounding to nearest
+// would leave it unchanged. So rounding is stochastic, with noise from a hash of seed, step, tensor and element. It is
+// unbiased, and the same for any number of threads and in a run that resumes.
 //
 // A code holds the upper bits of the float32 number z = |x| / scale + delta, minus those of delta. From delta up, codes
 // are small floating-point numbers, with 3 bits of mantissa in codes of 8 bits and 1 in codes of 4; below delta they
@@ -19,7 +19,7 @@
 //   Decode(code, unit)             the element; unit is UnitOf the block's scale
 //   Encode(x, factor, noise)       the code; factor is FactorOf the scale, noise the element's 32 random bits
 //
-// Without scales, unit and factor are not read.
+// A code without scales does not read unit and factor.
 #pragma once
 
 #include <type_traits>
@@ -86,8 +86,8 @@ struct SmallFloat {
   }
 };
 
-// How codes lie in memory: those of 8 bits one by one; of 4 bits four in a word of 16, the first in its lowest bits. So
-// a state's dtype alone says how it is held.
+// The layout of codes in memory. Each code of 8 bits is a word; a word of 16 bits holds four codes of 4 bits, the first
+// in its lowest bits. So the dtype of a state alone says its format.
 template <int kBits>
 struct Stored;
 
@@ -159,7 +159,7 @@ struct UnsignedCode : CodeWords<kBits, typename Stored<kBits>::Unsigned> {
   }
 };
 
-// Returns what a code of a block is multiplied by when it is decoded, and an element when it is encoded.
+// Return the factors of decoding and of encoding for the scale of a block.
 template <class Code>
 MS_OPTIM_FN float UnitOf(float scale) {
   return scale / Code::Largest();

@@ -1,5 +1,5 @@
 // DGCMomentum: Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training"
-// (2018), sections 3.1 to 3.3: what happens to one element, how elements rank, and how they travel.
+// (2018), sections 3.1 to 3.3: the arithmetic of one element, the order of elements, and their layout in a wire.
 #pragma once
 
 #include "step.h"
@@ -61,7 +61,7 @@ struct DgcMomentum {
   // The mean is formed after the exchange: divided before, small numbers would lose bits in low precision.
   MS_OPTIM_FN float Mean(float sum) const { return sum / static_cast<float>(workers); }
 
-  // Section 3.2: the bound on the norm of the mean holds if each worker keeps its share of it.
+  // Section 3.2: the norm of the mean keeps its bound if the norm of each worker keeps its share of it.
   MS_OPTIM_FN float Clip(double norm, double bound) const {
     const double local = bound / sqrt(workers);
     return static_cast<float>(norm > local ? local / norm : 1.0);
@@ -92,7 +92,7 @@ MS_OPTIM_FN uint32_t BinOf(const Digit &digit, int32_t key, int32_t prefix) {
   return (static_cast<uint32_t>(key) - static_cast<uint32_t>(prefix)) >> digit.shift;
 }
 
-// What a worker sends, byte after byte and in this order: the float32 gradients of uncompressed tensors, tensor after
+// The wire of a worker, byte after byte and in this order: the float32 gradients of uncompressed tensors, tensor after
 // tensor; the values of compressed tensors, float32 or float16; their indices, each in the fewest bytes that hold the
 // last index of its tensor, the lowest byte first. Indices ascend within a tensor. The last words are the worker's
 // mark.
@@ -104,9 +104,9 @@ struct WireOffsets {
 constexpr int64_t kMostElements = int64_t{1} << 31;
 
 // A mark says which step a worker is at, and with which settings: 60 bits in limbs of 6, each as two float32 numbers,
-// the limb x and its square. Where nothing is compressed, an AllReduce adds up the marks of all N processes; for up to
+// the limb x and its square. If nothing is compressed, an AllReduce adds up the marks of all N processes; for up to
 // 4,096 of them the sums are exact, since 4096 * 63^2 < 2^24. A process whose limb is y expects the sums N y and N y^2.
-// Where these come, the sum of (x - y)^2 is N y^2 - 2 y N y + N y^2 = 0, so every x is y: no mixture passes.
+// If these come, the sum of (x - y)^2 is N y^2 - 2 y N y + N y^2 = 0, so every x is y: no mixture passes.
 constexpr int kLimbBits = 6, kLimbs = 10, kMarkWords = 2 * kLimbs;
 
 MS_OPTIM_FN int IndexBytes(int64_t size) {
@@ -183,14 +183,14 @@ MS_OPTIM_FN void PutMark(const Step &step, const DgcMomentum &rule, void *wire) 
   for (int word = 0; word < kMarkWords; ++word) mark[word] = MarkOf(step, rule, word);
 }
 
-// Whether there is a wire of each worker or, where nothing is compressed, the one sum of all.
+// Tells whether there is a wire of each worker or, if nothing is compressed, the one sum of all.
 MS_OPTIM_FN bool HasAllWires(const Step &step, const DgcMomentum &rule) {
   bool compressed = false;
   for (int i = 0; i < step.count; ++i) compressed |= step.layout[int64_t{i} * step.layout_columns + kSent] > 0;
   return static_cast<double>(step.wire_count) == (compressed ? rule.workers : 1.0);
 }
 
-// Whether what a worker sent, or the sum of what all sent, is of this step and these settings.
+// Tells whether the wire of a worker, or the sum of all wires, belongs to this step and these settings.
 MS_OPTIM_FN bool IsOfThisStep(const Step &step, const DgcMomentum &rule, int64_t wire) {
   const float *mark = static_cast<const float *>(step.wires) + (wire + 1) * step.wire_words - kMarkWords;
   const float marks = step.wire_count == 1 ? static_cast<float>(rule.workers) : 1.0f;
@@ -200,7 +200,7 @@ MS_OPTIM_FN bool IsOfThisStep(const Step &step, const DgcMomentum &rule, int64_t
   return true;
 }
 
-// Whether the velocity and r are this worker's own: a checkpoint of another worker holds other ones.
+// Tells whether the velocity and r are this worker's own: a checkpoint of another worker has others.
 MS_OPTIM_FN bool HoldsItsOwn(const Step &step, const DgcMomentum &rule) {
   for (int64_t k = 0; k < step.worker_count; ++k) {
     if (step.worker[k] != (k == rule.rank)) return false;

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
-// Rules and helpers are inlined into every kernel. The same header is compiled once per instruction set, and of a
-// function that kept its own symbol the linker would keep one copy for all sets.
+// Rules and helpers are inlined into every kernel. The same header is compiled once per instruction set, and the linker
+// would keep one copy, for all sets, of a function that has a symbol.
 #if defined(__CUDACC__)
 #define MS_OPTIM_FN __host__ __device__ __forceinline__
 #else

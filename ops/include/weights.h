@@ -10,7 +10,7 @@
 
 namespace ms_optim {
 
-// A master is used only if it rounds to the weight: otherwise the weight was loaded or set since then, and comes first.
+// Returns the master only if it rounds to the weight. Otherwise the weight was loaded or set since, and comes first.
 template <class T>
 MS_OPTIM_FN float MasterOrWeight(T weight, float master) {
   T rounded;
@@ -19,8 +19,7 @@ MS_OPTIM_FN float MasterOrWeight(T weight, float master) {
 }
 
 // Returns the master of a weight from their bits' difference. One that would lead across 0, or from infinity to NaN,
-// belongs to a weight that was set since then, and is left out. All arithmetic has 32 bits, so that compilers
-// vectorize.
+// belongs to a weight that was set since, and is left out. All arithmetic has 32 bits, so that compilers vectorize.
 MS_OPTIM_FN float Restored(int32_t weight, int32_t difference) {
   const uint32_t bits = static_cast<uint32_t>(weight) << 16, magnitude = bits & 0x7fffffffu;
   const int32_t below = magnitude == 0u ? 0 : difference, above = magnitude < 0x7f800000u ? difference : 0;
@@ -33,7 +32,8 @@ MS_OPTIM_FN int32_t UpperHalf(uint32_t bits) {
   return static_cast<int32_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
 }
 
-// How the difference is held. Where 8 bits are left of it, the master has 24, rounded with as many bits of noise.
+// The difference between master and weight in memory. A remainder of 8 bits makes a master of 24, which is rounded with
+// 8 bits of noise.
 template <class R>
 struct Remainder;
 
@@ -96,7 +96,7 @@ MS_OPTIM_FN float WeightAt(const Tensor &t, int64_t i) {
   return static_cast<const float *>(t.weight)[i];
 }
 
-// With noise, a weight without a master is rounded stochastically.
+// Moves a weight. One without a master is rounded stochastically if there is noise.
 template <class T>
 MS_OPTIM_FN void MoveAs(const Tensor &t, const Noise *noise, int64_t i, float by) {
   T *stored = static_cast<T *>(t.weight) + i;

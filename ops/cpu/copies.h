@@ -1,6 +1,6 @@
 // Copies bytes: between the ranges of many tensors and one buffer, which workers exchange, a wire; and between tensors.
 //
-// MindSpore's own slices, concatenations and assignments lack some dtypes that weights have, and make copies besides.
+// MindSpore's own slices, concatenations and assignments lack some dtypes of weights, and make further copies.
 #pragma once
 
 #include <cstdlib>
@@ -10,9 +10,9 @@
 
 namespace ms_optim {
 
-// A piece of a tensor, and its place in the wire, in bytes.
+// A piece of a tensor, and where it begins in the wire, in bytes.
 struct Piece {
-  int64_t tensor, begin, bytes, place;
+  int64_t tensor, begin, bytes, wire_offset;
 };
 constexpr int64_t kPieceColumns = 4;
 
@@ -33,16 +33,16 @@ inline Status CopyPieces(ArgumentReader in, int count, void **data, const char *
     const Piece &piece = pieces[k];
     if (piece.tensor < 0 || piece.tensor >= count - 1 - first) return kWrongSize;
     const int tensor = first + static_cast<int>(piece.tensor);
-    const int64_t held = in.Size(tensor) * BytesOf(dtypes[tensor]);
-    if (piece.begin < 0 || piece.bytes < 0 || piece.begin > held - piece.bytes) return kWrongSize;
-    if (piece.place < 0 || piece.place > words * int64_t{sizeof(int32_t)} - piece.bytes) return kWrongSize;
+    const int64_t bytes = in.Size(tensor) * BytesOf(dtypes[tensor]);
+    if (piece.begin < 0 || piece.bytes < 0 || piece.begin > bytes - piece.bytes) return kWrongSize;
+    if (piece.wire_offset < 0 || piece.wire_offset > words * int64_t{sizeof(int32_t)} - piece.bytes) return kWrongSize;
   }
 #pragma omp parallel for schedule(dynamic)
   for (int64_t k = 0; k < m; ++k) {
     const Piece &piece = pieces[k];
-    char *held = static_cast<char *>(data[first + piece.tensor]) + piece.begin;
-    char *sent = static_cast<char *>(data[wire]) + piece.place;
-    memcpy(writes_wire ? sent : held, writes_wire ? held : sent, static_cast<size_t>(piece.bytes));
+    char *own = static_cast<char *>(data[first + piece.tensor]) + piece.begin;
+    char *sent = static_cast<char *>(data[wire]) + piece.wire_offset;
+    memcpy(writes_wire ? sent : own, writes_wire ? own : sent, static_cast<size_t>(piece.bytes));
   }
   return kOk;
 }

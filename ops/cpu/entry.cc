@@ -1,4 +1,4 @@
-// The operators that MindSpore calls, and what a caller may ask about them.
+// The operators that MindSpore calls, and the functions that describe them.
 #include <omp.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -64,8 +64,8 @@ const Kernels *&Chosen() {
 namespace {
 
 #if defined(__x86_64__)
-// Whether the processor has tiles of bfloat16 numbers and this process may use them: the operating system keeps no room
-// for them unless it is asked to.
+// Tells whether the processor has tiles of bfloat16 numbers and this process may use them: the operating system keeps
+// no room for them unless it is asked to.
 [[maybe_unused]] bool MayUseTiles() {
   unsigned eax, ebx, ecx, edx;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
@@ -76,7 +76,7 @@ namespace {
 }
 #endif
 
-// Products that come with kernels, and with what the processor has besides.
+// The products that belong to kernels, and the test for instructions that the kernels do not need.
 struct NamedProducts {
   const char *name;
   const Products *products;
@@ -98,12 +98,12 @@ const NamedProducts kProducts[] = {
     {"baseline", &baseline::products, &baseline::kernels, [] { return true; }},
 };
 
-// Returns the products of that name, or the best that come with the chosen kernels for a null name; null if the
+// Returns the products of that name, or the best that belong to the chosen kernels for a null name; null if the
 // processor lacks them.
 const Products *FindProducts(const char *name) {
-  for (const NamedProducts &one : kProducts) {
-    const bool wanted = name == nullptr ? one.kernels == Chosen() : strcmp(name, one.name) == 0;
-    if (wanted && Supported(one.kernels) && one.is_supported()) return one.products;
+  for (const NamedProducts &named : kProducts) {
+    const bool wanted = name == nullptr ? named.kernels == Chosen() : strcmp(name, named.name) == 0;
+    if (wanted && Supported(named.kernels) && named.is_supported()) return named.products;
   }
   return nullptr;
 }
@@ -125,17 +125,17 @@ class Locks {
  public:
   explicit Locks(const Step &step) {
     if ((step.flags & kLocks) == 0) return;
-    std::set<size_t> places;
+    std::set<size_t> indices;
     for (int i = 0; i < step.count; ++i) {
-      places.insert((reinterpret_cast<uintptr_t>(step.tensors[i].weight) >> 6) % kShared);
+      indices.insert((reinterpret_cast<uintptr_t>(step.tensors[i].weight) >> 6) % kShared);
     }
     static std::mutex shared[kShared];
-    for (size_t place : places) held_.emplace_back(shared[place]);
+    for (size_t index : indices) locks_.emplace_back(shared[index]);
   }
 
  private:
   static constexpr size_t kShared = 61;
-  std::vector<std::unique_lock<std::mutex>> held_;
+  std::vector<std::unique_lock<std::mutex>> locks_;
 };
 
 int Launch(const ArgumentReader &arguments, const Interface &interface, Status (*Kernels::*rule)(const Step &)) {
@@ -147,7 +147,7 @@ int Launch(const ArgumentReader &arguments, const Interface &interface, Status (
     const Locks locks(step);
     const DenormalsAreZero in_this_thread;
     const Status done = (Chosen()->*rule)(step);
-    // In a graph, MindSpore reports no more than the number.
+    // In a graph, MindSpore reports the number alone.
     if (done == kNegativeStep) {
       fprintf(
           stderr,
@@ -176,14 +176,14 @@ MS_OPTIM_RULES(MS_OPTIM_ROW)
 MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 
-// They copy tensors to a wire, and a wire to tensors.
+// Copy tensors to a wire, and a wire to tensors.
 MS_OPTIM_OPERATOR(ms_optim_pack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, true); }
 MS_OPTIM_OPERATOR(ms_optim_unpack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUMENTS, count, data, dtypes, false); }
 
-// It copies tensors to others.
+// Copies tensors to other tensors.
 MS_OPTIM_OPERATOR(ms_optim_copy) { return ms_optim::CopyTensors(MS_OPTIM_ARGUMENTS, count, data, dtypes); }
 
-// Local steps: where a round begins, what is sent of it, whether all workers are at the same, and the outer step.
+// Local steps: begin a round, send its differences, apply the outer step, and compare the marks of the workers.
 MS_OPTIM_OPERATOR(ms_optim_local_begin) {
   return ms_optim::LaunchLocal(MS_OPTIM_ARGUMENTS, ms_optim::LocalStage::kBegin, ms_optim::Chosen()->begin_local);
 }
@@ -199,14 +199,15 @@ MS_OPTIM_API int ms_optim_local_difference(const int32_t *marks, int64_t workers
   return ms_optim::DifferenceOf(marks, workers, text, static_cast<size_t>(size));
 }
 
-// 4-byte words that a worker sends of a tensor.
+// Returns the 4-byte words that a worker sends for a tensor.
 MS_OPTIM_API int64_t ms_optim_local_words(int64_t size, int64_t chunk, double density, int bits) {
   return ms_optim::WireBytes(size, chunk, density, bits) / 4;
 }
 
 MS_OPTIM_API const char *ms_optim_instruction_set() { return ms_optim::Chosen()->instruction_set; }
 
-// For tests and for the doctor. Null: the best. Returns 0, or 1 if the processor lacks that set.
+// Chooses an instruction set, for tests and for the doctor; null: the best. Returns 0, or 1 if the processor lacks the
+// set.
 MS_OPTIM_API int ms_optim_force_instruction_set(const char *name) {
   const ms_optim::Kernels *kernels = ms_optim::Find(name);
   if (kernels == nullptr) return 1;
@@ -215,7 +216,7 @@ MS_OPTIM_API int ms_optim_force_instruction_set(const char *name) {
   return 0;
 }
 
-// The same for products of matrices. Null: the best that come with the instruction set.
+// Chooses the products of matrices; null: the best that belong to the instruction set.
 MS_OPTIM_API int ms_optim_force_products(const char *name) {
   const ms_optim::Products *products = ms_optim::FindProducts(name);
   if (products != nullptr) ms_optim::OfChosenKernels() = products;
@@ -223,8 +224,8 @@ MS_OPTIM_API int ms_optim_force_products(const char *name) {
 }
 
 MS_OPTIM_API const char *ms_optim_product_set() {
-  for (const ms_optim::NamedProducts &one : ms_optim::kProducts) {
-    if (one.products == ms_optim::OfChosenKernels()) return one.name;
+  for (const ms_optim::NamedProducts &named : ms_optim::kProducts) {
+    if (named.products == ms_optim::OfChosenKernels()) return named.name;
   }
   return "";
 }

@@ -1,7 +1,7 @@
-// Compiled once per instruction set, with MS_OPTIM_ISA naming it.
+// This file is compiled once for each instruction set, whose name is MS_OPTIM_ISA.
 #include "kernels.h"
 
-#include "compression.h"
+#include "dgc_engine.h"
 #include "engine.h"
 #include "local_engine.h"
 #include "matrices.h"

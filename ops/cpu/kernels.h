@@ -1,4 +1,4 @@
-// One table of kernels per instruction set; entry.cc picks the best that the processor has.
+// A table of kernels for each instruction set; entry.cc picks the best that the processor has.
 #pragma once
 
 #include "local_steps.h"

@@ -15,7 +15,7 @@
 
 #include "numbers.h"
 
-// Before a loop: tells the compiler what it cannot see, that no iteration reads what another writes.
+// Stands before a loop and tells the compiler that no iteration reads a number that another one writes.
 #if defined(__clang__)
 #define MS_OPTIM_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -60,8 +60,9 @@ struct Lanes {
   }
 };
 
-// Bytes to numbers and back. Conversions of vectors are written out, since compilers do not vectorize so short a loop
-// over types of such different widths; in two steps, since compilers make a single step element by element.
+// Converts bytes to numbers and back. Conversions of vectors are written out, since compilers do not vectorize so short
+// a loop over types of such different widths. They have two steps, since compilers convert in a single step element by
+// element.
 template <class T>
 using LanesOf [[gnu::vector_size(kLanes * sizeof(T))]] = T;
 
@@ -94,8 +95,8 @@ MS_OPTIM_FN void Narrow(const int32_t (&from)[kLanes], T *to) {
   memcpy(to, &bytes, sizeof(bytes));
 }
 
-// Numbers of 4 bits, two in a byte, the first in its lower bits: to bytes first, then as above. Pairs of bytes are
-// made in vectors of shorts, since compilers know no shuffle of lanes for this.
+// Converts numbers of 4 bits, two in a byte, the first in its lower bits: first to bytes, and these as above. Vectors
+// of shorts hold the pairs of bytes, since compilers know no shuffle of lanes for this.
 typedef uint8_t PackedLanes __attribute__((vector_size(kLanes / 2)));
 typedef uint16_t PairsOfLanes __attribute__((vector_size(kLanes)));
 
@@ -141,7 +142,8 @@ MS_OPTIM_FN void NarrowToShorts(const int32_t (&from)[kLanes], T *to) {
   memcpy(to, &shorts, sizeof(shorts));
 }
 
-// In float64: a mean is subtracted from numbers that may be close to it, and the difference would show its error.
+// Returns a sum in float64: a mean is subtracted from numbers that may be close to it, and the difference would show
+// its error.
 MS_OPTIM_FN double Sum(const float *x, int n) {
   typedef float Floats __attribute__((vector_size(kVectorBytes / 2)));
   typedef double Vector __attribute__((vector_size(kVectorBytes)));
@@ -162,7 +164,7 @@ MS_OPTIM_FN double Sum(const float *x, int n) {
   return total;
 }
 
-// In float64, where the squares of float32 numbers always fit.
+// Returns a sum of squares in float64, in which the squares of float32 numbers always fit.
 double ExactSumSquares(const float *x, int n) {
   uint32_t any = 0;
   for (int i = 0; i < n; ++i) any |= BitsOf(x[i]) << 1;
@@ -172,8 +174,8 @@ double ExactSumSquares(const float *x, int n) {
   return SumOfLanes(lane);
 }
 
-// In float32, squares overflow from 1.8e19 on and vanish below 1e-23: a sum that may have lost something to either is
-// computed again. The result is finite if and only if all elements are.
+// Computes a sum again if it may have lost something: in float32, squares overflow from 1.8e19 on and vanish below
+// 1e-23. The result is finite if and only if all elements are.
 MS_OPTIM_FN double ExactWhereLost(double sum_squares, const float *x, int n) {
   return sum_squares > 1e-30 && sum_squares < 1e38 ? sum_squares : ExactSumSquares(x, n);
 }

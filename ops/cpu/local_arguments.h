@@ -1,7 +1,7 @@
 // Reads the arguments of a launch of local steps, and compares the marks of workers.
 //
-// Inputs, but of the launch that compares:
-//   numbers float64 [kLocalNumbers], masters int32 [n]: the place of each tensor's master among these, -1 without one;
+// Inputs of all launches but the one that compares:
+//   numbers float64 [kLocalNumbers], masters int32 [n]: the index of each tensor's master among these, -1 without one;
 //   to send, this worker's mark without the checksum of its start; to apply, the wires [w, words], and this worker's
 //   number of workers and rank are in the numbers;
 //   n weights, the masters, n starts float32; to apply, n velocities float32 if there is momentum; to send or apply, n
@@ -53,15 +53,15 @@ inline Status ParseLocal(ArgumentReader in, LocalStage stage, LocalStep *step, s
     step->wires = dense ? static_cast<const void *>(in.Take<float>("float32", -1)) : in.Take<int32_t>("int32", -1);
   }
   tensors->assign(n, LocalTensor{});
-  for (LocalTensor &one : *tensors) {
-    Tensor &t = one.t;
+  for (LocalTensor &tensor : *tensors) {
+    Tensor &t = tensor.t;
     const int weight = in.next();
     t.weight = in.TakeTensor(-1, false, &t.weight_type);
     if (!in.ok()) return in.Finish();
     t.size = t.end = in.Size(weight);
     t.remainder_type = DType::kOther;
-    one.before = step->elements;
-    one.place = step->wire_words * 4;
+    tensor.before = step->elements;
+    tensor.wire_offset = step->wire_words * 4;
     step->elements += t.size;
     step->wire_words += dense ? t.size : step->BytesSentOf(t.size) / 4;
   }
@@ -72,12 +72,12 @@ inline Status ParseLocal(ArgumentReader in, LocalStage stage, LocalStep *step, s
     in.Require(masters[i] == next++, kWrongSize);
     TakeMaster(&in, &(*tensors)[i].t);
   }
-  for (LocalTensor &one : *tensors) one.start = in.Take<float>("float32", one.t.size);
+  for (LocalTensor &tensor : *tensors) tensor.start = in.Take<float>("float32", tensor.t.size);
   if (stage == LocalStage::kApply && numbers[kOuterMomentum] != 0.0) {
-    for (LocalTensor &one : *tensors) one.velocity = in.Take<float>("float32", one.t.size);
+    for (LocalTensor &tensor : *tensors) tensor.velocity = in.Take<float>("float32", tensor.t.size);
   }
   if (stage != LocalStage::kBegin && numbers[kResidualDecay] >= 0.0) {
-    for (LocalTensor &one : *tensors) one.residual = in.Take<float>("float32", one.t.size);
+    for (LocalTensor &tensor : *tensors) tensor.residual = in.Take<float>("float32", tensor.t.size);
   }
   if (stage == LocalStage::kBegin) in.Take<int32_t>("int32", 1);
   if (stage == LocalStage::kSend) {
@@ -108,7 +108,7 @@ inline int LaunchLocal(const ArgumentReader &arguments, LocalStage stage, Status
   }
 }
 
-// Says what differs in the marks of workers, as a sentence; returns whether anything does.
+// Writes a sentence about the first difference between the marks of the workers; returns whether there is one.
 inline bool DifferenceOf(const int32_t *marks, int64_t workers, char *text, size_t size) {
   static constexpr const char *kNames[] = {"every",
                                            "fragments",
@@ -137,12 +137,12 @@ inline bool DifferenceOf(const int32_t *marks, int64_t workers, char *text, size
     for (int i = 0; i < kLocalMarks; ++i) {
       const int32_t first = marks[i], other = marks[k * kLocalMarks + i];
       if (first == other) continue;
-      char one[32], two[32];
-      put(i, first, one, sizeof(one));
-      put(i, other, two, sizeof(two));
+      char first_text[32], other_text[32];
+      put(i, first, first_text, sizeof(first_text));
+      put(i, other, other_text, sizeof(other_text));
       snprintf(text, size,
                "the workers must have the same %s, but worker 0 has %s, and worker %lld has %s. Nothing was exchanged.",
-               kNames[i], one, static_cast<long long>(k), two);
+               kNames[i], first_text, static_cast<long long>(k), other_text);
       return true;
     }
   }
@@ -156,7 +156,7 @@ inline int AreAtTheSame(ArgumentReader in) {
   if (const Status status = in.Finish(); status != kOk) return status;
   char text[256];
   if (DifferenceOf(marks, in.Size(0) / kLocalMarks, text, sizeof(text))) {
-    // In a graph, MindSpore reports no more than the number.
+    // In a graph, MindSpore reports the number alone.
     fprintf(stderr, "ms_optim: For 'LocalSteps', %s\n", text);
     return kOutOfStep;
   }

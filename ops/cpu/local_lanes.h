@@ -27,7 +27,8 @@ void StoreLanes(const Vector &lanes, T *to) {
 inline void StoreAt(LanesOf<float> lanes, float *to) { StoreLanes(lanes, to); }
 inline void StoreAt(float x, float *to) { *to = x; }
 
-// Stores what this processor does not read again, past the caches where it can: else it would first read what is there.
+// Stores numbers that this processor does not read again, past the caches if possible: otherwise it would first read
+// the line that they overwrite.
 inline void StoreOnce(LanesOf<float> lanes, float *to) {
 #if defined(__SSE2__)
   if (reinterpret_cast<uintptr_t>(to) % sizeof(__m128) == 0) {
@@ -41,14 +42,14 @@ inline void StoreOnce(LanesOf<float> lanes, float *to) {
 }
 inline void StoreOnce(float x, float *to) { *to = x; }
 
-// Other threads see what was stored past the caches before what is stored from here on.
+// Orders stores: other threads see those past the caches before those that follow.
 inline void OrderStores() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
 }
 
-// The lanes of a vector that are not left out, a bit each, and 0 in the others.
+// Returns a vector with 0 in the lanes that are left out, a bit each.
 inline LanesOf<float> WithoutLanes(LanesOf<float> x, uint32_t left_out) {
 #if defined(__AVX512F__)
   return reinterpret_cast<LanesOf<float>>(
@@ -63,7 +64,7 @@ inline LanesOf<float> WithoutLanes(LanesOf<float> x, uint32_t left_out) {
 inline float WithoutLanes(float x, uint32_t left_out) { return left_out % 2 != 0 ? 0.0f : x; }
 
 // Sums of squares in 32 lanes, element i of a chunk in lane i mod 32, which are added in order: two vectors, so that no
-// addition waits for the one before. In float32: a chunk is short, and this is for a report alone.
+// addition waits for the one before. They are float32: a chunk is short, and only a report reads the sum.
 class SumOfSquares {
  public:
   static constexpr int kStep = 2 * kLanes;
@@ -90,22 +91,22 @@ class SumOfSquares {
   LanesOf<float> part_[2] = {};
 };
 
-// The sum of checksums of weights that follow each other, from a place on: of vectors first, then of the rest.
+// The sum of the checksums of adjacent weights, from an index on: of vectors first, and then of the rest.
 class Checksum {
  public:
-  explicit Checksum(uint32_t first) : place_(first) {
-    for (int k = 0; k < kLanes; ++k) places_[k] = (first + static_cast<uint32_t>(k)) * kPlaceFactor;
+  explicit Checksum(uint32_t first) : index_(first) {
+    for (int k = 0; k < kLanes; ++k) indices_[k] = (first + static_cast<uint32_t>(k)) * kIndexFactor;
   }
 
   void Add(LanesOf<float> weights) {
     LanesOf<uint32_t> mixed;
     memcpy(&mixed, &weights, sizeof(mixed));
-    mixed = (mixed ^ places_) * kChecksumFactor;
+    mixed = (mixed ^ indices_) * kChecksumFactor;
     lanes_ += mixed ^ (mixed >> 15);
-    places_ += kLanes * kPlaceFactor;
-    place_ += kLanes;
+    indices_ += kLanes * kIndexFactor;
+    index_ += kLanes;
   }
-  void Add(float weight) { rest_ += ChecksumOf(weight, place_++); }
+  void Add(float weight) { rest_ += ChecksumOf(weight, index_++); }
   uint32_t Total() const {
     uint32_t sum = rest_;
     for (int k = 0; k < kLanes; ++k) sum += lanes_[k];
@@ -113,11 +114,11 @@ class Checksum {
   }
 
  private:
-  LanesOf<uint32_t> lanes_ = {}, places_ = {};  // places times their factor
-  uint32_t rest_ = 0, place_;
+  LanesOf<uint32_t> lanes_ = {}, indices_ = {};  // indices times their factor
+  uint32_t rest_ = 0, index_;
 };
 
-// What a vector of weights holds, what it holds once numbers are written to it, and how they are written.
+// Read a vector of weights, return the numbers that it holds once it is written, and write it.
 template <class Weight>
 LanesOf<float> ReadLanes(const Weight &weight, int64_t i) {
   float numbers[kLanes];

@@ -1,6 +1,6 @@
 // Local steps: how a chunk is written to a wire and read from it, 16 values at a time.
 //
-// Arrays of values have room for whole vectors, and those to write have zeros behind the last one.
+// Arrays of values have room for whole vectors, and those that are written to a wire end with zeros.
 #pragma once
 
 #include "local_select.h"
@@ -10,8 +10,8 @@ namespace {
 
 // ---- Values ---------------------------------------------------------------------------------------------------------
 //
-// Each kind has scales in front of a chunk's values, which it chooses for values (Choose, PutHead) or reads (ReadHead);
-// with these, it writes 16 values to 2 * kBits bytes and reads them.
+// Each kind has scales before the values of a chunk. It chooses these (Choose, PutHead) or reads them (ReadHead), and
+// with them writes 16 values to 2 * kBits bytes, and reads them.
 
 inline LanesOf<float> Magnitudes(LanesOf<float> x) {
   const auto bits = reinterpret_cast<LanesOf<int32_t>>(x) & 0x7fffffff;
@@ -50,7 +50,7 @@ struct PlainValues {
   }
 };
 
-// Multiples of a scale, of which the largest magnitude has as many as there are levels.
+// Multiples of a scale; the largest magnitude is kLevels times the scale.
 template <int bits>
 struct Levels {
   static constexpr int kBits = bits, kLevels = (1 << (bits - 1)) - 1;
@@ -67,7 +67,7 @@ struct Levels {
   void ReadHead(const uint8_t *head) { memcpy(&scale, head, sizeof(scale)); }
 
   void Write(LanesOf<float> x, uint8_t *to) const {
-    // A number of at most 2^22 has no fraction left once this is added, and is rounded to nearest, ties to even.
+    // Adding this rounds a number of at most 2^22 to nearest, ties to even: the sum has no bits for a fraction.
     constexpr float kShift = 12582912.0f;
     const LanesOf<float> levels = usable ? x / scale + kShift - kShift : LanesOf<float>{};
     const auto stored = __builtin_convertvector(levels, LanesOf<int32_t>) + (kLevels + 1);
@@ -91,7 +91,7 @@ struct Levels {
   }
 };
 
-// A sign and one of two magnitudes: the mean of those up to the mean of all, and the mean of the rest.
+// A sign and one of two magnitudes: the mean of the magnitudes up to the mean of all, and the mean of the others.
 struct TwoMagnitudes {
   static constexpr int kBits = 2;
   float mean;        // of all
@@ -160,7 +160,7 @@ struct TwoMagnitudes {
   }
 };
 
-// Calls with values of so many bits.
+// Calls work(values) with the values of a number of bits.
 template <class Work>
 MS_OPTIM_FN void WithValues(int bits, const Work &work) {
   if (bits == 2) work(TwoMagnitudes());
@@ -187,7 +187,7 @@ inline void PutValues(const ChunkCode &code, const float *chosen, uint8_t *wire)
   });
 }
 
-// Reads up to 16 values, and no byte behind them.
+// Reads up to 16 values, and no byte after them.
 template <class Values>
 MS_OPTIM_FN LanesOf<float> ReadSome(const Values &values, const uint8_t *from, int count) {
   count = std::min(count, kLanes);
@@ -198,9 +198,9 @@ MS_OPTIM_FN LanesOf<float> ReadSome(const Values &values, const uint8_t *from, i
   return some;
 }
 
-// Calls with the values that a worker sent of a chunk from one on, a multiple of 16, to another: 16 at a time, and the
-// number of the first, counted from the one that begins. Behind the last one there are zeros. Calls come in pairs whose
-// numbers compilers know modulo 32, so that sums in lanes stay in registers.
+// Calls use(j, values) with the values from `begin`, a multiple of 16, to `end` that a worker sent of a chunk: 16 at a
+// time, j counted from `begin`, with zeros after the last one. Calls come in pairs, so that compilers know j modulo 32
+// and sums in lanes stay in registers.
 template <class Use>
 MS_OPTIM_FN void ReadValues(const ChunkCode &code, const uint8_t *wire, int begin, int end, const Use &use) {
   WithValues(code.value_bits, [&](auto values) {
@@ -218,9 +218,9 @@ MS_OPTIM_FN void ReadValues(const ChunkCode &code, const uint8_t *wire, int begi
   });
 }
 
-// ---- Places ---------------------------------------------------------------------------------------------------------
+// ---- Indices -------------------------------------------------------------------------------------------------------
 
-// Writes an integer that may begin less than its size before the end, and what of it is in front of the end.
+// Writes an integer, or as many of its bytes as there are before the end.
 inline void WriteBefore(const uint8_t *end, uint64_t bits, uint8_t *to) {
   if (end - to >= static_cast<int>(sizeof(bits))) {
     memcpy(to, &bits, sizeof(bits));
@@ -229,17 +229,17 @@ inline void WriteBefore(const uint8_t *end, uint64_t bits, uint8_t *to) {
   }
 }
 
-// The wire has zeros there.
-inline void PutPlaces(const ChunkCode &code, const int32_t *places, uint8_t *wire) {
+// Writes the indices of a chunk to a wire of zeros.
+inline void PutIndices(const ChunkCode &code, const int32_t *indices, uint8_t *wire) {
   uint8_t *low = wire + code.low, *high = wire + code.high, *end = wire + code.bytes;
   const uint32_t mask = (1u << code.low_bits) - 1u;
-  constexpr int kWritten = 32;  // bits that are written at once
+  constexpr int kWritten = 32;  // bits of a write
   uint64_t bits = 0, flags = 0;
   int count = 0;
   uint32_t word = 0;
   for (int j = 0; j < code.sent; ++j) {
-    const auto place = static_cast<uint32_t>(places[j]);
-    bits |= uint64_t{place & mask} << count;
+    const auto index = static_cast<uint32_t>(indices[j]);
+    bits |= uint64_t{index & mask} << count;
     count += code.low_bits;
     if (count >= kWritten) {
       memcpy(low, &bits, kWritten / 8);
@@ -247,7 +247,7 @@ inline void PutPlaces(const ChunkCode &code, const int32_t *places, uint8_t *wir
       bits >>= kWritten;
       count -= kWritten;
     }
-    const uint32_t at = static_cast<uint32_t>(j) + (place >> code.low_bits);
+    const uint32_t at = static_cast<uint32_t>(j) + (index >> code.low_bits);
     if (at / 64 != word) {
       WriteBefore(end, flags, high + 8 * word);
       word = at / 64;
@@ -259,7 +259,7 @@ inline void PutPlaces(const ChunkCode &code, const int32_t *places, uint8_t *wir
   WriteBefore(end, flags, high + 8 * word);
 }
 
-// Reads an integer that may begin less than its size before the end; what is behind the end is 0.
+// Reads an integer; bytes after the end are 0.
 template <class T>
 T ReadBefore(const uint8_t *end, const uint8_t *from) {
   T bits = 0;
@@ -271,9 +271,9 @@ T ReadBefore(const uint8_t *end, const uint8_t *from) {
   return bits;
 }
 
-// What is no place of the chunk is read as 0. The high bits are read first: what is read of each place is little, and
-// the processor reads many at once.
-inline void ReadPlaces(const ChunkCode &code, const uint8_t *wire, int32_t *places) {
+// Reads the indices of a chunk. An index beyond the chunk is read as 0. The high bits come first: each step is short,
+// and the processor overlaps many.
+inline void ReadIndices(const ChunkCode &code, const uint8_t *wire, int32_t *indices) {
   const uint8_t *low = wire + code.low, *high = wire + code.high, *end = wire + code.bytes;
   int j = 0;
   for (int byte = 0; byte < end - high; byte += 8) {
@@ -281,18 +281,18 @@ inline void ReadPlaces(const ChunkCode &code, const uint8_t *wire, int32_t *plac
     const int last = std::min(j + __builtin_popcountll(flags), code.sent);
     for (; j < last; ++j, flags &= flags - 1) {
       const auto step = static_cast<uint32_t>(8 * byte + __builtin_ctzll(flags) - j);
-      places[j] = static_cast<int32_t>(step << code.low_bits);
+      indices[j] = static_cast<int32_t>(step << code.low_bits);
     }
   }
-  for (; j < code.sent; ++j) places[j] = code.elements;
+  for (; j < code.sent; ++j) indices[j] = code.elements;
   const uint32_t mask = (1u << code.low_bits) - 1u;
   const auto add_low = [&](const auto &read) {
     for (int k = 0, at = 0; k < code.sent; ++k, at += code.low_bits) {
-      const uint32_t place = static_cast<uint32_t>(places[k]) | (read(low + at / 8) >> at % 8 & mask);
-      places[k] = place < static_cast<uint32_t>(code.elements) ? static_cast<int32_t>(place) : 0;
+      const uint32_t index = static_cast<uint32_t>(indices[k]) | (read(low + at / 8) >> at % 8 & mask);
+      indices[k] = index < static_cast<uint32_t>(code.elements) ? static_cast<int32_t>(index) : 0;
     }
   };
-  // 32 bits from where low bits begin are in the wire if at least so many bits follow them.
+  // A read of 32 bits stays within the wire if at least 32 bits follow the low bits.
   if (end - high >= static_cast<int>(sizeof(uint32_t))) {
     add_low([](const uint8_t *from) {
       uint32_t bits;

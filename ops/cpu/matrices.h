@@ -1,19 +1,19 @@
-// Runs a rule that sees matrices as a whole, Muon, and AdamW over the tensors that are none.
+// Runs Muon, a rule that sees matrices as a whole, and AdamW over the other tensors.
 //
-// Matrices are taken a batch of tensors at a time: their directions are formed in one pass, orthogonalized, and moved
-// along in another.
+// Matrices are taken a batch of tensors at a time. One pass forms their directions, which are then orthogonalized, and
+// a second pass moves the weights along them.
 #pragma once
 
-#include "engine.h"
 #include "orthogonalize.h"
+#include "step_engine.h"
 
 namespace ms_optim {
 namespace {
 
-// Tensors of one batch have as many elements, or it is one tensor.
+// The most elements of a batch of more than one tensor.
 constexpr int64_t kBatchElements = int64_t{1} << 22;
 
-// Forms a matrix's new momentum and its direction.
+// Forms the new momentum and the direction of a matrix.
 inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, float *directions, Chunk &chunk,
                            Buffers &b) {
   double sum = 0.0;
@@ -30,14 +30,14 @@ inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, 
 
 // Moves a matrix along its direction, the decay included.
 inline void MoveMatrix(const Tensor &t, const Task &task, float *directions, Chunk &chunk, Buffers &b) {
-  Task known = task;
-  known.factor = 1.0f;
+  Task unscaled = task;
+  unscaled.factor = 1.0f;
   for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
     const int n = static_cast<int>(Min(kTile, chunk.end - begin));
     TileSums sums;
     float *w = LoadWeight(t, begin, n, b.weight), *direction = directions + begin;
     StartTile<ElementwiseRule>(t, task, begin, n, w);
-    RuleTile<KnownDirection, kSumUp>(KnownDirection{}, known, n, w, direction, &direction, b.direction, sums);
+    RuleTile<KnownDirection, kSumUp>(KnownDirection{}, unscaled, n, w, direction, &direction, b.direction, sums);
     chunk.sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
     chunk.sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), b.direction[0], n);
     MoveTile<1>(task, n, b.direction, w);
@@ -55,20 +55,18 @@ class MatrixEngine : StepEngine {
         mean_squares_(static_cast<size_t>(step.count), 0.0) {}
 
   Status Run() {
-    const bool gradients = Has(kGradientStage), moves = Has(kMomentsStage);
+    const bool moves = Has(kMomentsStage);
     if (moves != Has(kApplyStage) || (step_.flags & kReturned) != 0) return kWrongFlags;
-    if (const Status status = Begin(!gradients); status != kOk) return status;
+    if (const Status status = Begin(!Has(kGradientStage)); status != kOk) return status;
     if (moves && !Fits()) return kWrongSize;
-    const bool global = step_.constants[kClipNorm] > 0.0 || (step_.flags & kSkipNonfinite) != 0;
-    if (gradients && (global || !moves)) SumGradients(0, step_.count);
-    if (!gradients) CopySums();
+    const Prologue prologue(step_, step_.constants[kClipNorm] > 0.0);
+    Open(prologue);
     if (step_.stages == kGradientStage) return kOk;
-    const double total = gradients && !global ? 0.0 : TotalGradientSum();
-    if ((step_.flags & kSkipNonfinite) != 0 && !AreFinite(step_, total)) return Skip();
-    const double clip = ClipFactor(step_, total);
-    for (int i = 0; i < step_.count; ++i) Decide(rule_.others, step_, i, SumsOf(i), clip, &tasks_[i]);
+    const Survey survey = TakeSurvey(prologue);
+    if (!survey.applied) return Skip();
+    for (int i = 0; i < step_.count; ++i) Decide(rule_.others, step_, i, SumsOf(i), survey.clip, &tasks_[i]);
     if (moves) {
-      const std::vector<Batch> batches = Batches();  // with all memory, before anything moves
+      const std::vector<Batch> batches = Batches();  // allocates all memory, before anything moves
       MoveOthers();
       for (const Batch &batch : batches) MoveMatrices(batch);
       AddSums(0, step_.count);
@@ -82,8 +80,7 @@ class MatrixEngine : StepEngine {
   }
 
  private:
-  // Tells whether matrices and what is held for them fit, and whether this process has each of them whole or not at
-  // all.
+  // Tells whether matrices and their states fit, and whether this process has each of them whole or not at all.
   bool Fits() const {
     for (int i = 0; i < step_.count; ++i) {
       const Tensor &t = step_.tensors[i];
@@ -113,24 +110,24 @@ class MatrixEngine : StepEngine {
     });
   }
 
-  // Some tensors that are taken together, and the matrices among them.
+  // Tensors that are taken together, and the matrices among them.
   struct Batch {
     int first, last;
     std::vector<Matrix> matrices;
     std::vector<int> tensors;  // of each matrix
   };
 
-  // Cuts the tensors into batches, and allocates what the largest needs.
+  // Cuts the tensors into batches, and allocates the memory of the largest one.
   std::vector<Batch> Batches() {
     std::vector<Batch> batches;
-    place_.assign(static_cast<size_t>(step_.count), -1);
+    offsets_.assign(static_cast<size_t>(step_.count), -1);
     int64_t most = 0, most_numbers = 0, next = 0;
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = LastOfRun(first, kBatchElements);
       int64_t elements = 0;
       for (int i = first; i < last; ++i) {
         if (step_.tensors[i].matrix_rows == 0 || ElementsOf(i) == 0) continue;
-        place_[static_cast<size_t>(i)] = elements;
+        offsets_[static_cast<size_t>(i)] = elements;
         elements += ElementsOf(i);
       }
       if (elements == 0) continue;
@@ -158,7 +155,7 @@ class MatrixEngine : StepEngine {
   }
 
   float *DirectionsOf(int i) const {
-    const int64_t begin = place_[static_cast<size_t>(i)];
+    const int64_t begin = offsets_[static_cast<size_t>(i)];
     return begin < 0 ? nullptr : directions_.get() + begin;
   }
 
@@ -178,8 +175,8 @@ class MatrixEngine : StepEngine {
     });
   }
 
-  // Notes the mean square of each tensor's singular values, which are all 1 in an orthogonal matrix. It travels as the
-  // sum of a second direction, which there is none of, so that all workers report it.
+  // Notes the mean square of each tensor's singular values, which are all 1 in an orthogonal matrix. It is stored as
+  // the sum of a second direction, which Muon lacks, so that all workers report it.
   void NoteOrthogonality(const std::vector<Matrix> &matrices, const std::vector<int> &tensors,
                          const std::vector<double> &sums) {
     for (size_t k = 0, next = 0; k < matrices.size(); k = next) {
@@ -194,7 +191,7 @@ class MatrixEngine : StepEngine {
 
   const Muon rule_;
   std::vector<double> mean_squares_;
-  std::vector<int64_t> place_;  // of each tensor in directions_; -1: it is no matrix of this process
+  std::vector<int64_t> offsets_;  // of each tensor in directions_; -1: this process has no matrix of it
   std::unique_ptr<float[]> directions_;
   OrthogonalizationMemory memory_;
 };

@@ -1,8 +1,8 @@
 // Replaces matrices by orthogonal ones near them, by the iteration of Newton and Schulz that Muon uses.
 //
 // A matrix of A rows and B columns is taken as X of a rows and b columns, transposed if A > B, of norm 1. An iteration
-// is S = X X^T, P = b S + c S S, X <- a X + P X. Every number is computed by one thread in one order, whichever that
-// is.
+// is S = X X^T, P = b S + c S S, X <- a X + P X. One thread computes a number, always in the same order, so no bit
+// depends on the thread.
 #pragma once
 
 #include <omp.h>
@@ -25,9 +25,9 @@ namespace {
 // A matrix whose rows are rows of a tensor.
 struct Matrix {
   const int64_t *entry;  // its row in Step::matrices
-  float *tensor;         // where that tensor's directions are: what is orthogonalized, in place
+  float *tensor;         // the directions of that tensor, which are orthogonalized in place
   float *row_average;    // NorMuon's V of that tensor's rows; null: rows are not normalized
-  double scale;          // what the orthogonal matrix is multiplied by
+  double scale;          // the factor of the orthogonal matrix
 
   int64_t Rows() const { return entry[kRun] * entry[kRuns]; }
   int64_t Columns() const { return entry[kColumns]; }
@@ -36,7 +36,7 @@ struct Matrix {
   float *Row(int64_t r) const { return tensor + TensorRow(r) * Columns(); }
 };
 
-// Runs bodies in parallel, or one after the other where the caller is one of several threads already.
+// Runs bodies in parallel, or one after the other if the caller is one of several threads already.
 class Team {
  public:
   Team(bool is_parallel, ProductBuffers *buffers) : is_parallel_(is_parallel), buffers_(buffers) {}
@@ -152,8 +152,8 @@ class Orthogonalization {
     return total;
   }
 
-  // Calls body for each element of some rows: the number of its row among these, its column, and where it is in X. A
-  // tall matrix is transposed in X, and taken by columns, so that what follows in X follows.
+  // Calls body for each element of some rows: the number of its row among these, its column, and its address in X. A
+  // tall matrix is transposed in X, and its columns are the outer loop, so that writes to X are adjacent.
   template <class Body>
   static void ForElements(const Work &w, int64_t first, int64_t last, Body body) {
     const int64_t count = last - first;
@@ -191,8 +191,8 @@ class Orthogonalization {
     ForElements(w, first, last, [&](int64_t i, int64_t c, const T *x) { row[i][c] = factor[i] * ToFloat(*x); });
   }
 
-  // Decides what each row is multiplied by at last. NorMuon (Li et al., 2025) divides each by the root of a moving
-  // average of its mean square, and all by the norm that is left.
+  // Decides the last factor of each row. NorMuon (Li et al., 2025) divides each by the root of a moving average of its
+  // mean square, and all by the norm that is left.
   void NormalizeRows(Work *w) const {
     w->factor = w->matrix.scale;
     if (w->matrix.row_average == nullptr) return;
@@ -250,24 +250,24 @@ class Orthogonalization {
   std::vector<Work> work_;
 };
 
-// What orthogonalization needs besides the matrices.
+// The memory that orthogonalization needs besides the matrices.
 struct OrthogonalizationMemory {
-  // A cache line: what is loaded a line at a time is to lie in one.
+  // A cache line: numbers that are loaded together lie in one line.
   struct alignas(64) Line {
     float numbers[16];  // float32 or bfloat16
   };
   std::unique_ptr<Line[]> lines;
   std::unique_ptr<ProductBuffers[]> buffers;
 
-  // Makes room for so many numbers. Throws std::bad_alloc.
+  // Makes room for `count` numbers. Throws std::bad_alloc.
   void Reserve(int64_t count) {
     lines.reset(new Line[static_cast<size_t>((count + 15) / 16)]);
     buffers.reset(new ProductBuffers[static_cast<size_t>(omp_get_max_threads())]);
   }
 };
 
-// Orthogonalizes some matrices; small ones one a thread, whose second-level cache has room for them. Leaves the sum of
-// squares of each before it is scaled.
+// Orthogonalizes some matrices. Each thread takes a small one alone, since its second-level cache has room for it.
+// Stores the sum of squares of each matrix before it is scaled.
 template <class T>
 void Orthogonalize(const Step &step, const Muon &rule, const std::vector<Matrix> &matrices,
                    const OrthogonalizationMemory &memory, double *sums) {

@@ -1,9 +1,9 @@
-// Packs bfloat16 numbers in pairs, as the instructions that multiply them take them: of two rows of right that follow
-// each other, the numbers of a column side by side.
+// Packs bfloat16 numbers in pairs, as the instructions that multiply them expect: two adjacent rows of right, the
+// numbers of a column side by side.
 #pragma once
 
 #if !defined(__clang__)
-// GCC 12 says so of _mm512_undefined_epi32 in its own header.
+// GCC 12 warns about _mm512_undefined_epi32 in its own header.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -42,12 +42,12 @@ void Transpose(__m512i (&x)[16]) {
   for (int i = 0; i < 16; ++i) x[i] = y[i];
 }
 
-// The first n of 16 lanes.
+// Returns the mask of the first n of 16 lanes.
 __mmask16 First(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1); }
 
-// Puts pairs of numbers of 16 columns into a panel whose rows are `width` pairs apart: `pairs` of them, then zeros up
-// to `filled`. Of `columns` fewer than 16, the others are zeros. Column j's numbers follow each other
-// from `from + j * stride` on.
+// Puts pairs of numbers of 16 columns into a panel whose rows are `width` pairs apart: `pairs` of them, and then zeros
+// up to `filled`. If `columns` is less than 16, the other columns are zeros. The numbers of column j are adjacent, from
+// `from + j * stride` on.
 void PackColumns(const bfloat16 *from, int64_t stride, int64_t columns, int64_t pairs, int64_t filled, int64_t width,
                  float *panel) {
   for (int64_t i = 0; i < filled; i += 16) {
@@ -61,7 +61,7 @@ void PackColumns(const bfloat16 *from, int64_t stride, int64_t columns, int64_t 
   }
 }
 
-// The same where row i's numbers follow each other from `from + i * stride` on.
+// Does the same if the numbers of row i are adjacent, from `from + i * stride` on.
 void PackRows(const bfloat16 *from, int64_t stride, int64_t columns, int64_t pairs, int64_t filled, int64_t width,
               float *panel) {
   const __mmask16 there = First(columns);

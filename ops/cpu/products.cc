@@ -1,4 +1,4 @@
-// Compiled once per instruction set, with MS_OPTIM_ISA naming it.
+// This file is compiled once for each instruction set, whose name is MS_OPTIM_ISA.
 #include "products.h"
 
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace ms_optim::MS_OPTIM_ISA {
 namespace {
 
-// As many sums as registers hold besides what is multiplied.
+// The sums fill the registers that the factors leave free.
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64, kPanelRows = 8;
 #elif defined(__AVX__)
@@ -29,8 +29,8 @@ static_assert(kTileColumns % kPanel == 0 && kTileDepth % 2 == 0, "a tile holds w
 
 int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// How a type is multiplied: the numbers of a row of left are taken one Unit at a time, each with a panel's columns of
-// as many rows of right, which Pack has put side by side.
+// The multiplication of a type: each Unit of numbers of a row of left is multiplied by the columns of a panel of as
+// many rows of right, which Pack has put side by side.
 template <class T>
 struct Kind;
 
@@ -53,7 +53,7 @@ struct Kind<bfloat16> {
   }
 };
 #else
-// Without an instruction for these, float32 numbers are multiplied.
+// A processor without an instruction for bfloat16 multiplies float32 numbers.
 template <>
 struct Kind<bfloat16> {
   typedef bfloat16 Unit;
@@ -62,7 +62,7 @@ struct Kind<bfloat16> {
 };
 #endif
 
-// Adds to the sums of some rows and a panel of columns what some of the depth contributes.
+// Adds the products of a part of the depth to the sums of some rows and a panel of columns.
 template <class T, int kRows>
 void AddPanel(int64_t depth, const T *left, int64_t stride, const float *__restrict panel, float *__restrict sums) {
   typedef typename Kind<T>::Unit Unit;
@@ -93,8 +93,7 @@ void AddRows(int64_t rows, int64_t depth, const T *left, int64_t stride, const f
   if constexpr (kRows > 1) AddRows<T, kRows - 1>(rows, depth, left, stride, panel, sums);
 }
 
-// Panels of the columns of a tile, one after the other, of so many units each: zeros where there are no numbers any
-// more.
+// Packs the columns of a tile into panels, one after the other, of `units` units each, filled up with zeros.
 template <class T>
 void Pack(const Product<T> &p, int64_t first_row, int64_t rows, int64_t first_column, int64_t columns, int64_t units,
           float *panel) {
@@ -131,7 +130,7 @@ void Pack(const Product<bfloat16> &p, int64_t first_row, int64_t rows, int64_t f
 }
 #endif
 
-// Writes some rows of a tile, of a symmetric result also where they stand in its upper half.
+// Writes some rows of a tile; if the result is symmetric, also their mirror image in its upper half.
 template <class T>
 void FinishRows(const Product<T> &p, int64_t row, int64_t column, int64_t rows, int64_t columns, const float *sums) {
   for (int64_t r = row; r < row + rows; ++r, sums += kTileColumns) {
@@ -145,7 +144,7 @@ void FinishRows(const Product<T> &p, int64_t row, int64_t column, int64_t rows, 
   }
   if (!p.symmetric) return;
   for (int64_t c = column; c < Least(column + columns, row + rows); ++c) {
-    // Column by column, so that what is written follows.
+    // The loop goes column by column, so that writes are adjacent.
     for (int64_t r = row > c ? row : c + 1; r < row + rows; ++r) {
       p.result[c * p.columns + r] = p.result[r * p.columns + c];
     }
@@ -154,7 +153,7 @@ void FinishRows(const Product<T> &p, int64_t row, int64_t column, int64_t rows, 
 
 template <class T>
 void Finish(const Product<T> &p, int64_t row, int64_t column, int64_t rows, int64_t columns, const float *sums) {
-  constexpr int64_t kAtOnce = 32;  // which the first-level cache holds
+  constexpr int64_t kAtOnce = 32;  // the first-level cache holds these
   for (int64_t r = 0; r < rows; r += kAtOnce) {
     FinishRows(p, row + r, column, Least(kAtOnce, rows - r), columns, sums + r * kTileColumns);
   }

@@ -1,5 +1,5 @@
-// Products of matrices: compiled once per instruction set, apart from the kernels, since here products are contracted
-// into fused multiply-adds.
+// Products of matrices. They are compiled once for each instruction set, apart from the kernels, since here products
+// are contracted into fused multiply-adds.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace ms_optim {
 
-// result = scale * left * right + added_scale * added, of dense matrices in row-major order. T is float or bfloat16; of
-// bfloat16, depth is even. Sums are float32 either way, each over depth in order: its bits depend on no other element,
-// nor on threads.
+// result = scale * left * right + added_scale * added, of dense matrices in row-major order. T is float or bfloat16,
+// for which depth is even. Sums are float32 for both, each over depth in order: its bits depend on no other element and
+// on no thread.
 template <class T>
 struct Product {
   const T *left;   // [rows, depth]
@@ -19,11 +19,11 @@ struct Product {
   T *result;       // [rows, columns]
   int64_t rows, columns, depth;
   bool transposed;  // right is given transposed
-  bool symmetric;   // the result is: its lower half is computed, and copied to the upper
+  bool symmetric;   // the result is symmetric: its lower half is computed, and copied to the upper one
   float scale, added_scale;
 };
 
-// A part of a result that one thread computes: as many rows and columns, or as are left, from a row and a column on.
+// The most rows and columns of a part of a result that one thread computes, and the depth that it takes at a time.
 constexpr int64_t kTileRows = 384, kTileColumns = 96, kTileDepth = 256;
 
 struct alignas(64) ProductBuffers {
@@ -59,7 +59,7 @@ namespace baseline {
 extern const Products products;
 }
 
-// Returns those of the best instruction set that the processor has.
+// Returns the products of the chosen kernels.
 const Products &ChosenProducts();
 
 }  // namespace ms_optim

@@ -1,4 +1,5 @@
-// Sums of products of bfloat16 numbers in the processor's tiles (AMX): 16 by 16 sums, 32 products to each at once.
+// Sums of products of bfloat16 numbers in the processor's tiles (AMX): 16 by 16 sums, to each of which 32 products are
+// added at once.
 #pragma once
 
 #include <immintrin.h>
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int64_t kSide = 16, kStep = 32;  // rows and columns of a tile of sums; depth of a tile of left
 
-// Gives tiles their shape on this thread, and frees them: 16 rows of 64 bytes each.
+// Gives tiles their shape on this thread, 16 rows of 64 bytes each, and frees them.
 class Tiles {
  public:
   Tiles() {
@@ -40,7 +41,7 @@ struct LeftRows {
   int64_t bytes;  // from one row to the next
 };
 
-// Returns rows of left as they are, or in `room`, with zeros where there are none.
+// Returns rows of left where they are, or a copy in `room`, filled up with zeros.
 LeftRows RowsOf(const Product<bfloat16> &p, int64_t row, int64_t k, bfloat16 *room) {
   const bfloat16 *from = p.left + row * p.depth + k;
   const int64_t rows = p.rows - row < kSide ? p.rows - row : kSide;
@@ -51,8 +52,8 @@ LeftRows RowsOf(const Product<bfloat16> &p, int64_t row, int64_t k, bfloat16 *ro
   return {room, kStep * 2};
 }
 
-// Adds to 16 or 32 rows of 16 or 32 columns what the depth from k on contributes. `panels` are where each 16 columns
-// begin, in pairs whose rows are `width` apart.
+// Adds the products of the depth from k on to 16 or 32 rows of 16 or 32 columns. `panels` points to each 16 columns, in
+// pairs whose rows are `width` apart.
 template <bool kTwoRows, bool kTwoColumns>
 void AddTiles(const Product<bfloat16> &p, int64_t row, int64_t k, int64_t depth, const float *const *panels, int width,
               float *sums) {
@@ -88,7 +89,7 @@ void AddTiles(const Product<bfloat16> &p, int64_t row, int64_t k, int64_t depth,
   if constexpr (kTwoRows && kTwoColumns) _tile_stored(3, below + kSide, kStride);
 }
 
-// The same for as many of 32 rows and columns as there are.
+// Does the same for as many of 32 rows and columns as there are.
 void AddTiles(const Product<bfloat16> &p, int64_t row, int64_t k, int64_t depth, bool two_rows, bool two_columns,
               const float *const *panels, int width, float *sums) {
   if (two_rows && two_columns) {

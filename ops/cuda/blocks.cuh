@@ -3,7 +3,7 @@
 
 #include "workspace.h"
 
-// Before a loop over the elements that a thread has: unrolled, it keeps their arrays in registers.
+// Stands before a loop over the elements of a thread. An unrolled loop keeps their arrays in registers.
 #if defined(__CUDACC__)
 #define MS_OPTIM_UNROLL _Pragma("unroll")
 #else
@@ -27,7 +27,7 @@ __device__ inline uint32_t LargestOfWarp(uint32_t x) {
   return x;
 }
 
-// Returns the sum over a block, to all its threads.
+// Returns the sum over a block, in all its threads.
 template <class T>
 __device__ T SumOfBlock(T x) {
   __shared__ T of_warp[kWarps];
@@ -40,7 +40,7 @@ __device__ T SumOfBlock(T x) {
   return total;
 }
 
-// Returns the sum over the threads before this one; stores that over the block in total.
+// Returns the sum over the threads before this one, and stores the sum over the block in `total`.
 template <class T>
 __device__ T SumBefore(T x, T *total) {
   __shared__ T of_warp[kWarps];
@@ -61,17 +61,17 @@ __device__ T SumBefore(T x, T *total) {
   return before + up_to - x;
 }
 
-// Returns which of n tensors a chunk or a row belongs to, from the first that each tensor has.
-__device__ inline int OwnerOf(const int64_t *first, int n, int64_t place) {
+// Returns the tensor, of n, that a chunk or a row belongs to, from the first one of each tensor.
+__device__ inline int OwnerOf(const int64_t *first, int n, int64_t index) {
   int low = 0, high = n;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    (first[middle] <= place ? low : high) = middle;
+    (first[middle] <= index ? low : high) = middle;
   }
   return low;
 }
 
-// The part of a tensor that a block works on.
+// The part of a tensor for a block.
 struct Chunk {
   int tensor;
   int64_t begin, end;

@@ -3,7 +3,7 @@
 #include <exception>
 
 #include "abi.h"
-#include "compression.cuh"
+#include "dgc_engine.cuh"
 #include "engine.cuh"
 
 namespace ms_optim {
@@ -67,7 +67,8 @@ MS_OPTIM_RULES(MS_OPTIM_ROW)
 MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 
-// How many bytes the workspace of a launch has, from its tensors' sizes and first dimensions (0: fewer than two).
+// Returns the bytes of the workspace of a launch, from the sizes and the first dimensions (0: fewer than two) of its
+// tensors.
 MS_OPTIM_API int64_t ms_optim_workspace(int n, const int64_t *sizes, const int64_t *rows, int centralizes,
                                         int exchanges) {
   ms_optim::Workspace work;

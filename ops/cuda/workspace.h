@@ -1,6 +1,6 @@
-// The workspace: what the kernels of a step need to know of its tensors, in the device's memory.
+// The workspace: the tables about the tensors of a step that its kernels need, in the memory of the device.
 //
-// The framework allocates it, as one more output of the operator; nothing in it outlives the step. The host fills in
+// The framework allocates it as one more output of the operator, and nothing in it outlives the step. The host fills in
 // the tables by launches that take them as arguments: a copy from memory that is not pinned would make the host wait,
 // and could not be recorded in a CUDA graph.
 #pragma once
@@ -18,16 +18,14 @@ constexpr int kWarp = 32, kWarps = 8, kThreads = kWarps * kWarp;
 constexpr int kTile = static_cast<int>(kCodeBlock);  // a warp's share of work
 constexpr int64_t kChunk = 32 * kTile;               // a block's
 
-// What is decided for a tensor.
+// The decisions of a step about a tensor.
 struct Task : Decision {
-  int64_t row;  // elements that centralization averages over; 0: none
+  int64_t row;  // the elements of a row, if the gradient is centralized; else 0
   Noise noise;
 };
 
-// What is decided for the step.
-struct Survey {
-  bool applied;
-  double clip;
+// The decisions about the step, and the rule, built from its constants.
+struct SurveyAndRule : Survey {
   alignas(16) unsigned char rule[256];
 };
 
@@ -45,8 +43,8 @@ struct Search {
   uint32_t count[kDigits[0].bins];
 };
 
-// What a chunk sends: how many elements are larger than the k-th magnitude, and how many of those that equal it; then
-// how many its tensor sends before it.
+// The numbers of elements that a chunk sends: those larger than the k-th magnitude, those that equal it, and those that
+// its tensor sends before it.
 struct Sending {
   int64_t larger, ties, before;
 };
@@ -55,11 +53,11 @@ struct Workspace {
   Tensor *tensors;
   int64_t *first_chunk, *first_row;  // [n + 1]
   Task *tasks;
-  Survey *survey;
+  SurveyAndRule *survey;
   double *partial;  // [chunks, kSums]
   RowMean *means;
   Search *searches;
-  WirePlace *wire;
+  WireOffsets *wire;
   Sending *sendings;
 };
 
@@ -73,26 +71,26 @@ struct WorkspaceLayout {
       chunks += (sizes[i] + kChunk - 1) / kChunk;
       rows += centralizes ? first_dimensions[i] : 0;
     }
-    const auto place = [&](auto **array, int64_t count) {
+    const auto reserve = [&](auto **array, int64_t count) {
       using T = typename std::remove_reference<decltype(**array)>::type;
       *array = reinterpret_cast<T *>(static_cast<char *>(base) + bytes);
       bytes += (count * int64_t{sizeof(T)} + 255) / 256 * 256;
     };
-    place(&work->tensors, n);
-    place(&work->first_chunk, n + 1);
-    place(&work->first_row, n + 1);
+    reserve(&work->tensors, n);
+    reserve(&work->first_chunk, n + 1);
+    reserve(&work->first_row, n + 1);
     tables = bytes;
-    place(&work->tasks, n);
-    place(&work->survey, 1);
-    place(&work->partial, chunks * kSums);
-    place(&work->means, rows);
-    place(&work->searches, exchanges ? n : 0);
-    place(&work->wire, exchanges ? n : 0);
-    place(&work->sendings, exchanges ? chunks : 0);
+    reserve(&work->tasks, n);
+    reserve(&work->survey, 1);
+    reserve(&work->partial, chunks * kSums);
+    reserve(&work->means, rows);
+    reserve(&work->searches, exchanges ? n : 0);
+    reserve(&work->wire, exchanges ? n : 0);
+    reserve(&work->sendings, exchanges ? chunks : 0);
   }
 };
 
-// As many words as a kernel takes as an argument.
+// The most words of an argument of a kernel.
 #if defined(CUDART_VERSION) && CUDART_VERSION < 12010
 constexpr int kMostWords = 1000;
 #else
@@ -107,7 +105,7 @@ class Launcher {
  public:
   explicit Launcher(void *stream) : stream_(static_cast<cudaStream_t>(stream)) {}
 
-  // Launches so many blocks of kThreads.
+  // Launches a number of blocks of kThreads.
   template <class... Parameters, class... Arguments>
   void operator()(void (*kernel)(Parameters...), int64_t blocks, const Arguments &...arguments) {
     if (blocks == 0 || error_ != cudaSuccess) return;

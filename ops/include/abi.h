@@ -1,4 +1,4 @@
-// What Python asks of a library: which rules it has, and the numbers of the C interface by name. Python states these
+// The description of a library for Python: its rules, and the numbers of the C interface by name. Python states these
 // numbers once more, in ms_optim/kernels/interface.py, as it also runs without a library; a test compares the two.
 //
 // Included by the one source of a library that exports its operators.
@@ -49,13 +49,6 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(kLimbBits)                                 \
   CONSTANT(kLimbs)                                    \
   CONSTANT(kMarkWords)                                \
-  CONSTANT(DType::kFloat32)                           \
-  CONSTANT(DType::kFloat16)                           \
-  CONSTANT(DType::kBFloat16)                          \
-  CONSTANT(DType::kInt8)                              \
-  CONSTANT(DType::kUInt8)                             \
-  CONSTANT(DType::kInt16)                             \
-  CONSTANT(DType::kUInt16)                            \
   CONSTANT(DType::kOther)                             \
   CONSTANT(Stage::kGradientStage)                     \
   CONSTANT(Stage::kMomentsStage)                      \
@@ -165,10 +158,12 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(Status::kNotItsOwn)
 
 #define MS_OPTIM_ROW(name) {#name, static_cast<int64_t>(name)},
+#define MS_OPTIM_DTYPE_ROW(name, text, bytes) {"DType::" #name, static_cast<int64_t>(DType::name)},
 #define MS_OPTIM_FLAG_ROW(Rule, flag) {#Rule "::" #flag, Rule::flag},
-constexpr DescribedConstant kDescribedConstants[] = {MS_OPTIM_CONSTANTS(MS_OPTIM_ROW)
-                                                         MS_OPTIM_RULE_FLAGS(MS_OPTIM_FLAG_ROW){}};
+constexpr DescribedConstant kDescribedConstants[] = {
+    MS_OPTIM_CONSTANTS(MS_OPTIM_ROW) MS_OPTIM_DTYPES(MS_OPTIM_DTYPE_ROW) MS_OPTIM_RULE_FLAGS(MS_OPTIM_FLAG_ROW){}};
 #undef MS_OPTIM_ROW
+#undef MS_OPTIM_DTYPE_ROW
 #undef MS_OPTIM_FLAG_ROW
 
 }  // namespace ms_optim

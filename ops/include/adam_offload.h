@@ -15,7 +15,7 @@ struct AdamOffload : ElementwiseRule {
   AdamMoments moments;
   float eps;
   double rate_correction;
-  float of_moment, of_gradient;  // what the weight moves along: m, or with Nesterov beta1 * m + (1 - beta1) * g
+  float of_moment, of_gradient;  // of the direction: m, or with Nesterov beta1 * m + (1 - beta1) * g
 
   MS_OPTIM_FN AdamOffload(const double *constants, int64_t t, unsigned flags)
       : moments(constants[0], constants[1], t, false),

@@ -5,12 +5,11 @@
 #include <cstring>
 #include <vector>
 
-#include "muon.h"
 #include "step.h"
 
 namespace ms_optim {
 
-// Hands out the arguments one after the other; after the first that does not fit, ok() stays false.
+// Hands out the arguments one after the other. After the first one that does not fit, ok() stays false.
 class ArgumentReader {
  public:
   ArgumentReader(int count, void **data, int *ndims, int64_t **shapes, const char **dtypes)
@@ -74,13 +73,13 @@ class ArgumentReader {
   Status status_ = kOk;
 };
 
-// Returns where the array of a whole tensor would begin, from the part that begins after some bytes.
+// Returns the beginning of the array of a whole tensor, from a part that begins after some bytes.
 template <class T>
 T *AsIfWhole(T *data, int64_t bytes_before) {
   return reinterpret_cast<T *>(reinterpret_cast<uintptr_t>(data) - static_cast<uintptr_t>(bytes_before));
 }
 
-// Takes the matrices, and checks of them what does not depend on the tensors' sizes.
+// Takes the matrices, and makes the checks that do not depend on the tensors' sizes.
 inline void TakeMatrices(ArgumentReader *in, Step *step, std::vector<Tensor> *tensors) {
   const int matrices = in->next();
   step->matrices = in->Take<int64_t>("int64", -1);
@@ -103,7 +102,7 @@ inline void TakeMatrices(ArgumentReader *in, Step *step, std::vector<Tensor> *te
   }
 }
 
-// Takes the ranges, and checks of them what does not depend on the tensors' sizes.
+// Takes the ranges, and makes the checks that do not depend on the tensors' sizes.
 inline bool TakeRanges(ArgumentReader *in, std::vector<Tensor> *tensors) {
   const auto *range = in->Take<int64_t>("int64", static_cast<int64_t>(tensors->size()) * 2);
   if (range == nullptr) return false;
@@ -115,7 +114,8 @@ inline bool TakeRanges(ArgumentReader *in, std::vector<Tensor> *tensors) {
   return in->ok();
 }
 
-// A master is whole, or the remainder of a bfloat16 weight that is at hand.
+// Tells whether a dtype may be that of a master: a master is whole, or the remainder of a bfloat16 weight that is an
+// input.
 inline bool HoldsMaster(DType type, const Tensor &t) {
   const bool is_remainder = type == DType::kInt16 || type == DType::kInt8;
   return type == DType::kFloat32 || (is_remainder && t.weight_type == DType::kBFloat16 && !t.returned);
@@ -130,7 +130,8 @@ inline void KeepMaster(void *master, DType type, Tensor *t) {
   }
 }
 
-// Takes float32 arrays, each of which holds what some tensors have, one after the other; gives each its own part.
+// Takes float32 arrays, each of which holds the elements of some tensors, one after the other, and gives each tensor
+// its part.
 template <class Give>
 void TakeStacks(ArgumentReader *in, std::vector<Tensor> *tensors, Give give) {
   char *next = nullptr;
@@ -195,7 +196,7 @@ inline void TakeTensors(ArgumentReader *in, const Interface &rule, const Step &s
       if (absent(t)) continue;
       if (k == 1 && t.matrix_rows > 0) {
         t.state_type[k] = DType::kFloat32;
-        if ((step.rule_flags & Muon::kNormalizesRows) != 0) t.state[k] = in->Take<float>("float32", t.matrix_rows);
+        if ((step.rule_flags & rule.row_state_flag) != 0) t.state[k] = in->Take<float>("float32", t.matrix_rows);
         if (!in->ok()) return;
         continue;
       }
@@ -222,7 +223,7 @@ inline void TakeTensors(ArgumentReader *in, const Interface &rule, const Step &s
   }
   for (int k = 0; k < states; ++k) {
     for (Tensor &t : *tensors) {
-      if (absent(t) || IsFloat(t.state_type[k])) continue;
+      if (absent(t) || !HasScales(t.state_type[k])) continue;
       const int64_t blocks = (t.end - t.begin + kCodeBlock - 1) / kCodeBlock, before = t.begin / kCodeBlock;
       t.scale[k] = AsIfWhole(in->Take<float>("float32", blocks), before * int64_t{sizeof(float)});
       if (!in->ok()) return;
@@ -266,8 +267,8 @@ inline void TakeReturned(ArgumentReader *in, Step *step, std::vector<Tensor> *te
   }
 }
 
-// Returns the dtype of a wire, which follows from the layout. A device's layout cannot be read here: there it is the
-// dtype that the argument has.
+// Returns the dtype of a wire, which follows from the layout. The layout on a device cannot be read here: then it is
+// the dtype of the argument.
 inline const char *WireType(const ArgumentReader &in, const Step &step, int64_t n, bool on_host) {
   bool compressed = !on_host && in.ok() && in.next() < in.count() && in.Is(in.next(), "int32");
   for (int64_t i = 0; i < n && on_host; ++i) compressed |= step.layout[i * step.layout_columns + kSent] > 0;

@@ -1,12 +1,25 @@
 // States in fewer bits: bfloat16, and codes of 8 or 4 bits with one float32 scale for each block of 256.
 //
-// A moving average changes by less in a step than numbers of so few bits are apart: rounding to nearest would keep it
-// where it is. So rounding is stochastic, with noise from a hash of seed, step, tensor and element. It is unbiased, and
-// the same for any number of threads and in a run that resumes.
+// In a step, a moving average changes by less than the distance of two numbers of so few bits: rounding to nearest
+// would leave it unchanged. So rounding is stochastic, with noise from a hash of seed, step, tensor and element. It is
+// unbiased, and the same for any number of threads and in a run that resumes.
 //
 // A code holds the upper bits of the float32 number z = |x| / scale + delta, minus those of delta. From delta up, codes
 // are small floating-point numbers, with 3 bits of mantissa in codes of 8 bits and 1 in codes of 4; below delta they
 // are evenly spaced; 0 has the code 0. Encoding is an addition and a shift, and so is decoding.
+//
+// A code is a struct that states, for one element of a state:
+//
+//   Type, kWidth, kInWord          the word in memory, the bits of a code, and how many codes a word holds
+//   Unpacked(word, index)          a code of a word, in the lowest bits of 32
+//   Packed(codes)                  the word of kInWord codes
+//   kIsConverted                   whether the state differs from float32 numbers at all
+//   kHasScales                     whether each block of kCodeBlock elements has a scale, its largest magnitude
+//   Largest()                      the number that the largest magnitude of a block is mapped to
+//   Decode(code, unit)             the element; unit is UnitOf the block's scale
+//   Encode(x, factor, noise)       the code; factor is FactorOf the scale, noise the element's 32 random bits
+//
+// A code without scales does not read unit and factor.
 #pragma once
 
 #include <type_traits>
@@ -33,7 +46,7 @@ struct Noise {
   Noise() = default;
   MS_OPTIM_FN Noise(int64_t seed, int64_t step, int64_t row)
       : key(Hash(Hash(Hash(static_cast<uint32_t>(seed)) + static_cast<uint32_t>(step)) + static_cast<uint32_t>(row))) {}
-  // Mixes two hashes: that of the element's place in its group of 1,024, which a table may hold, and that of the group.
+  // Mixes two hashes: that of the element's index in its group of 1,024, which a table may hold, and that of the group.
   MS_OPTIM_FN uint32_t At(int64_t element) const {
     return Hash(static_cast<uint32_t>(element) & (kNoises - 1u)) ^ Above(element);
   }
@@ -73,8 +86,8 @@ struct SmallFloat {
   }
 };
 
-// How codes lie in memory: those of 8 bits one by one; of 4 bits four in a word of 16, the first in its lowest bits. So
-// a state's dtype alone says how it is held.
+// The layout of codes in memory. Each code of 8 bits is a word; a word of 16 bits holds four codes of 4 bits, the first
+// in its lowest bits. So the dtype of a state alone says its format.
 template <int kBits>
 struct Stored;
 
@@ -96,11 +109,11 @@ struct Stored<4> {
 template <int kBits, class Word>
 struct CodeWords {
   typedef Word Type;
-  static constexpr int kWidth = kBits;
-  static constexpr int kInWord = Stored<kBits>::kInWord;  // codes in a word
+  static constexpr int kWidth = kBits, kInWord = Stored<kBits>::kInWord;
+  static constexpr bool kIsConverted = true, kHasScales = true;
 
-  MS_OPTIM_FN static int32_t Unpacked(Word word, int place) {
-    const uint32_t highest = static_cast<uint32_t>(word) << (32 - kBits * (place + 1));
+  MS_OPTIM_FN static int32_t Unpacked(Word word, int index) {
+    const uint32_t highest = static_cast<uint32_t>(word) << (32 - kBits * (index + 1));
     return std::is_signed<Word>::value ? static_cast<int32_t>(highest) >> (32 - kBits)
                                        : static_cast<int32_t>(highest >> (32 - kBits));
   }
@@ -117,11 +130,10 @@ template <int kBits, NoiseUse kState>
 struct SignedCode : CodeWords<kBits, typename Stored<kBits>::Signed> {
   typedef SmallFloat<kBits - 1, Stored<kBits>::kMantissa> Magnitude;
   MS_OPTIM_FN static float Largest() { return Magnitude::Largest(); }
-  MS_OPTIM_FN static float Decode(int32_t code) {
+  MS_OPTIM_FN static float Decode(int32_t code, float unit) {
     const float x = Magnitude::Decode(static_cast<uint32_t>(code < 0 ? -code : code));
-    return code < 0 ? -x : x;
+    return (code < 0 ? -x : x) * unit;
   }
-  // `noise` is all 32 random bits of an element.
   MS_OPTIM_FN static int32_t Encode(float x, float factor, uint32_t noise) {
     x *= factor;
     noise = CodeNoiseFor<Magnitude::kShift>(kState, noise);
@@ -137,13 +149,25 @@ template <int kBits, NoiseUse kState>
 struct UnsignedCode : CodeWords<kBits, typename Stored<kBits>::Unsigned> {
   typedef SmallFloat<kBits, Stored<kBits>::kMantissa> Magnitude;
   MS_OPTIM_FN static float Largest() { return Magnitude::Largest(); }
-  MS_OPTIM_FN static float Decode(int32_t code) { return Magnitude::Decode(static_cast<uint32_t>(code)); }
+  MS_OPTIM_FN static float Decode(int32_t code, float unit) {
+    return Magnitude::Decode(static_cast<uint32_t>(code)) * unit;
+  }
   // The product may underflow to 0: x itself says whether the code may be 0.
   MS_OPTIM_FN static int32_t Encode(float x, float factor, uint32_t noise) {
     noise = CodeNoiseFor<Magnitude::kShift>(kState, noise);
     return static_cast<int32_t>(Max(Magnitude::Encode(x * factor, noise), Min(BitsOf(x), 1u)));
   }
 };
+
+// Return the factors of decoding and of encoding for the scale of a block.
+template <class Code>
+MS_OPTIM_FN float UnitOf(float scale) {
+  return scale / Code::Largest();
+}
+template <class Code>
+MS_OPTIM_FN float FactorOf(float scale) {
+  return scale > 1e-37f ? Code::Largest() / scale : 0.0f;
+}
 
 // Rounds to bfloat16 stochastically, with 16 bits of noise; returns its bits.
 MS_OPTIM_FN uint32_t BFloat16WithNoise(float x, uint32_t noise) {
@@ -152,6 +176,26 @@ MS_OPTIM_FN uint32_t BFloat16WithNoise(float x, uint32_t noise) {
   const uint32_t special = (bits >> 16) | ((bits & 0x7fffffffu) > 0x7f800000u ? 0x40u : 0u);
   return (bits & 0x7fffffffu) >= 0x7f800000u ? special : rounded;
 }
+
+template <NoiseUse kUse>
+struct BFloat16Code {
+  typedef uint16_t Type;
+  static constexpr int kWidth = 16, kInWord = 1;
+  static constexpr bool kIsConverted = true, kHasScales = false;
+
+  MS_OPTIM_FN static int32_t Unpacked(uint16_t word, int) { return word; }
+  MS_OPTIM_FN static uint16_t Packed(const int32_t *code) { return static_cast<uint16_t>(*code); }
+  MS_OPTIM_FN static float Decode(int32_t code, float) { return FromBits(static_cast<uint32_t>(code) << 16); }
+  MS_OPTIM_FN static int32_t Encode(float x, float, uint32_t noise) {
+    return static_cast<int32_t>(BFloat16WithNoise(x, NoiseFor(kUse, noise)));
+  }
+};
+
+struct Float32Code {
+  typedef float Type;
+  static constexpr int kWidth = 32, kInWord = 1;
+  static constexpr bool kIsConverted = false, kHasScales = false;
+};
 
 MS_OPTIM_FN void StoreWithNoise(float x, uint32_t noise, bfloat16 *out) {
   out->bits = static_cast<uint16_t>(BFloat16WithNoise(x, noise));

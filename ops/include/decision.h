@@ -1,5 +1,5 @@
-// Decides from the sums of a step what the next pass over a tensor uses, and what is reported: one code for all
-// devices, in float64.
+// Decides from the sums of a step the numbers that the next pass over a tensor uses, and makes the report: one code for
+// all devices, in float64.
 #pragma once
 
 #include <cfloat>
@@ -23,13 +23,39 @@ MS_OPTIM_FN double ClipFactor(const Step &step, double total) {
   return bound > 0.0 && norm > bound ? bound / norm : 1.0;
 }
 
-// Returns what an average of the weights takes of the new weights: 1 minus its decay rate, which may rise at first.
-MS_OPTIM_FN double AverageRate(const Step &step) {
-  const double t = static_cast<double>(*step.global_step) + 1.0, kept = step.constants[kAverageDecay];
-  return 1.0 - (step.constants[kAverageWarmup] != 0.0 ? Min(kept, (1.0 + t) / (10.0 + t)) : kept);
+// The gradients that a launch reads before anything moves. To bound the global norm, or to skip a whole step, it reads
+// them all.
+struct Prologue {
+  bool sums_gradients;  // a pass of its own sums the gradients of all tensors
+  bool takes_total;     // the sum over all tensors decides about the step
+
+  MS_OPTIM_FN Prologue(const Step &step, bool clips) {
+    const bool gradients = (step.stages & kGradientStage) != 0, moments = (step.stages & kMomentsStage) != 0;
+    const bool global = clips || (step.flags & kSkipNonfinite) != 0;
+    sums_gradients = gradients && (global || !moments);
+    takes_total = global || !gradients;
+  }
+};
+
+// The decisions that all gradients enter.
+struct Survey {
+  bool applied;  // it is not skipped
+  double clip;   // the factor that bounds the norm
+};
+
+// A caller that knows of other gradients that are not finite passes NaN for the scale.
+MS_OPTIM_FN Survey SurveyOf(const Step &step, double total) {
+  const bool finite = (step.flags & kSkipNonfinite) == 0 || AreFinite(step, total);
+  return {finite && *step.global_step >= 0, ClipFactor(step, total)};
 }
 
-// Decides what depends on no sum, and lets the weight move along one direction by the learning rate.
+// Returns the part of the new weights in their average: 1 minus its decay rate, which may rise at first.
+MS_OPTIM_FN double AverageRate(const Step &step) {
+  const double t = static_cast<double>(*step.global_step) + 1.0, decay = step.constants[kAverageDecay];
+  return 1.0 - (step.constants[kAverageWarmup] != 0.0 ? Min(decay, (1.0 + t) / (10.0 + t)) : decay);
+}
+
+// Decides the numbers that depend on no sum, and lets the weight move along one direction by the learning rate.
 MS_OPTIM_FN void DecideRates(const Step &step, int i, Decision *decision) {
   const int64_t decay = LayoutOf(step, i, kDecayIndex);
   decision->factor = static_cast<float>(step.constants[kUnscale]);
@@ -49,7 +75,7 @@ MS_OPTIM_FN void Decide(const Rule &rule, const Step &step, int i, const double 
   DecideRates(step, i, decision);
   double factor = Rule::kTakesDirections ? 1.0 : step.constants[kUnscale] * clip;
   // The inverse of a tiny norm may be too large for float32: the factor is bounded, so that the gradient stays finite.
-  // Its norm is then less than 1. A norm that is NaN stays one: of two numbers Min returns the second then.
+  // Its norm is then less than 1. A norm that is NaN stays NaN: Min then returns its second argument.
   if (Rule::kNormalizesGradient) {
     factor = sums[kGradientSum] == 0.0 ? 0.0 : Min(3e38, 1.0 / sqrt(sums[kGradientSum]));
   }

@@ -1,4 +1,4 @@
-// A float32 number below 2^-126 in magnitude counts as 0, wherever a step reads or makes one.
+// A float32 number below 2^-126 in magnitude counts as 0 wherever a step reads or makes one.
 //
 // Kernels for GPUs are compiled this way (-ftz=true); on a CPU it is a mode of each thread. By default some threads of
 // a framework flush such numbers and others do not, and the bits of a step would depend on the thread. Besides, a
@@ -38,7 +38,7 @@ class DenormalsAreZero {
   }
   MS_OPTIM_FN static void SetMode(Register mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
 #else
-  typedef uint32_t Register;  // another processor keeps its own mode
+  typedef uint32_t Register;  // other processors stay in the mode that they have
   static constexpr Register kFlush = 0;
   MS_OPTIM_FN static Register Mode() { return 0; }
   MS_OPTIM_FN static void SetMode(Register) {}

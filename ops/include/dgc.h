@@ -1,5 +1,5 @@
 // DGCMomentum: Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training"
-// (2018), sections 3.1 to 3.3: what happens to one element, how elements rank, and how they travel.
+// (2018), sections 3.1 to 3.3: the arithmetic of one element, the order of elements, and their layout in a wire.
 #pragma once
 
 #include "step.h"
@@ -14,6 +14,7 @@ struct DgcMomentum {
   static constexpr bool kExchanges = true;
   static constexpr bool kWeighsSteps = false, kHasMatrices = false;
   static constexpr bool kReturnsDirections = false, kTakesDirections = false;
+  static constexpr unsigned kRowStateFlag = 0;
   enum Flags : unsigned { kNesterov = 1, kL1 = 2, kHalfValues = 4 };
 
   float momentum;
@@ -60,7 +61,7 @@ struct DgcMomentum {
   // The mean is formed after the exchange: divided before, small numbers would lose bits in low precision.
   MS_OPTIM_FN float Mean(float sum) const { return sum / static_cast<float>(workers); }
 
-  // Section 3.2: the bound on the norm of the mean holds if each worker keeps its share of it.
+  // Section 3.2: the norm of the mean keeps its bound if the norm of each worker keeps its share of it.
   MS_OPTIM_FN float Clip(double norm, double bound) const {
     const double local = bound / sqrt(workers);
     return static_cast<float>(norm > local ? local / norm : 1.0);
@@ -91,44 +92,45 @@ MS_OPTIM_FN uint32_t BinOf(const Digit &digit, int32_t key, int32_t prefix) {
   return (static_cast<uint32_t>(key) - static_cast<uint32_t>(prefix)) >> digit.shift;
 }
 
-// What a worker sends, byte after byte and in this order: the float32 gradients of uncompressed tensors, tensor after
-// tensor; the values of compressed tensors, float32 or float16; their places, each in the fewest bytes that hold the
-// last place of its tensor, the lowest byte first. Places ascend within a tensor. The last words are the worker's mark.
-struct WirePlace {
-  int64_t values, places;  // byte of the first of them
-  int place_bytes;
+// The wire of a worker, byte after byte and in this order: the float32 gradients of uncompressed tensors, tensor after
+// tensor; the values of compressed tensors, float32 or float16; their indices, each in the fewest bytes that hold the
+// last index of its tensor, the lowest byte first. Indices ascend within a tensor. The last words are the worker's
+// mark.
+struct WireOffsets {
+  int64_t values, indices;  // byte of the first of them
+  int index_bytes;
 };
 
 constexpr int64_t kMostElements = int64_t{1} << 31;
 
 // A mark says which step a worker is at, and with which settings: 60 bits in limbs of 6, each as two float32 numbers,
-// the limb x and its square. Where nothing is compressed, an AllReduce adds up the marks of all N processes; for up to
+// the limb x and its square. If nothing is compressed, an AllReduce adds up the marks of all N processes; for up to
 // 4,096 of them the sums are exact, since 4096 * 63^2 < 2^24. A process whose limb is y expects the sums N y and N y^2.
-// Where these come, the sum of (x - y)^2 is N y^2 - 2 y N y + N y^2 = 0, so every x is y: no mixture passes.
+// If these come, the sum of (x - y)^2 is N y^2 - 2 y N y + N y^2 = 0, so every x is y: no mixture passes.
 constexpr int kLimbBits = 6, kLimbs = 10, kMarkWords = 2 * kLimbs;
 
-MS_OPTIM_FN int PlaceBytes(int64_t size) {
+MS_OPTIM_FN int IndexBytes(int64_t size) {
   int bytes = 1;
   while (size > int64_t{1} << 8 * bytes) ++bytes;
   return bytes;
 }
 
-MS_OPTIM_FN void PutPlace(uint8_t *places, int bytes, int64_t k, int64_t place) {
-  for (int b = 0; b < bytes; ++b) places[k * bytes + b] = static_cast<uint8_t>(static_cast<uint64_t>(place) >> 8 * b);
+MS_OPTIM_FN void PutIndex(uint8_t *indices, int bytes, int64_t k, int64_t index) {
+  for (int b = 0; b < bytes; ++b) indices[k * bytes + b] = static_cast<uint8_t>(static_cast<uint64_t>(index) >> 8 * b);
 }
 
-MS_OPTIM_FN int64_t PlaceAt(const uint8_t *places, int bytes, int64_t k) {
-  uint64_t place = 0;
-  for (int b = bytes - 1; b >= 0; --b) place = place << 8 | places[k * bytes + b];
-  return static_cast<int64_t>(place);
+MS_OPTIM_FN int64_t IndexAt(const uint8_t *indices, int bytes, int64_t k) {
+  uint64_t index = 0;
+  for (int b = bytes - 1; b >= 0; --b) index = index << 8 | indices[k * bytes + b];
+  return static_cast<int64_t>(index);
 }
 
-// Returns the index of the first of some ascending places that is not below `begin`.
-MS_OPTIM_FN int64_t FirstPlace(const uint8_t *places, int bytes, int64_t count, int64_t begin) {
+// Returns the index of the first of some ascending indices that is not below `begin`.
+MS_OPTIM_FN int64_t FirstIndex(const uint8_t *indices, int bytes, int64_t count, int64_t begin) {
   int64_t first = 0;
   while (count > 0) {
     const int64_t middle = count / 2;
-    const bool before = PlaceAt(places, bytes, first + middle) < begin;
+    const bool before = IndexAt(indices, bytes, first + middle) < begin;
     first = before ? first + middle + 1 : first;
     count = before ? count - middle - 1 : middle;
   }
@@ -149,23 +151,23 @@ MS_OPTIM_FN float ValueAt(const DgcMomentum &rule, const uint8_t *values, int64_
 }
 
 // Fills in where each tensor is in a wire, and returns the wire's length in 4-byte words.
-MS_OPTIM_FN int64_t LayWire(const Step &step, WirePlace *wire) {
+MS_OPTIM_FN int64_t LayWire(const Step &step, WireOffsets *wire) {
   const int64_t value_bytes = (step.rule_flags & DgcMomentum::kHalfValues) != 0 ? 2 : 4;
   const auto sent = [&step](int i) { return int64_t{step.layout[int64_t{i} * step.layout_columns + kSent]}; };
   int64_t bytes = 0;
   for (int i = 0; i < step.count; ++i) {
     if (sent(i) > 0) continue;
-    wire[i] = WirePlace{bytes, 0, 0};
+    wire[i] = WireOffsets{bytes, 0, 0};
     bytes += 4 * step.tensors[i].size;
   }
   for (int i = 0; i < step.count; ++i) {
     if (sent(i) == 0) continue;
-    wire[i] = WirePlace{bytes, 0, PlaceBytes(step.tensors[i].size)};
+    wire[i] = WireOffsets{bytes, 0, IndexBytes(step.tensors[i].size)};
     bytes += value_bytes * sent(i);
   }
   for (int i = 0; i < step.count; ++i) {
-    wire[i].places = bytes;
-    bytes += wire[i].place_bytes * sent(i);
+    wire[i].indices = bytes;
+    bytes += wire[i].index_bytes * sent(i);
   }
   return (bytes + 3) / 4 + kMarkWords;
 }
@@ -181,14 +183,14 @@ MS_OPTIM_FN void PutMark(const Step &step, const DgcMomentum &rule, void *wire) 
   for (int word = 0; word < kMarkWords; ++word) mark[word] = MarkOf(step, rule, word);
 }
 
-// Whether there is a wire of each worker or, where nothing is compressed, the one sum of all.
+// Tells whether there is a wire of each worker or, if nothing is compressed, the one sum of all.
 MS_OPTIM_FN bool HasAllWires(const Step &step, const DgcMomentum &rule) {
   bool compressed = false;
   for (int i = 0; i < step.count; ++i) compressed |= step.layout[int64_t{i} * step.layout_columns + kSent] > 0;
   return static_cast<double>(step.wire_count) == (compressed ? rule.workers : 1.0);
 }
 
-// Whether what a worker sent, or the sum of what all sent, is of this step and these settings.
+// Tells whether the wire of a worker, or the sum of all wires, belongs to this step and these settings.
 MS_OPTIM_FN bool IsOfThisStep(const Step &step, const DgcMomentum &rule, int64_t wire) {
   const float *mark = static_cast<const float *>(step.wires) + (wire + 1) * step.wire_words - kMarkWords;
   const float marks = step.wire_count == 1 ? static_cast<float>(rule.workers) : 1.0f;
@@ -198,7 +200,7 @@ MS_OPTIM_FN bool IsOfThisStep(const Step &step, const DgcMomentum &rule, int64_t
   return true;
 }
 
-// Whether the velocity and r are this worker's own: a checkpoint of another worker holds other ones.
+// Tells whether the velocity and r are this worker's own: a checkpoint of another worker has others.
 MS_OPTIM_FN bool HoldsItsOwn(const Step &step, const DgcMomentum &rule) {
   for (int64_t k = 0; k < step.worker_count; ++k) {
     if (step.worker[k] != (k == rule.rank)) return false;

@@ -28,7 +28,7 @@ struct Lamb : LayerwiseRule {
 
   MS_OPTIM_FN void Moments(float g, float *s) const { moments.Update(g, s); }
 
-  // r = m_hat / (sqrt(v_hat) + eps), of which the decay makes u.
+  // r = m_hat / (sqrt(v_hat) + eps); the decay is added to it and makes u.
   MS_OPTIM_FN void Directions(float, float, const float *s, float *d) const {
     d[0] = moments.Corrected(s[0]) / (moments.Denominator(s[1]) + eps);
   }

@@ -35,7 +35,7 @@ struct Lans : LayerwiseRule {
     d[1] = g / denominator;
   }
 
-  // Both directions are scaled by the weight from before the step, as in the paper.
+  // The weight from before the step scales both directions, as in the paper.
   MS_OPTIM_FN double Coefficients(double lr, double, double weight_norm, const double *direction_norm,
                                   double *coefficient) const {
     const double phi = Bounded(weight_norm, phi_low, phi_high);

@@ -20,8 +20,8 @@ struct Lion : ElementwiseRule {
 
   MS_OPTIM_FN void Moments(float g, float *s) const { s[0] = beta2 * s[0] + one_minus_beta2 * g; }
 
-  // The sign of 0 is 0; NaN stays NaN. With one comparison, compilers make no branch of it, which would be mispredicted
-  // for every other element.
+  // The sign of 0 is 0; NaN stays NaN. With one comparison, compilers emit no branch, which the processor would
+  // mispredict for every other element.
   MS_OPTIM_FN void Directions(float, float g, const float *s, float *d) const {
     const float c = beta1 * s[0] + one_minus_beta1 * g;
     const float sign = FromBits((BitsOf(c) & 0x80000000u) | BitsOf(1.0f));

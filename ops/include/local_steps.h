@@ -1,7 +1,7 @@
 // Local steps between exchanges. DiLoCo (Douillard et al., 2023) sends the difference of weights since the last
 // exchange, SparseLoCo (Sarfi et al., 2025) the largest elements of what has accumulated of it, in few bits.
 //
-// Here is what happens to one element, and how a chunk of a tensor travels.
+// This file has the arithmetic of one element, and the layout of a chunk in a wire.
 #pragma once
 
 #include <cmath>
@@ -10,21 +10,21 @@
 
 namespace ms_optim {
 
-// What a launch of local steps is told besides tensors.
+// The numbers of a launch of local steps.
 enum LocalNumber {
   kLocalWorkers,
   kLocalRank,
   kOuterRate,
   kOuterMomentum,
   kOuterNesterov,
-  kResidualDecay,  // below 0: nothing of what is not sent is kept
+  kResidualDecay,  // below 0: there are no residuals
   kValueBits,      // 0: all differences are added up in float32
   kChunkElements,
   kDensity,
   kLocalNumbers
 };
 
-// What workers compare before an exchange: numbers that must be the same on all of them, each of 32 bits.
+// The numbers that workers compare before an exchange: each has 32 bits and must be the same on all of them.
 enum LocalMark {
   kMarkEvery,
   kMarkFragments,
@@ -46,7 +46,7 @@ struct LocalTensor {
   Tensor t;
   float *start, *velocity, *residual;  // null: there is none
   int64_t before;                      // elements of the tensors before
-  int64_t place;                       // byte of its first chunk in a wire
+  int64_t wire_offset;                 // byte of its first chunk in a wire
 };
 
 struct LocalStep {
@@ -65,15 +65,16 @@ struct LocalStep {
   MS_OPTIM_FN int64_t BytesSentOf(int64_t size) const;
 };
 
-// Columns of a report: norms of this worker's difference, of its residual and of the mean of what all sent, and the
-// mean cosine between what two workers sent, weighted by the product of their norms.
+// Columns of a report: the norms of this worker's difference, of its residual and of the mean of all workers'
+// differences, and the mean cosine between the differences of two workers, weighted by the product of their norms.
 enum LocalReport { kDifferenceNorm, kResidualNorm, kMeanNorm, kAgreement, kLocalReports };
 
-// ---- How a chunk travels --------------------------------------------------------------------------------------------
+// ---- The layout of a chunk ------------------------------------------------------------------------------------------
 //
-// First the scales of its values, if they have any, then the values, in the order of their places; then the places, in
-// the code of Elias and Fano: of each the low bits, and one bit for each place and each step of the high bits. This
-// takes 2 bits a place more than the low ones, whatever the places are. Where all elements are sent there are none.
+// The scales of the values come first, if there are any, then the values, in the order of their indices, and then the
+// indices. These are in the code of Elias and Fano: the low bits of each, and one bit for each index and for each step
+// of the high bits. This takes 2 bits more for each index than the low bits, whatever the indices are. A chunk of which
+// all elements are sent has no indices.
 struct ChunkCode {
   int elements, sent, value_bits, low_bits;
   int values, low, high, bytes;  // where each part begins, in bytes
@@ -88,7 +89,7 @@ struct ChunkCode {
     const int end = high + (sent < n ? (sent + ((n - 1) >> low_bits) + 7) / 8 : 0);
     bytes = (end + 3) / 4 * 4;
   }
-  MS_OPTIM_FN bool HasPlaces() const { return sent < elements; }
+  MS_OPTIM_FN bool HasIndices() const { return sent < elements; }
 };
 
 MS_OPTIM_FN int64_t WireBytes(int64_t size, int64_t chunk, double density, int bits) {
@@ -140,7 +141,7 @@ struct OuterStep {
         momentum(static_cast<float>(numbers[kOuterMomentum])),
         nesterov(numbers[kOuterNesterov] != 0.0) {}
 
-  // Of one number, or of several in a vector.
+  // Numbers is a number or a vector.
   template <class Numbers>
   MS_OPTIM_FN Numbers Velocity(Numbers mean, Numbers velocity) const {
     return momentum * velocity + mean;
@@ -151,8 +152,8 @@ struct OuterStep {
   }
 };
 
-// How a weight of each kind is read and written. `Written` is what a parameter holds once a weight was written to it:
-// local steps begin there, and not at the weight, of which small steps would otherwise be taken back.
+// The kinds of weights: how each is read and written. `Written` is the number that a parameter holds once a weight is
+// written to it. Local steps begin there: if they began at the weight itself, small steps would be taken back.
 struct PlainWeight {
   float *weight;
   MS_OPTIM_FN explicit PlainWeight(const Tensor &t) : weight(static_cast<float *>(t.weight)) {}
@@ -197,11 +198,11 @@ struct SplitWeight {
   MS_OPTIM_FN explicit SplitWeight(const Tensor &t)
       : weight(static_cast<bfloat16 *>(t.weight)), remainder(static_cast<R *>(t.remainder)) {}
   MS_OPTIM_FN float Read(int64_t i) const { return MasterOf(weight[i], remainder[i]); }
-  MS_OPTIM_FN static float Written(float value) { return FromBits(Remainder<R>::Kept(BitsOf(value), kHalf)); }
+  MS_OPTIM_FN static float Written(float value) { return FromBits(Remainder<R>::Rounded(BitsOf(value), kHalf)); }
   MS_OPTIM_FN void Write(int64_t i, float value) const { Split(value, kHalf, weight + i, remainder + i); }
 };
 
-// Calls with a tensor's kind of weight.
+// Calls work(weight) with the weight of a tensor.
 template <class Work>
 MS_OPTIM_FN void WithWeight(const Tensor &t, const Work &work) {
   const bool half = t.weight_type == DType::kFloat16;
@@ -214,10 +215,10 @@ MS_OPTIM_FN void WithWeight(const Tensor &t, const Work &work) {
   work(RoundedWeight<bfloat16>(t));
 }
 
-constexpr uint32_t kPlaceFactor = 0x9e3779b1u, kChecksumFactor = 0x85ebca77u;
+constexpr uint32_t kIndexFactor = 0x9e3779b1u, kChecksumFactor = 0x85ebca77u;
 
-MS_OPTIM_FN uint32_t ChecksumOf(float weight, uint32_t place) {
-  const uint32_t mixed = (BitsOf(weight) ^ place * kPlaceFactor) * kChecksumFactor;
+MS_OPTIM_FN uint32_t ChecksumOf(float weight, uint32_t index) {
+  const uint32_t mixed = (BitsOf(weight) ^ index * kIndexFactor) * kChecksumFactor;
   return mixed ^ mixed >> 15;
 }
 

@@ -1,5 +1,5 @@
 // Muon: Jordan, "Muon: An optimizer for hidden layers in neural networks" (2024), with the scale of Liu et al., "Muon
-// is Scalable for LLM Training" (2025). Tensors that are no matrices are AdamW's.
+// is Scalable for LLM Training" (2025). AdamW takes the tensors that are no matrices.
 #pragma once
 
 #include "adamw.h"
@@ -21,7 +21,7 @@ struct MuonMomentum : ElementwiseRule {
   }
 };
 
-// A direction that is known already comes in the place of the gradient.
+// A rule whose direction is given in place of the gradient.
 struct KnownDirection : ElementwiseRule {
   static constexpr int kStates = 1;
 
@@ -30,12 +30,13 @@ struct KnownDirection : ElementwiseRule {
   MS_OPTIM_FN void Directions(float, float g, const float *, float *d) const { d[0] = g; }
 };
 
-// Of a matrix, the second state is NorMuon's V, one number a row; there is none otherwise.
+// The second state of a matrix is NorMuon's V, one number a row; without kNormalizesRows a matrix has none.
 struct Muon : ElementwiseRule {
   static constexpr int kStates = 2;
   static constexpr int kConstants = 6;  // beta1, beta2, eps of AdamW; momentum, the scale of an update, beta of V
   static constexpr bool kHasMatrices = true;
   enum Flags : unsigned { kNesterov = 1, kOriginalScale = 2, kNormalizesRows = 4, kBFloat16Products = 8 };
+  static constexpr unsigned kRowStateFlag = kNormalizesRows;
   static constexpr double kRowEps = 1e-8;
 
   AdamW<false> others;
@@ -52,7 +53,7 @@ struct Muon : ElementwiseRule {
     matrices.nesterov = (flags & kNesterov) != 0;
   }
 
-  // What an orthogonalized matrix of that size is multiplied by.
+  // Returns the factor of an orthogonalized matrix.
   double ScaleOf(int64_t rows, int64_t columns) const {
     const auto m = static_cast<double>(rows), n = static_cast<double>(columns);
     if ((flags & kOriginalScale) != 0) return sqrt(Max(1.0, m / n));
@@ -71,8 +72,8 @@ struct MuonBefore : MuonMomentum {
   }
 };
 
-// Its last pass: the weight moves along the orthogonalized direction. What the caller found of a tensor's singular
-// values, their mean square, comes in the second direction's sum.
+// Its last pass: the weight moves along the orthogonalized direction. The caller passes the mean square of a tensor's
+// singular values as the sum of the second direction.
 struct MuonAfter : KnownDirection {
   static constexpr int kStates = 0, kConstants = 0;
   static constexpr bool kTakesDirections = true;

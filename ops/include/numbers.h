@@ -8,17 +8,22 @@
 #include <cstdint>
 #include <cstring>
 
-// Rules and helpers are inlined into every kernel. The same header is compiled once per instruction set, and of a
-// function that kept its own symbol the linker would keep one copy for all sets.
+// Rules and helpers are inlined into every kernel. The same header is compiled once per instruction set, and the linker
+// would keep one copy, for all sets, of a function that has a symbol.
 #if defined(__CUDACC__)
 #define MS_OPTIM_FN __host__ __device__ __forceinline__
 #else
 #define MS_OPTIM_FN __attribute__((always_inline)) inline
 #endif
 
-namespace ms_optim {
+// A function that calls a function it is given. For a GPU, that runs on the device alone.
+#if defined(__CUDACC__)
+#define MS_OPTIM_CALLER __device__ __forceinline__
+#else
+#define MS_OPTIM_CALLER MS_OPTIM_FN
+#endif
 
-enum class DType { kFloat32, kFloat16, kBFloat16, kInt8, kUInt8, kInt16, kUInt16, kOther };
+namespace ms_optim {
 
 struct float16 {
   uint16_t bits;

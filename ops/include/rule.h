@@ -1,4 +1,4 @@
-// What a rule states, and the pieces that several rules share.
+// The parts of a rule, and the pieces that several rules share.
 //
 // A rule is a struct built once a step from its constants, the step count t (from 1) and its flags.
 // It states how many states and constants it has, kStates and kConstants, and for one element, in this order:
@@ -10,7 +10,9 @@
 // or, with kDirectsFirst, Directions before Moments: they see the states from before the step. The decay is then added
 // to the first kDecayed directions, and Follow(decision, w, d, s) moves states that follow the weight. And, for one
 // tensor, Coefficients(lr, lambda, ||w||, ||d||, c): the weight becomes w - sum_k c[k] * d[k]. g arrives unscaled,
-// centralized and clipped. Everything else (loading, storing, norms, threads, launches) belongs to the device.
+// centralized and clipped. The device does everything else: loading, storing, norms, threads, launches.
+//
+// Most rules state no other constant: ElementwiseRule has the values of a rule of one direction.
 #pragma once
 
 #include "numbers.h"
@@ -20,35 +22,36 @@ namespace ms_optim {
 constexpr int kMaxStates = 3;
 constexpr int kMaxDirections = 2;
 
-// What is decided for a tensor before a pass over it.
+// The decisions for a tensor before a pass over it.
 struct Decision {
-  float factor;        // what the gradient that came is multiplied by before it enters the rule
+  float factor;        // the factor of the gradient before it enters the rule
   float lambda;        // the weight decay
   uint32_t cautious;   // the sign bit if the decay is cautious, else 0
-  float average_rate;  // what an average of the weights takes of the new ones
+  float average_rate;  // the part of the new weights in their average
   bool starts;         // no step was applied yet
   double learning_rate, trust_ratio;
-  // Of a rule that weighs steps: the largest rate so far, and the sum of the weights; how far the weight moves along
-  // its direction, and towards its first state.
+  // For a rule that weighs steps: the largest rate so far and the sum of the weights, and how far the weight moves
+  // along its direction and towards its first state.
   double step_weights[2];
   float along_direction, along_state;
   float coefficient[kMaxDirections];
 };
 
-// A rule whose update of one element needs nothing of the others.
+// A rule that updates each element without the others.
 struct ElementwiseRule {
   static constexpr int kDirections = 1;
   static constexpr bool kLayerwise = false;           // needs norms of the whole tensor before it moves
   static constexpr bool kNormalizesGradient = false;  // divides the gradient by its norm
   static constexpr bool kExchanges = false;           // sends and receives parts of gradients
-  static constexpr bool kDirectsFirst = false;        // its directions are of the states from before the step
-  static constexpr int kDecayed = 1;                  // how many of its directions are decayed; 0: it decays otherwise
-  static constexpr bool kMayBeCautious = true;        // its decay may be cautious
-  static constexpr bool kStartsAtWeights = false;     // its first state starts as the weights
-  static constexpr bool kWeighsSteps = false;         // has Weigh in place of Coefficients
-  static constexpr bool kHasMatrices = false;         // some tensors are matrices, which it sees as a whole
-  static constexpr bool kReturnsDirections = false;   // its direction is an output, and the weight does not move
-  static constexpr bool kTakesDirections = false;     // what comes as gradients are directions
+  static constexpr bool kDirectsFirst = false;        // its directions see the states from before the step
+  static constexpr int kDecayed = 1;  // the number of its directions that are decayed; 0: it decays in another way
+  static constexpr bool kMayBeCautious = true;     // its decay may be cautious
+  static constexpr bool kStartsAtWeights = false;  // its first state starts as the weights
+  static constexpr bool kWeighsSteps = false;      // has Weigh in place of Coefficients
+  static constexpr bool kHasMatrices = false;      // it sees tensors that are matrices as a whole
+  static constexpr unsigned kRowStateFlag = 0;     // the flag with which matrices have a second state, one number a row
+  static constexpr bool kReturnsDirections = false;  // its direction is an output, and the weight does not move
+  static constexpr bool kTakesDirections = false;    // directions come in place of gradients
 
   MS_OPTIM_FN float Gradient(float, float g, float) const { return g; }
 
@@ -76,22 +79,21 @@ struct NeverCautious : Rule {
 
 MS_OPTIM_FN double Bounded(double x, double low, double high) { return x < low ? low : (x > high ? high : x); }
 
-// Numerator over norm; 1 where either is 0 or the quotient is not a number.
+// Returns numerator / norm; 1 if either is 0 or the quotient is not a number.
 MS_OPTIM_FN double TrustRatio(double numerator, double norm) {
   const double ratio = numerator / norm;
   return numerator > 0.0 && norm > 0.0 && ratio > 0.0 ? ratio : 1.0;
 }
 
 // Adds the decay to a direction u. Cautious decay (Chen et al., "Cautious Weight Decay", 2025) spares a weight that
-// moves away from zero: one whose sign is not u's. Where either is 0, it is decayed.
+// moves away from zero: one whose sign is not u's. If either is 0, the weight is decayed.
 template <bool kMayBeCautious>
 MS_OPTIM_FN float Decayed(float u, float w, const Decision &decision) {
   const bool opposed = kMayBeCautious && ((BitsOf(u) ^ BitsOf(w)) & decision.cautious) != 0u && u != 0.0f;
   return u + (opposed ? 0.0f : decision.lambda) * w;
 }
 
-// Takes one element through the rule: new states, unless they are made already, and directions. g is the gradient as it
-// came.
+// Takes one element through the rule: makes new states (kNewStates) and directions. g is the gradient as it came.
 template <class Rule, bool kNewStates>
 MS_OPTIM_FN void Advance(const Rule &rule, const Decision &decision, float w, float g, float *s, float *d) {
   static_assert(!Rule::kDirectsFirst || !Rule::kLayerwise, "a layer-wise rule needs its directions once more");

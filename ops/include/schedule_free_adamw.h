@@ -5,7 +5,7 @@
 
 namespace ms_optim {
 
-// The weight holds y. Its direction is n at first, along which z moves, too; then all that y moves by.
+// The weight holds y. Its direction is first n, along which z moves, too, and then the whole move of y.
 struct ScheduleFreeAdamW : ElementwiseRule {
   static constexpr int kStates = 2;  // z and v
   static constexpr int kConstants =

@@ -1,10 +1,10 @@
-// What one launch takes, as MindSpore hands it to an AOT operator.
+// The arguments of one launch, as MindSpore hands them to an AOT operator.
 //
 // A launch takes n tensors. Its inputs, in order:
 //
 //   flags         int8, content unused: its shape is (1 + stages, 1 + shared flags, 1 + rule flags). A shape is
 //                 the one thing about an input that a GPU's host code can read without waiting for the device.
-//   layout        int32 [n, 4]: for each tensor its learning rate's and its weight decay's place in rates
+//   layout        int32 [n, 4]: for each tensor the indices in rates of its learning rate and of its weight decay
 //                 (-1: no decay), whether its gradient is centralized, and its row in statistics; [n, 5] if the rule
 //                 exchanges, with how many of its elements a worker sends (0: all, uncompressed)
 //   constants     float64: 1 / loss_scale, grad_clip_norm (0: none), seed of the stochastic rounding, whether the decay
@@ -59,19 +59,17 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
-#include "codes.h"
-#include "numbers.h"
+#include "formats.h"
 #include "rule.h"
 
 namespace ms_optim {
 
 enum Stage : unsigned {
-  kGradientStage = 1,  // sums of squares of the gradients, before anything is decided
-  kMomentsStage = 2,   // new states, and the sums of squares of weights and directions
-  kApplyStage = 4,     // new weights
-  kCommitStage = 8,    // count the step, or count it as skipped; alone, report from sums as well
+  kGradientStage = 1,  // sum the squares of the gradients, before anything is decided
+  kMomentsStage = 2,   // make new states, and sum the squares of weights and directions
+  kApplyStage = 4,     // move the weights
+  kCommitStage = 8,    // count the step, or count it as skipped; alone, also report from sums
 };
 
 enum SharedFlag : unsigned {
@@ -81,9 +79,9 @@ enum SharedFlag : unsigned {
   kCentralizes = 8,  // some tensor's gradient is centralized
   kByAddress = 16,   // what is written comes as a table of addresses
   kBetaPowers = 32,  // write beta1^t and beta2^t, of the rule's first two constants, for checkpoints
-  kLocks = 64,       // no other launch with this flag touches the same weights meanwhile
+  kLocks = 64,       // no other launch with this flag touches the same weights at the same time
   kReturned = 128,   // weights are outputs: they live where the kernel cannot reach
-  kShares = 256,     // of each tensor only a range is updated, and held in states
+  kShares = 256,     // states hold, and a step updates, only a range of each tensor
   kClips = 512,      // there is a bound on the gradients' norm
   kAverages = 1024,  // keep an average of the weights
   kBeside = 2048,    // on the host, other operators run at the same time: take threads for large tensors alone
@@ -99,7 +97,7 @@ enum Constant { kUnscale, kClipNorm, kSeed, kCautious, kAverageDecay, kAverageWa
 enum AddressColumn {
   kWeightAddress,
   kGradientAddress,
-  kMasterAddress,   // 0: none; of a whole one, or of its remainder
+  kMasterAddress,   // of a whole master, or of its remainder; 0: none
   kAverageAddress,  // 0: none
   kStateAddress,
   kScaleAddress = kStateAddress + kMaxStates,
@@ -121,10 +119,10 @@ enum SharedAddressColumn {
 };
 enum Layout { kRateIndex, kDecayIndex, kCentralized, kRow, kLayoutColumns, kSent = kLayoutColumns };
 
-// Of a matrix: its rows are `runs` runs of `run` rows of a tensor, whose first elements are `stride` rows apart.
+// The columns of a matrix. Its rows are `runs` runs of `run` rows of a tensor, which begin `stride` rows apart.
 enum MatrixColumn { kMatrixTensor, kFirstRow, kRun, kRuns, kStride, kColumns, kMatrixColumns };
 
-// What a launch returns to the framework: 0, or the first thing found wrong.
+// The result of a launch for the framework: 0, or the first error.
 enum Status {
   kOk = 0,
   kWrongCount = 1,
@@ -133,7 +131,7 @@ enum Status {
   kWrongFlags = 4,
   kNoMemory = 5,
   kNoLaunch = 6,   // the device refused a kernel
-  kOutOfStep = 7,  // another worker sent what belongs to another step
+  kOutOfStep = 7,  // a wire of another worker belongs to another step
   kNegativeStep = 8,
   kNotItsOwn = 9,  // the states are another worker's
 };
@@ -142,17 +140,17 @@ struct Tensor {
   void *weight;
   const void *gradient;
   void *state[kMaxStates];
-  float *scale[kMaxStates];  // of a state in codes, else null
+  float *scale[kMaxStates];  // null: the state has none
   float *master;             // null: the weight is its own master, or has a remainder
-  void *remainder;           // the bits of a master below those of its weight; null: there are none
+  void *remainder;           // the bits of a master below those of its weight; null: none
   float *average;            // null: none is kept
-  float *direction;          // where its direction goes; null: nowhere
+  float *direction;          // the output of its direction; null: none
   bool returned;             // the weight holds nothing yet
   DType weight_type, gradient_type, remainder_type, state_type[kMaxStates];
   int64_t size;
-  int64_t begin, end;   // the elements that are updated; states of these alone are addressed as if they were whole
+  int64_t begin, end;   // the elements that are updated; their states are addressed as if they were whole
   int64_t rows;         // extent of the first dimension; 0 where there are fewer than two
-  int64_t matrix_rows;  // of all its matrices together; 0: it is none
+  int64_t matrix_rows;  // the rows of all its matrices; 0: it has none
 };
 
 struct Step {
@@ -177,68 +175,25 @@ struct Step {
   int64_t wire_count, wire_words;  // of wires
   const int32_t *worker;
   int64_t worker_count;
-  void *wire;               // what this worker sends
+  void *wire;               // the wire of this worker
   const int64_t *matrices;  // [matrix_count, kMatrixColumns]
   int64_t matrix_count;
   const double *iterations;  // [iteration_count, 3]
   int64_t iteration_count;
 };
 
-// What the operators of different rules take.
+// The differences between the operators of rules.
 struct Interface {
   int states, constants;
   bool exchanges, weighs_steps, has_matrices, returns_directions, takes_directions;
+  unsigned row_state_flag;
 };
 
 template <class Rule>
 constexpr Interface InterfaceOf() {
   static_assert(0 <= Rule::kStates && Rule::kStates <= kMaxStates, "a step has room for as many states");
-  return {Rule::kStates,      Rule::kConstants,         Rule::kExchanges,      Rule::kWeighsSteps,
-          Rule::kHasMatrices, Rule::kReturnsDirections, Rule::kTakesDirections};
-}
-
-inline DType ParseDType(const char *name) {
-  if (strcmp(name, "float32") == 0) return DType::kFloat32;
-  if (strcmp(name, "float16") == 0) return DType::kFloat16;
-  if (strcmp(name, "bfloat16") == 0) return DType::kBFloat16;
-  if (strcmp(name, "int8") == 0) return DType::kInt8;
-  if (strcmp(name, "uint8") == 0) return DType::kUInt8;
-  if (strcmp(name, "int16") == 0) return DType::kInt16;
-  if (strcmp(name, "uint16") == 0) return DType::kUInt16;
-  return DType::kOther;
-}
-
-MS_OPTIM_FN bool IsFloat(DType type) {
-  return type == DType::kFloat32 || type == DType::kFloat16 || type == DType::kBFloat16;
-}
-
-inline int64_t SizeOf(DType type) {
-  if (type == DType::kFloat32) return 4;
-  return type == DType::kInt8 || type == DType::kUInt8 ? 1 : 2;
-}
-
-// Returns the bits of the codes that a state of a dtype is held in, 0 if it is held in numbers.
-MS_OPTIM_FN int CodeBits(DType state) {
-  if (state == DType::kInt8 || state == DType::kUInt8) return 8;
-  return state == DType::kInt16 || state == DType::kUInt16 ? 4 : 0;
-}
-
-MS_OPTIM_FN bool IsSignedCode(DType state) { return state == DType::kInt8 || state == DType::kInt16; }
-
-// Returns how long an array is that holds so many elements of a state.
-MS_OPTIM_FN int64_t LengthOfState(DType state, int64_t elements) {
-  constexpr int kInWord = Stored<4>::kInWord;
-  return CodeBits(state) == 4 ? (elements + kInWord - 1) / kInWord : elements;
-}
-
-// Returns the bytes of so many elements of a state.
-inline int64_t BytesOfState(DType state, int64_t elements) { return LengthOfState(state, elements) * SizeOf(state); }
-
-// Moments of gradients have either sign, moments of their squares are never negative: a first state is of the one kind,
-// a second one of the other, a third one may be either.
-inline bool HoldsState(DType type, int k) {
-  if (CodeBits(type) == 0) return type == DType::kFloat32 || type == DType::kBFloat16;
-  return k == 2 || IsSignedCode(type) == (k == 0);
+  return {Rule::kStates,      Rule::kConstants,         Rule::kExchanges,       Rule::kWeighsSteps,
+          Rule::kHasMatrices, Rule::kReturnsDirections, Rule::kTakesDirections, Rule::kRowStateFlag};
 }
 
 }  // namespace ms_optim

@@ -10,7 +10,7 @@
 
 namespace ms_optim {
 
-// A master is used only if it rounds to the weight: otherwise the weight was loaded or set since then, and comes first.
+// Returns the master only if it rounds to the weight. Otherwise the weight was loaded or set since, and comes first.
 template <class T>
 MS_OPTIM_FN float MasterOrWeight(T weight, float master) {
   T rounded;
@@ -19,8 +19,7 @@ MS_OPTIM_FN float MasterOrWeight(T weight, float master) {
 }
 
 // Returns the master of a weight from their bits' difference. One that would lead across 0, or from infinity to NaN,
-// belongs to a weight that was set since then, and is left out. All arithmetic has 32 bits, so that compilers
-// vectorize.
+// belongs to a weight that was set since, and is left out. All arithmetic has 32 bits, so that compilers vectorize.
 MS_OPTIM_FN float Restored(int32_t weight, int32_t difference) {
   const uint32_t bits = static_cast<uint32_t>(weight) << 16, magnitude = bits & 0x7fffffffu;
   const int32_t below = magnitude == 0u ? 0 : difference, above = magnitude < 0x7f800000u ? difference : 0;
@@ -33,29 +32,30 @@ MS_OPTIM_FN int32_t UpperHalf(uint32_t bits) {
   return static_cast<int32_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
 }
 
-// How the difference is held. Where 8 bits are left of it, the master has 24, rounded with as many bits of noise.
+// The difference between master and weight in memory. A remainder of 8 bits makes a master of 24, which is rounded with
+// 8 bits of noise.
 template <class R>
 struct Remainder;
 
 template <>
 struct Remainder<int16_t> {
   MS_OPTIM_FN static int32_t Difference(int32_t remainder) { return remainder; }
-  MS_OPTIM_FN static uint32_t Kept(uint32_t bits, uint32_t) { return bits; }
-  MS_OPTIM_FN static int32_t Of(uint32_t kept, int32_t upper) {
-    const auto remainder = static_cast<int32_t>(kept - (static_cast<uint32_t>(upper) << 16));
-    return (kept & 0x7fffffffu) > 0x7f800000u ? 0 : remainder;
+  MS_OPTIM_FN static uint32_t Rounded(uint32_t bits, uint32_t) { return bits; }
+  MS_OPTIM_FN static int32_t Of(uint32_t rounded, int32_t upper) {
+    const auto remainder = static_cast<int32_t>(rounded - (static_cast<uint32_t>(upper) << 16));
+    return (rounded & 0x7fffffffu) > 0x7f800000u ? 0 : remainder;
   }
 };
 
 template <>
 struct Remainder<int8_t> {
   MS_OPTIM_FN static int32_t Difference(int32_t remainder) { return remainder * 256; }
-  MS_OPTIM_FN static uint32_t Kept(uint32_t bits, uint32_t noise) {
-    const uint32_t rounded = (bits + (noise & 0xffu)) & ~0xffu;
-    return (bits & 0x7fffffffu) < 0x7f800000u ? rounded : bits;
+  MS_OPTIM_FN static uint32_t Rounded(uint32_t bits, uint32_t noise) {
+    const uint32_t sum = (bits + (noise & 0xffu)) & ~0xffu;
+    return (bits & 0x7fffffffu) < 0x7f800000u ? sum : bits;
   }
-  MS_OPTIM_FN static int32_t Of(uint32_t kept, int32_t upper) {
-    return Remainder<int16_t>::Of(kept, upper) >> 8;  // the bits that are cut off are 0
+  MS_OPTIM_FN static int32_t Of(uint32_t rounded, int32_t upper) {
+    return Remainder<int16_t>::Of(rounded, upper) >> 8;  // the bits that are cut off are 0
   }
 };
 
@@ -66,10 +66,10 @@ MS_OPTIM_FN float MasterOf(bfloat16 weight, R remainder) {
 
 template <class R>
 MS_OPTIM_FN void Split(float master, uint32_t noise, bfloat16 *weight, R *remainder) {
-  const uint32_t kept = Remainder<R>::Kept(BitsOf(master), noise);
-  const int32_t upper = UpperHalf(kept);
+  const uint32_t rounded = Remainder<R>::Rounded(BitsOf(master), noise);
+  const int32_t upper = UpperHalf(rounded);
   weight->bits = static_cast<uint16_t>(upper);
-  *remainder = static_cast<R>(Remainder<R>::Of(kept, upper));
+  *remainder = static_cast<R>(Remainder<R>::Of(rounded, upper));
 }
 
 // Tells whether noise enters the weights.
@@ -96,7 +96,7 @@ MS_OPTIM_FN float WeightAt(const Tensor &t, int64_t i) {
   return static_cast<const float *>(t.weight)[i];
 }
 
-// With noise, a weight without a master is rounded stochastically.
+// Moves a weight. One without a master is rounded stochastically if there is noise.
 template <class T>
 MS_OPTIM_FN void MoveAs(const Tensor &t, const Noise *noise, int64_t i, float by) {
   T *stored = static_cast<T *>(t.weight) + i;

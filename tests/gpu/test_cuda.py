@@ -215,17 +215,17 @@ MISTAKES = {
         "  if (LaneOfThread() == 0) of_warp[WarpOfThread()] = x;",
     ),
     "a warp leaves the last tile out": (
-        "engine.cuh",
+        "chunk_passes.cuh",
         "begin < chunk.end; begin += kThreads / kWarp * kTile",
         "begin + kTile < chunk.end; begin += kThreads / kWarp * kTile",
     ),
     "two warps take the same tile": (
-        "engine.cuh",
+        "chunk_passes.cuh",
         "begin = chunk.begin + WarpOfThread() * kTile;",
         "begin = chunk.begin + WarpOfThread() / 2 * kTile;",
     ),
     "the tail is written whole": (
-        "tiles.cuh",
+        "storage.cuh",
         "      if (i < tile.end) target[i / kInWord] = run.x[k];",
         "      target[i / kInWord] = run.x[k];",
     ),

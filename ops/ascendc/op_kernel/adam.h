@@ -60,7 +60,7 @@ struct AdamW : AdamMoments {
   }
 };
 
-// With the maximum of v in a third state.
+// AdamW with the maximum of v in a third state.
 struct AdamWAmsgrad : AdamW {
   static constexpr uint32_t kStates = 3;
 

@@ -1,4 +1,4 @@
-// What the operators of all rules do around a rule's arithmetic: see RuleKernel.
+// The operators of all rules, around the arithmetic of one: see RuleKernel.
 #pragma once
 
 #include "weight.h"
@@ -8,7 +8,7 @@ namespace ms_optim {
 // A rule whose weight moves by norms of whole tensors runs its two stages in two launches.
 enum Stage { kMomentsStage = 1, kApplyStage = 2 };
 
-// What changes from step to step: of each tensor, then of all, then of the rule.
+// The numbers that change from step to step: those of each tensor, then of all, then of the rule.
 enum Scalar {
   kGradientScale,  // unscaling, clipping or normalizing, and the sign
   kLambda,
@@ -148,9 +148,9 @@ class RuleKernel {
   static constexpr bool kMoments = (kStages & kMomentsStage) != 0, kMoves = (kStages & kApplyStage) != 0;
   static constexpr bool kGradient = kMoments || Rule::kDirections == 2;
   static constexpr bool kCastsGradient = kGradient && !kSame<G, float>;
-  // How many sums of squares: of weight and update, of weight and directions, or of the update.
+  // The number of sums of squares: of weight and update, of weight and directions, or of the update.
   static constexpr uint32_t kKinds = kMoments && !kMoves ? 1 + Rule::kDirections : kMoments + kMoves;
-  // The buffer to compute in: scratch, w and the directions; then the gradient in float32; then what the weight needs;
+  // The buffer to compute in: scratch, w and the directions; then the gradient in float32; then the work of the weight;
   // then the mask.
   static constexpr uint32_t kGradientPlace = (2 + Rule::kDirections) * kTileBytes;
   static constexpr uint32_t kWeightPlace = kGradientPlace + kCastsGradient * kTileBytes;

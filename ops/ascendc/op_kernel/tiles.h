@@ -1,4 +1,4 @@
-// What all kernels share: tensors whose tiles pass through one queue in and one queue out, and sums over them.
+// The parts of all kernels: tensors whose tiles pass through one queue in and one queue out, and sums over them.
 #pragma once
 
 #include "kernel_operator.h"

@@ -1,5 +1,5 @@
-// How a tensor is cut into tiles, and how tiles are shared out to cores: for the host, which chooses the number of
-// cores, and for the kernels. It includes no header of the vendor.
+// The tiles of a tensor, and the share of each core: for the host, which chooses the number of cores, and for the
+// kernels. It includes no header of the vendor.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ constexpr uint32_t kTile = 2048;
 // Float32 numbers in 32 bytes, to which a core's memory is aligned; a tile leaves so many partial sums of each kind.
 constexpr uint32_t kLanes = 8;
 
-// What a launch tells its cores.
+// The arguments of a launch for its cores.
 struct Tiling {
   int64_t size;  // elements of the tensor
 };

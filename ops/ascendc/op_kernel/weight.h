@@ -1,4 +1,4 @@
-// The weight in float32, whatever it is stored in.
+// The weight in float32, whatever its dtype in memory.
 #pragma once
 
 #include "tiles.h"
@@ -12,7 +12,7 @@ class Weight {
  public:
   static constexpr bool kLow = !kSame<T, float>;
   static constexpr bool kExact = kSame<M, float>;  // the weight or its master is float32
-  // What Open needs to compute in besides the result.
+  // The bytes that Open computes in besides the result.
   static constexpr uint32_t kWorkBytes = kLow && kExact ? kTile * sizeof(T) + kTile / 8 : 0;
   static_assert(kExact || kSame<M, T>, "a master is of float32");
 
@@ -34,7 +34,7 @@ class Weight {
   }
 
   // Computes w, with a scratch tile and kWorkBytes at a place in a buffer. A weight that is not its rounded master was
-  // loaded or set since then, and comes first.
+  // loaded or set since, and comes first.
   __aicore__ inline void Open(const LocalTensor<uint8_t> &in, const LocalTensor<float> &w,
                               const LocalTensor<float> &scratch, const LocalTensor<uint8_t> &work, uint32_t place,
                               uint32_t count) {

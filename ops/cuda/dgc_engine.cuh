@@ -1,29 +1,24 @@
-// DGCMomentum on a GPU: local accumulation, exact selection of the largest, and what is done with what was sent. It
-// selects the same elements as the CPU, bit for bit.
+// DGCMomentum on a GPU: local accumulation, sending, and applying what all workers sent.
 //
 // A launch that does not apply the step leaves the states as they are, since the exchange may fail: each of its passes
 // computes r again. The launch that applies the step computes it once more, with the same bits, and stores it.
 #pragma once
 
+#include "dgc_select.cuh"
 #include "engine.cuh"
 
 namespace ms_optim {
 namespace {
 
-// How many elements of a tensor are sent, the k of the paper; 0: the tensor is not compressed.
-__device__ inline int64_t SentOf(const Step &step, int i) { return LayoutOf(step, i, kSent); }
-
-__device__ inline float *U(const Tensor &t) { return static_cast<float *>(t.state[0]); }
-__device__ inline float *R(const Tensor &t) { return static_cast<float *>(t.state[1]); }
-
 // One block: decides whether the step is applied, and where each tensor is in the wires.
-__global__ void __launch_bounds__(kThreads) TakeCompressedSurvey(const Step step, const Workspace work, bool global) {
-  const double total = global ? TotalGradientSum(step) : 0.0;
+__global__ void __launch_bounds__(kThreads)
+    TakeCompressedSurvey(const Step step, const Workspace work, bool takes_total) {
+  const double total = takes_total ? TotalGradientSum(step) : 0.0;
   if (threadIdx.x != 0) return;
   work.survey->applied = AreFinite(step, total) && step.skipping[0] == 0.0f && *step.global_step >= 0;
   const auto &rule = *new (work.survey->rule) DgcMomentum(step.constants + kRuleConstants, step.rule_flags);
   LayWire(step, work.wire);
-  // Only a trap tells the host that the states are another worker's, or that some worker has left out a step that
+  // Only a trap tells the host that the states belong to another worker, or that some worker left out a step that
   // others took.
   if (!HoldsItsOwn(step, rule)) __trap();
   if ((step.stages & kMomentsStage) != 0) return;
@@ -33,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) TakeCompressedSurvey(const Step step
   }
 }
 
-// One thread. The wire is zero but for what is sent.
+// One thread. Writes the mark to a wire of zeros.
 __global__ void MarkWire(const Step step, const Workspace work) {
   if (threadIdx.x == 0) PutMark(step, RuleOf<DgcMomentum>(work), step.wire);
 }
@@ -47,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) DecideCompressed(const Step step, co
   work.searches[i].clip = sends ? 1.0f : static_cast<float>(step.sums[int64_t{i} * kSums + kClipFactor]);
 }
 
-// ---- The local gradient, and what becomes of it -----------------------------------------------------------------
+// ---- The local gradient, its clipping and accumulation ----------------------------------------------------------
 
 struct Local {
   float w[kEach], g[kEach];  // g: as it came, but centralized
@@ -86,15 +81,7 @@ __global__ void __launch_bounds__(kThreads) ClipLocally(const Step step, const W
   work.searches[i].clip = RuleOf<DgcMomentum>(work).Clip(norm, step.constants[kClipNorm]);
 }
 
-// The velocity and r with a gradient in them.
-struct NewState {
-  float u, r;
-
-  __device__ NewState(const DgcMomentum &rule, float gradient, float old_u, float old_r)
-      : u(rule.Velocity(gradient, old_u)), r(old_r + rule.Direction(gradient, u)) {}
-};
-
-// Stores them for a tile.
+// Stores the new states of a tile.
 __device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, const Tensor &t, const Task &task,
                                   float clip, const Tile &tile, const Local &local) {
   // Elements that are not sent do not touch their master, so the first step writes all masters.
@@ -112,25 +99,7 @@ __device__ inline void KeepStates(const Step &step, const DgcMomentum &rule, con
   StoreFloats(R(t), tile, r);
 }
 
-// Returns r of an element with the gradient in it, whether that is stored yet or not.
-__device__ inline float NewR(const Step &step, const Workspace &work, int tensor, int64_t i) {
-  const Tensor &t = step.tensors[tensor];
-  if ((step.stages & kApplyStage) != 0) return R(t)[i];
-  const Task &task = work.tasks[tensor];
-  const DgcMomentum &rule = RuleOf<DgcMomentum>(work);
-  float g = 0.0f;
-  if (t.gradient_type == DType::kFloat32) g = static_cast<const float *>(t.gradient)[i];
-  if (t.gradient_type == DType::kFloat16) g = ToFloat(static_cast<const float16 *>(t.gradient)[i]);
-  if (t.gradient_type == DType::kBFloat16) g = ToFloat(static_cast<const bfloat16 *>(t.gradient)[i]);
-  if (task.row != 0) {
-    const RowMean &mean = work.means[work.first_row[tensor] + i / task.row];
-    g = (g - mean.mean) - mean.rest;
-  }
-  const float gradient = work.searches[tensor].clip * rule.Gradient(WeightAt(t, i), task.factor * g, task.lambda);
-  return NewState(rule, gradient, U(t)[i], R(t)[i]).r;
-}
-
-// Momentum SGD with the mean gradient; g becomes what the weights move along.
+// Momentum SGD with the mean gradient; g becomes the direction.
 __device__ inline void Momentum(const DgcMomentum &rule, const Step &step, const Tensor &t, const Task &task,
                                 const Tile &tile, float (&w)[kEach], float (&g)[kEach], double *sum) {
   float u[kEach];
@@ -172,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Wo
     if (apply) {
       Momentum(rule, step, t, task, tile, local.w, local.g, &sum[kDirectionSum]);
     } else {
-      // In a wire, tensors are not aligned.
+      // Tensors are not aligned in a wire.
       uint8_t *values = static_cast<uint8_t *>(step.wire) + work.wire[chunk.tensor].values;
       StoreFloats(values, Tile(tile.begin, tile.end, false), local.g);
     }
@@ -180,100 +149,15 @@ __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Wo
   StorePartial(work, sum);
 }
 
-// ---- Selection --------------------------------------------------------------------------------------------------
-
-__global__ void __launch_bounds__(kThreads) CountDigit(const Step step, const Workspace work, Digit digit) {
-  __shared__ uint32_t count[kDigits[0].bins];
-  if (!work.survey->applied) return;
-  const Chunk chunk(step, work);
-  if (SentOf(step, chunk.tensor) == 0) return;
-  Search &search = work.searches[chunk.tensor];
-  for (int bin = static_cast<int>(threadIdx.x); bin < digit.bins; bin += kThreads) count[bin] = 0;
-  __syncthreads();
-  // Zeros are not counted: of an embedding, r may be full of them.
-  for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
-    const int32_t key = MagnitudeKey(NewR(step, work, chunk.tensor, i));
-    const uint32_t bin = BinOf(digit, key, search.prefix);
-    if (key != 0 && bin < static_cast<uint32_t>(digit.bins)) atomicAdd(&count[bin], 1u);
-  }
-  __syncthreads();
-  for (int bin = static_cast<int>(threadIdx.x); bin < digit.bins; bin += kThreads) {
-    if (count[bin] != 0) atomicAdd(&search.count[bin], count[bin]);
-  }
-}
-
-// A block for each tensor: finds the bin of the k-th largest, from the largest down.
-__global__ void __launch_bounds__(kThreads) EndDigit(const Step step, const Workspace work, Digit digit) {
-  const int i = static_cast<int>(blockIdx.x);
-  if (!work.survey->applied || SentOf(step, i) == 0) return;
-  Search &search = work.searches[i];
-  const int each = digit.bins / kThreads, top = digit.bins - 1 - static_cast<int>(threadIdx.x) * each;
-  int64_t own = 0, counted = 0;
-  for (int k = 0; k < each; ++k) own += search.count[top - k];
-  int64_t remaining = search.remaining - SumBefore(own, &counted);
-  const bool first = digit.shift == kDigits[0].shift, last_thread = threadIdx.x == kThreads - 1;
-  const int64_t zeros = first ? step.tensors[i].size - counted : search.zeros;
-  __syncthreads();
-  // If fewer than k are not 0, the k-th is: its bin is the last thread's.
-  if (remaining > 0 && (remaining <= own || last_thread)) {
-    int bin = top;
-    for (; bin > top - each + 1 && search.count[bin] < remaining; --bin) remaining -= search.count[bin];
-    search.prefix |= bin << digit.shift;
-    search.remaining = remaining;
-  }
-  if (last_thread) search.zeros = zeros;
-  __syncthreads();
-  for (int k = 0; k < each; ++k) search.count[top - k] = 0;
-}
-
-__global__ void __launch_bounds__(kThreads) CountSent(const Step step, const Workspace work) {
-  if (!work.survey->applied) return;
-  const Chunk chunk(step, work);
-  if (SentOf(step, chunk.tensor) == 0) return;
-  const int32_t magnitude = work.searches[chunk.tensor].prefix;
-  int larger = 0, equal = 0;
-  for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += kThreads) {
-    const int32_t key = MagnitudeKey(NewR(step, work, chunk.tensor, i));
-    larger += key > magnitude;
-    equal += key == magnitude;
-  }
-  larger = SumOfBlock(larger);
-  equal = SumOfBlock(equal);
-  if (threadIdx.x == 0) work.sendings[blockIdx.x] = Sending{larger, equal, 0};
-}
-
-// A block for each tensor: decides what its chunks send. Of elements that equal the k-th magnitude, the first are sent.
-__global__ void __launch_bounds__(kThreads) PlaceSent(const Step step, const Workspace work) {
-  const int i = static_cast<int>(blockIdx.x);
-  if (!work.survey->applied) return;
-  if (threadIdx.x == 0 && (step.stages & kApplyStage) == 0) {
-    step.sums[int64_t{i} * kSums + kClipFactor] = work.searches[i].clip;
-  }
-  if (SentOf(step, i) == 0) return;
-  int64_t ties = work.searches[i].remaining, before = 0;
-  for (int64_t first = work.first_chunk[i]; first < work.first_chunk[i + 1]; first += kThreads) {
-    const int64_t k = first + threadIdx.x;
-    const bool has = k < work.first_chunk[i + 1];
-    Sending sending = has ? work.sendings[k] : Sending{0, 0, 0};
-    int64_t equal = 0, sent = 0;
-    const int64_t ties_left = Max(int64_t{0}, ties - SumBefore(sending.ties, &equal));
-    sending.ties = Min(sending.ties, ties_left);
-    sending.before = before + SumBefore(sending.larger + sending.ties, &sent);
-    if (has) work.sendings[k] = sending;
-    ties = Max(int64_t{0}, ties - equal);
-    before += sent;
-  }
-}
-
 // ---- What is sent -----------------------------------------------------------------------------------------------
 
-// Momentum factor masking, section 3.3, of an element that is sent.
+// Masks the momentum of an element that is sent: momentum factor masking, section 3.3.
 __device__ inline void StartAnew(const Tensor &t, int64_t i, float sent) {
   U(t)[i] = 0.0f;
   R(t)[i] = DgcMomentum::Behind(R(t)[i], sent);
 }
 
-// Plain SGD: r holds velocities, a second momentum would count them twice.
+// Moves a weight by plain SGD: r holds velocities, which a second momentum would count twice.
 __device__ inline void MoveByMean(const DgcMomentum &rule, const Step &step, const Tensor &t, const Task &task,
                                   int64_t i, float total, double *sum) {
   const float mean = rule.Mean(total);
@@ -289,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspac
   const Tensor &t = step.tensors[chunk.tensor];
   const Task task = work.tasks[chunk.tensor];
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
-  const WirePlace wire = work.wire[chunk.tensor];
+  const WireOffsets wire = work.wire[chunk.tensor];
   const int32_t magnitude = work.searches[chunk.tensor].prefix;
   uint8_t *bytes = static_cast<uint8_t *>(step.wire);
   int64_t ties = work.sendings[blockIdx.x].ties, before = work.sendings[blockIdx.x].before;
@@ -312,7 +196,7 @@ __global__ void __launch_bounds__(kThreads) Send(const Step step, const Workspac
       MoveByMean(rule, step, t, task, i, value, &sum);
     } else {
       PutValue(rule, bytes + wire.values, k, value);
-      PutPlace(bytes + wire.places, wire.place_bytes, k, i);
+      PutIndex(bytes + wire.indices, wire.index_bytes, k, i);
     }
   }
   sum = SumOfBlock(sum);
@@ -325,23 +209,23 @@ __device__ inline const uint8_t *WireOf(const Step &step, int64_t worker) {
   return static_cast<const uint8_t *>(step.wires) + 4 * worker * step.wire_words;
 }
 
-// Calls body(element, value) for what a worker sent of a chunk.
+// Calls body(index, value) for the elements that a worker sent of a chunk.
 template <class Body>
 __device__ void ForSentBy(const Step &step, const Workspace &work, int64_t worker, const Chunk &chunk, Body body) {
   const DgcMomentum rule = RuleOf<DgcMomentum>(work);
-  const WirePlace wire = work.wire[chunk.tensor];
+  const WireOffsets wire = work.wire[chunk.tensor];
   const int64_t sent = SentOf(step, chunk.tensor);
-  const uint8_t *values = WireOf(step, worker) + wire.values, *places = WireOf(step, worker) + wire.places;
-  for (int64_t k = FirstPlace(places, wire.place_bytes, sent, chunk.begin) + threadIdx.x; k < sent; k += kThreads) {
-    const int64_t i = PlaceAt(places, wire.place_bytes, k);
-    // Places ascend, if a worker of this step sent them.
+  const uint8_t *values = WireOf(step, worker) + wire.values, *indices = WireOf(step, worker) + wire.indices;
+  for (int64_t k = FirstIndex(indices, wire.index_bytes, sent, chunk.begin) + threadIdx.x; k < sent; k += kThreads) {
+    const int64_t i = IndexAt(indices, wire.index_bytes, k);
+    // The indices of a worker of this step ascend.
     if (i < chunk.begin || i >= chunk.end) break;
     body(i, ValueAt(rule, values, k));
   }
 }
 
-// Stores the states that the launch which sent has computed, removes what it sent, and adds up what the workers sent of
-// a chunk, in their order.
+// Stores the states that the sending launch computed, without the elements that it sent, and adds up the elements of a
+// chunk that the workers sent, in the workers' order.
 __device__ inline void ReceiveCompressed(const Step &step, const Workspace &work, const Chunk &chunk, float *total,
                                          double *sum) {
   const Tensor &t = step.tensors[chunk.tensor];
@@ -396,18 +280,17 @@ template <>
 inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layout, const Workspace &work,
                                    Launcher &launch) {
   const bool moments = (step.stages & kMomentsStage) != 0, apply = (step.stages & kApplyStage) != 0;
-  const bool gradients = (step.stages & kGradientStage) != 0, skips = (step.flags & kSkipNonfinite) != 0;
-  const bool global = gradients && (!moments || skips);
+  const bool sums_gradients = Prologue(step, false).sums_gradients;  // a worker clips its own gradient
   const int64_t n = step.count;
   launch(PrepareAll, 1, step, work);
   if ((step.flags & kCentralizes) != 0) launch(MeanRows, Blocks(layout.rows * kWarp), step, work);
-  if (global) {
+  if (sums_gradients) {
     launch(SumGradients, layout.chunks, step, work);
     launch(AddSums, n, step, work, unsigned{kGradientsOnly}, false);
   }
   if (!moments && !apply) return launch.Result();
   if (!moments) launch(CopySums, n, step, false);
-  launch(TakeCompressedSurvey, 1, step, work, global);
+  launch(TakeCompressedSurvey, 1, step, work, sums_gradients);
   if (step.wire != nullptr) {
     launch.Zero(step.wire, 4 * step.wire_words);
     launch(MarkWire, 1, step, work);
@@ -429,9 +312,9 @@ inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layo
       launch(EndDigit, n, step, work, digit);
     }
     launch(CountSent, layout.chunks, step, work);
-    launch(PlaceSent, n, step, work);
+    launch(DecideSent, n, step, work);
     launch(Send, layout.chunks, step, work);
-    // If the step is skipped, the launch of the apply stage reads the sums of this one.
+    // The launch of the apply stage reads the sums of this one if the step is skipped.
     launch(CopySums, n, step, true);
   } else {
     launch(Receive, layout.chunks, step, work);

@@ -1,6 +1,8 @@
-// A tile is 256 elements that a warp converts from storage to float32 and back. A thread has two runs of four adjacent
-// elements, 128 apart, so that a warp reads and writes whole lines of the cache. If a tensor is not aligned to 16
-// bytes, or ends within the tile, a thread takes its elements one by one.
+// Tensors in memory: weights, gradients and states, from storage to float32 and back, a tile at a time.
+//
+// A tile is 256 elements, which a warp converts. A thread has two runs of four adjacent elements, 128 apart, so that a
+// warp reads and writes whole lines of the cache. If a tensor is not aligned to 16 bytes, or ends within the tile, a
+// thread takes its elements one by one.
 #pragma once
 
 #include "blocks.cuh"
@@ -19,7 +21,7 @@ struct Tile {
   __device__ Tile(int64_t tile, int64_t tensor_end, bool aligned)
       : begin(tile), end(tensor_end), whole(aligned && tile + kTile <= tensor_end) {}
 
-  // The element that a thread has in its place e.
+  // Returns the element of this thread with the index e.
   __device__ int64_t At(int e) const { return begin + e / kRun * (kRun * kWarp) + LaneOfThread() * kRun + e % kRun; }
   __device__ bool Has(int e) const { return whole || At(e) < end; }
 };
@@ -29,8 +31,8 @@ struct alignas(kWords * sizeof(T)) Run {
   T x[kWords];
 };
 
-// Calls take(e, word) for each word of kInWord elements that a thread has, e the first of these; beyond the tensor's
-// end elements are zero.
+// Calls take(e, word) for each word of a thread, which holds kInWord elements; e is the first of these. Elements beyond
+// the end of the tensor are 0.
 template <class T, int kInWord = 1, class Take>
 __device__ void Read(const void *from, const Tile &tile, Take take) {
   constexpr int kWords = kRun / kInWord;
@@ -52,7 +54,7 @@ __device__ void Read(const void *from, const Tile &tile, Take take) {
   }
 }
 
-// Stores what make(e, &word) makes.
+// Stores the words that make(e, &word) makes.
 template <class T, int kInWord = 1, class Make>
 __device__ void Write(void *to, const Tile &tile, Make make) {
   constexpr int kWords = kRun / kInWord;
@@ -139,7 +141,7 @@ __device__ void StoreLow(const Tensor &t, const Tile &tile, const float (&w)[kEa
   });
 }
 
-// Noise is null where weights are rounded to nearest.
+// Noise is null if weights are rounded to nearest.
 __device__ inline void StoreWeight(const Tensor &t, const Tile &tile, const float (&w)[kEach], const Noise *noise) {
   if (t.remainder_type == DType::kInt16) return StoreSplit<int16_t>(t, tile, w, noise);
   if (t.remainder_type == DType::kInt8) return StoreSplit<int8_t>(t, tile, w, noise);
@@ -153,20 +155,29 @@ __device__ inline void StoreWeight(const Tensor &t, const Tile &tile, const floa
 
 template <class Code>
 __device__ void LoadCodes(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
-  const float unit = t.scale[k][tile.begin / kCodeBlock] / Code::Largest();
+  float unit = 1.0f;
+  if constexpr (Code::kHasScales) unit = UnitOf<Code>(t.scale[k][tile.begin / kCodeBlock]);
   Read<typename Code::Type, Code::kInWord>(t.state[k], tile, [&](int e, typename Code::Type word) {
     MS_OPTIM_UNROLL
-    for (int j = 0; j < Code::kInWord; ++j) s[e + j] = Code::Decode(Code::Unpacked(word, j)) * unit;
+    for (int j = 0; j < Code::kInWord; ++j) s[e + j] = Code::Decode(Code::Unpacked(word, j), unit);
   });
+}
+
+// Stores the scale of a tile, and returns the factor of its elements before they are encoded.
+template <class Code>
+__device__ float StoreScale(const Tensor &t, int k, const Tile &tile, const float (&s)[kEach]) {
+  uint32_t largest = 0;  // compared as bits, so that a NaN is the largest and is not lost
+  MS_OPTIM_UNROLL
+  for (int e = 0; e < kEach; ++e) largest = Max(largest, BitsOf(s[e]) & 0x7fffffffu);
+  const float scale = FromBits(LargestOfWarp(largest));
+  if (LaneOfThread() == 0) t.scale[k][tile.begin / kCodeBlock] = scale;
+  return FactorOf<Code>(scale);
 }
 
 template <class Code>
 __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise &noise, const float (&s)[kEach]) {
-  uint32_t largest = 0;  // compared as bits, of which a NaN has the largest: it is not lost
-  MS_OPTIM_UNROLL
-  for (int e = 0; e < kEach; ++e) largest = Max(largest, BitsOf(s[e]) & 0x7fffffffu);
-  const float scale = FromBits(LargestOfWarp(largest)), factor = scale > 1e-37f ? Code::Largest() / scale : 0.0f;
-  if (LaneOfThread() == 0) t.scale[k][tile.begin / kCodeBlock] = scale;
+  float factor = 1.0f;
+  if constexpr (Code::kHasScales) factor = StoreScale<Code>(t, k, tile, s);
   Write<typename Code::Type, Code::kInWord>(t.state[k], tile, [&](int e, typename Code::Type *word) {
     int32_t code[Code::kInWord];
     MS_OPTIM_UNROLL
@@ -175,44 +186,28 @@ __device__ void StoreCodes(const Tensor &t, int k, const Tile &tile, const Noise
     }
     *word = Code::Packed(code);
   });
-  // All lanes may read the scale again, which lane 0 wrote.
-  __syncwarp();
-}
-
-// What noise is for does not matter to decoding.
-template <int kBits>
-__device__ void LoadCoded(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
-  if (IsSignedCode(t.state_type[k])) {
-    LoadCodes<SignedCode<kBits, kFirstState>>(t, k, tile, s);
-  } else {
-    LoadCodes<UnsignedCode<kBits, kSecondState>>(t, k, tile, s);
-  }
-}
-
-template <int kBits>
-__device__ void StoreCoded(const Tensor &t, int k, const Tile &tile, const Noise &noise, const float (&s)[kEach]) {
-  const bool is_signed = IsSignedCode(t.state_type[k]);
-  if (k == 0) StoreCodes<SignedCode<kBits, kFirstState>>(t, k, tile, noise, s);
-  if (k == 1) StoreCodes<UnsignedCode<kBits, kSecondState>>(t, k, tile, noise, s);
-  if (k == 2 && is_signed) StoreCodes<SignedCode<kBits, kThirdState>>(t, k, tile, noise, s);
-  if (k == 2 && !is_signed) StoreCodes<UnsignedCode<kBits, kThirdState>>(t, k, tile, noise, s);
+  // Lane 0 wrote the scale, which all lanes may read again.
+  if constexpr (Code::kHasScales) __syncwarp();
 }
 
 __device__ inline void LoadState(const Tensor &t, int k, const Tile &tile, float (&s)[kEach]) {
-  LoadAs(t.state_type[k], t.state[k], tile, s);
-  if (CodeBits(t.state_type[k]) == 8) LoadCoded<8>(t, k, tile, s);
-  if (CodeBits(t.state_type[k]) == 4) LoadCoded<4>(t, k, tile, s);
+  WithCode(t.state_type[k], k, [&](auto code) {
+    if constexpr (code.kIsConverted) {
+      LoadCodes<decltype(code)>(t, k, tile, s);
+    } else {
+      Load<float>(t.state[k], tile, s);
+    }
+  });
 }
 
 __device__ inline void StoreState(const Tensor &t, int k, const Tile &tile, const Noise &noise,
                                   const float (&s)[kEach]) {
-  if (t.state_type[k] == DType::kFloat32) StoreFloats(t.state[k], tile, s);
-  if (CodeBits(t.state_type[k]) == 8) StoreCoded<8>(t, k, tile, noise, s);
-  if (CodeBits(t.state_type[k]) == 4) StoreCoded<4>(t, k, tile, noise, s);
-  if (t.state_type[k] != DType::kBFloat16) return;
-  const NoiseUse use = k == 0 ? kFirstState : (k == 1 ? kSecondState : kThirdState);
-  Write<bfloat16>(t.state[k], tile, [&](int e, bfloat16 *element) {
-    StoreWithNoise(s[e], NoiseFor(use, noise.At(tile.At(e))), element);
+  WithCode(t.state_type[k], k, [&](auto code) {
+    if constexpr (code.kIsConverted) {
+      StoreCodes<decltype(code)>(t, k, tile, noise, s);
+    } else {
+      StoreFloats(t.state[k], tile, s);
+    }
   });
 }
 
@@ -221,14 +216,14 @@ __device__ inline void StoreState(const Tensor &t, int k, const Tile &tile, cons
 __device__ inline void Centralize(const RowMean *means, int64_t row, const Tile &tile, float (&g)[kEach]) {
   MS_OPTIM_UNROLL
   for (int r = 0; r < kRuns; ++r) {
-    int64_t which = tile.At(r * kRun) / row, place = tile.At(r * kRun) % row;
+    int64_t row_index = tile.At(r * kRun) / row, column = tile.At(r * kRun) % row;
     MS_OPTIM_UNROLL
     for (int k = 0; k < kRun; ++k) {
       const int e = r * kRun + k;
-      if (tile.Has(e)) g[e] = (g[e] - means[which].mean) - means[which].rest;
-      if (++place < row) continue;
-      place = 0;
-      ++which;
+      if (tile.Has(e)) g[e] = (g[e] - means[row_index].mean) - means[row_index].rest;
+      if (++column < row) continue;
+      column = 0;
+      ++row_index;
     }
   }
 }

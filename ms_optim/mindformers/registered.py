@@ -162,7 +162,7 @@ def _for_yaml(optimizer: type[FusedOptimizer]) -> type[FromYaml]:
     """Create the class that is registered for an optimizer."""
     name = f"{PREFIX}{optimizer.__name__}"
     doc = f":class:`ms_optim.{optimizer.__name__}` as MindFormers makes it from a YAML file."
-    return type(name, (FromYaml, optimizer), {"__doc__": doc, "__module__": __name__})
+    return type(name, (FromYaml, optimizer), {"__doc__": doc, "__module__": __package__})
 
 
 class MsOptimLocalSteps(LocalSteps):
@@ -219,19 +219,14 @@ def _compression(name, section):
 
 def _in_trainer(cls: type[Any], *bases: type[Any], **attributes: Any) -> type[Any]:
     """Create the class that the PyNative trainer uses instead of a class of the same name."""
-    return type(cls.__name__, (*bases, cls), {"__doc__": cls.__doc__, "__module__": __name__, **attributes})
+    return type(cls.__name__, (*bases, cls), {"__doc__": cls.__doc__, "__module__": __package__, **attributes})
 
 
 CLASSES: dict[str, type[FromYaml]] = {cls.__name__: cls for cls in map(_for_yaml, OPTIMIZERS)}
 IN_TRAINER: dict[str, type[Any]] = {name: _in_trainer(cls, InTrainer) for name, cls in CLASSES.items()}
 IN_TRAINER[MsOptimLocalSteps.__name__] = _in_trainer(MsOptimLocalSteps, inner=classmethod(lambda _: IN_TRAINER))
 globals().update(CLASSES)
-__all__ = ["MsOptimLocalSteps", "register", *CLASSES]  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> type[FromYaml]:
-    """Declare the type of the classes for type checkers; Python finds the classes without it."""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+MsOptimLocalSteps.__module__ = str(__package__)  # where users find it, as the others
 
 
 def register(override: bool = False) -> None:

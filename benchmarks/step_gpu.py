@@ -40,6 +40,7 @@ from step_cpu import (
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import CODE_BLOCK
 from ms_optim.states.formats import LEAST_CODED
 
 INF = float("inf")
@@ -118,7 +119,7 @@ class Row:
                 coded = size >= LEAST_CODED
                 states.append(torch.zeros(shape, dtype=dtype if coded else torch.float32, device="cuda"))
                 if coded:
-                    scales.append(torch.zeros(-(-size // kernels.CODE_BLOCK), device="cuda"))
+                    scales.append(torch.zeros(-(-size // CODE_BLOCK), device="cuda"))
         return states, scales
 
     def _prepared(self, arguments):

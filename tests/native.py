@@ -6,7 +6,7 @@ import platform
 
 import numpy as np
 
-from ms_optim.dgc.optimizer import wire_words
+from ms_optim.dgc.wire import wire_words
 from ms_optim.kernels import interface, libraries
 from ms_optim.kernels import table as kernels
 

@@ -13,7 +13,7 @@ from tolerances import UNIT
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
-from ms_optim.kernels.interface import AddressColumn, MuonFlag
+from ms_optim.kernels.interface import CODE_BLOCK, MAX_STATES, AddressColumn, MuonFlag
 from ms_optim.kernels.local_interface import LocalMark, LocalReport
 
 SHAPES = [(), (1,), (7,), (15,), (17,), (255,), (257,), (1025,), (4097,), (40_000,), (33, 31), (3, 8200), (6, 4, 3, 3)]
@@ -188,7 +188,7 @@ def state_of(shape, kind):
 def scales_of(state):
     """Return the scales of those of a state's arrays that hold codes, four in each element of 16 bits."""
     coded = [a for a in state if a.dtype.kind in "iu"]
-    return zeros([-(-a.size * (4 if a.itemsize == 2 else 1) // kernels.CODE_BLOCK) for a in coded])
+    return zeros([-(-a.size * (4 if a.itemsize == 2 else 1) // CODE_BLOCK) for a in coded])
 
 
 def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32", shapes=SHAPES, shared=0, **options):
@@ -365,7 +365,7 @@ def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
     if weights[1]:
         columns[2] = tensors[4]
     if states in CODES:
-        columns[4 + kernels.MAX_STATES], columns[5 + kernels.MAX_STATES] = tensors[4 + bool(weights[1]) :][:2]
+        columns[4 + MAX_STATES], columns[5 + MAX_STATES] = tensors[4 + bool(weights[1]) :][:2]
     for i, shape in enumerate(SHAPES):
         for column, arrays in columns.items():
             point(i, column, arrays[i])

@@ -178,6 +178,7 @@ def test_the_hint_for_an_unknown_argument_comes_before_the_list(make, name, hint
         ("master_weights", ms.float32, "Masters are float32 with True."),
         ("master_weights", "none", ""),
         ("backend", "composit", "Did you mean 'composite'?"),
+        ("backend", "native", "Did you mean 'auto'?"),
         ("decay", "Decoupled", "Did you mean 'decoupled'?"),
     ],
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ascend_stand_in import Host, needs_compiler
 from builds import once, shared_folder
-from cases import CASES, MUON_COEFFICIENTS, SCENARIOS, Scenario
+from cases import CASES, MUON_COEFFICIENTS, SCENARIOS
 from harness import Pair, tensor
 from mindspore import dtype as mstype
 from mindspore import ops
@@ -147,46 +147,3 @@ class PlatformAdamW:
         for parameter, value in ((weight, w * (1 - rate * decay) - rate * moved), (m, first), (v, second)):
             parameter.set_data(ms.Tensor(np.asarray(value, np.float32)))
         return weight, m, v
-
-
-def fixed(params, rate):
-    """Two groups with numbers of their own."""
-    groups = [{"params": params[:2], "lr": 2 * rate, "weight_decay": 0.3}, {"params": params[2:]}]
-    n = len(params) - 2
-    rates = [lambda k: 2 * rate] * 2 + [lambda k: rate] * n
-    return groups, rate, 0.02, rates, [lambda k: 0.3] * 2 + [lambda k: 0.02] * n, [False] * (n + 2)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_platforms_own_adamw_gets_what_it_takes(ascend, monkeypatch, dtype):
-    monkeypatch.setattr(kernels, "platform_adamw", PlatformAdamW)
-    scenario = Scenario(dtype, shapes=SHAPES, shared={"grad_clip_norm": 3.0, "loss_scale": 8.0}, groups=fixed)
-    made = pair(RULES["AdamW"], scenario, {"maximize": True}, backend="native")
-    made.run("pynative", 8)
-    assert np.isnan(made.optimizer.statistics.asnumpy()[:, 2]).all()  # the update's norm, which it does not tell
-    made.optimizer.statistics.set_data(ms.Tensor(np.float32(made.reference.statistics)))
-    made.check()
-
-
-@pytest.mark.parametrize(
-    "rule, asked, said",
-    [
-        ("Lamb", {}, "only for AdamW on Ascend"),
-        ("AdamW", {"amsgrad": True}, "only for AdamW on Ascend"),
-        ("AdamW", {"bias_correction": False}, "corrects the bias"),
-        ("AdamW", {"skip_nonfinite": True}, "cannot skip"),
-        ("AdamW", {"master_weights": False}, "lower precision"),
-        ("AdamW", {"learning_rate": [0.1, 0.2]}, "numbers"),
-        ("AdamW", {"state_dtype": "bfloat16"}, "state_dtype"),
-    ],
-)
-def test_what_the_platforms_own_adamw_cannot_do_is_refused_in_words(ascend, rule, asked, said):
-    params = [ms.Parameter(tensor(np.zeros(3), "float16"), name="w")]
-    with pytest.raises(RuntimeError, match=f"backend='native'.*{said}"):
-        RULES[rule].optimizer(params, **{"learning_rate": 0.1, "backend": "native", **asked})
-
-
-def test_the_cpu_has_no_adamw_of_its_own():
-    params = [ms.Parameter(tensor(np.zeros(3), "float32"), name="w")]
-    with pytest.raises(RuntimeError, match="only for AdamW on Ascend"):
-        RULES["AdamW"].optimizer(params, 0.1, backend="native")

@@ -10,9 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native import CompressedLaunch, instruction_sets
 
-from ms_optim.dgc.optimizer import MARK_WORDS, largest, place_bytes, ramp, sent, settings_number, wire_words
+from ms_optim.dgc.composite import largest
+from ms_optim.dgc.wire import place_bytes, ramp, sent, settings_number, wire_words
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import MARK_WORDS
 
 SEND = kernels.MOMENTS_STAGE
 APPLY = kernels.APPLY_STAGE + kernels.COMMIT_STAGE

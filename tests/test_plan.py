@@ -94,7 +94,7 @@ def test_bytes_of_split_masters_are_those_that_an_optimizer_holds(case, split):
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_bytes_of_sharded_states_are_those_of_the_worker_that_holds_the_most(count, state_dtype, monkeypatch):
     # What would be exchanged needs workers; what is held does not.
-    monkeypatch.setattr(base_optimizer, "fused_path", lambda *_: nn.Cell())
+    monkeypatch.setattr(base_optimizer, "path_for", lambda *_: nn.Cell())
     options = {"state_dtype": state_dtype, "shard_states": True}
     made = []
     for rank in range(count):

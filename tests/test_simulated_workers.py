@@ -10,8 +10,9 @@ from mindspore import Parameter
 from refusals import refused
 
 from ms_optim import AdamW, DGCMomentum, SimulatedWorkers
-from ms_optim.dgc.optimizer import MARK_WORDS, wire_words
+from ms_optim.dgc.wire import wire_words
 from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import MARK_WORDS
 from ms_optim.training.simulated_workers import SimulatedWorker
 
 STEPS = 9

@@ -4,7 +4,7 @@ import re
 import sys
 
 from ms_optim import OPTIMIZERS
-from ms_optim.kernels.capabilities import DEVICES, FEATURES, answer
+from ms_optim.kernels.capabilities import DEVICES, FEATURES, path_of
 
 # A cell by the path that runs; the legend explains it.
 CELLS = {"CPU": "yes", "GPU": "yes", "passes": "yes", "Ascend": "yes"}
@@ -57,7 +57,7 @@ def page() -> str:
     notes: list[str] = []
 
     def cell(optimizer, device, features):
-        path, reason = answer(optimizer, device, features)
+        path, reason = path_of(optimizer, device, features)
         if path is not None:
             return CELLS[path]
         text = note(optimizer.__name__, *features, reason)

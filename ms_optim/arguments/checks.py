@@ -21,7 +21,7 @@ from .words import closest, fail
 
 STATE_DTYPES = ("float32", "bfloat16", "8bit", "4bit")
 SPLIT_MASTERS = ("split", "split8")
-BACKENDS = ("auto", "aot", "akg", "composite", "native")
+BACKENDS = ("auto", "aot", "akg", "composite")
 DECAYS = ("decoupled", "cautious")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
 # Type checkers know none of MindSpore's types: in an expression such a type is unknown, in an annotation it is Any. A

@@ -77,9 +77,8 @@ skip_nonfinite (bool): Whether a step is skipped if an unscaled gradient contain
 """,
     "backend": """\
 backend (str): "auto" runs the fused kernel if there is one, else kernels that AKG compiles if they are correct, else
-    MindSpore's own operators. "aot" requires the fused kernel, "akg" the kernels of AKG, "composite" MindSpore's
-    operators, and "native" the platform's own fused operator, which exists for AdamW on Ascend: see the page on Ascend.
-    Default: ``"auto"`` .
+    MindSpore's own operators. "aot" requires the fused kernel, "akg" the kernels of AKG, and "composite" MindSpore's
+    operators. Default: ``"auto"`` .
 """,
     "shard_states": """\
 shard_states (bool): Whether the workers of data-parallel training shard the states. Each worker keeps the states of its
@@ -110,7 +109,7 @@ ValueError: If a keyword argument is out of its range or not one of its choices,
 ValueError: If `gradients` does not match the parameters in number and shape.
 RuntimeError: If `global_step` is less than 0, or an Iterable has no learning rate for the step. In a graph, MindSpore
     raises its own error instead, or the step changes nothing and is counted in `skipped_steps`.
-RuntimeError: If `backend` is "aot", "native" or "akg" and there is no such kernel or its results are wrong, or if a
+RuntimeError: If `backend` is "aot" or "akg" and there is no such kernel or its results are wrong, or if a
     keyword argument requires a kernel and there is none; the message states the reason.
 """,
     "global_step": """\

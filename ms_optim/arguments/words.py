@@ -34,6 +34,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "nesterov": ("use_nesterov",),
     "fused": ("backend",),
     "foreach": ("backend",),
+    "native": ("auto",),
     "max_grad_norm": ("grad_clip_norm",),
     "max_norm": ("grad_clip_norm",),
     "clip_norm": ("grad_clip_norm",),

@@ -245,7 +245,8 @@ class Attachment:
                 "pass"
             )
         features = ("attach", *(["offload"] if parts.options.offload else []))
-        return capabilities.answer(type(parts.statement), parts.settings.weights_on, features).reason
+        device, rule = parts.settings.weights_on, parts.rule.name
+        return capabilities.path_of(type(parts.statement), device, features, rule).reason
 
     def _check_no_other(self):
         """Raise an error if another optimizer updates one of the parameters inside the backward pass."""

@@ -19,7 +19,7 @@ from ..arguments.docstrings import documented
 from ..arguments.gradients import check_gradients, check_shapes, check_tensors
 from ..arguments.params import check_learning_rate, check_params, check_weight_decay, warn_of_unused_decay
 from ..arguments.rates import check_step, collected
-from ..paths.choice import choose, composite_path, fused_path
+from ..paths.choice import Choice, choose, path_for
 from ..paths.operators.slices import take_shard_groups
 from ..paths.parts import Parts
 from ..rules.arithmetic import dense
@@ -201,8 +201,8 @@ class FusedOptimizer(Statement, nn.Optimizer):
         self._reads_count = parts.settings.weights_on == "CPU"
         attributes.rename_like_no_weight(self, layout, self._parameters)
         choice = choose(parts)
-        self.fused, self.akg, self.backend_reason = choice.is_fused, choice.akg is not None, choice.reason
-        self._path = self._fused_path(parts) if self.fused else self._composite_path(parts, choice.akg)
+        self.fused, self.akg, self.backend_reason = choice.path != "composite", choice.akg is not None, choice.reason
+        self._path = self._path_for(choice, parts)
         self._attachment = Attachment(parts, self._no_kernel, self._check_begin)
         self._swap = Swap(parts, getattr(self._path, "gathered", None), self._attachment.check_between)
         listed = functools.partial(nn.Cell.parameters_and_names, self)  # even if a subclass overrides it
@@ -264,13 +264,9 @@ class FusedOptimizer(Statement, nn.Optimizer):
     def _hold_more(self, held):
         """Create the additional parameters of a subclass."""
 
-    def _fused_path(self, parts):
-        """Return the path that runs fused kernels."""
-        return fused_path(parts)
-
-    def _composite_path(self, parts, akg_kernels):
-        """Return the path that runs MindSpore's operators."""
-        return composite_path(parts, akg_kernels)
+    def _path_for(self, choice: Choice, parts: Parts) -> Any:
+        """Make the path that runs the step."""
+        return path_for(choice, parts)
 
     # ---- The step -------------------------------------------------------------------------------------------------
 

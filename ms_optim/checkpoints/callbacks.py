@@ -20,14 +20,12 @@ from ..states.shares import peers
 from .atomic_file import remove_unfinished
 from .header import SpoiledError
 from .parts import STEP, Checkpoint, Place, checkpoints_in, part_path, place_of, saved_at
-from .save_and_load import Loaded, load, loaded_from, save
+from .save_and_load import Loaded, loaded_from, save
 
 if TYPE_CHECKING:
     from mindspore.train import RunContext
 
     from ..arguments.checks import FilePath
-
-__all__ = ["CheckpointSaver", "Loaded", "SpoiledError", "load", "save"]
 
 
 class CheckpointSaver(Callback):

@@ -72,7 +72,7 @@ def impossible() -> list[dict[str, str]]:
     found = []
     for optimizer in ms_optim.OPTIMIZERS:
         for feature in capabilities.FEATURES:
-            path, reason = capabilities.answer(optimizer, kernels.device_target(), [feature])
+            path, reason = capabilities.path_of(optimizer, kernels.device_target(), [feature])
             if path is None and reason is not None:
                 found.append({"optimizer": optimizer.__name__, "argument": feature, "reason": reason})
     return found

@@ -226,7 +226,7 @@ def plan(
     features += ("local_steps",) * local_steps
     if local_steps and options.shard_states:
         raise NotPossibleError("LocalSteps rejects shard_states, whose workers hold the same weights at every step")
-    path, reason = capabilities.answer(optimizer, device, features)
+    path, reason = capabilities.path_of(optimizer, device, features)
     if path is None:
         raise NotPossibleError(reason)
     rule = optimizer.rules[0]

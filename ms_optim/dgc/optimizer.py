@@ -11,32 +11,17 @@ from mindspore import Parameter, Tensor
 
 from ..arguments.gradients import check_gradients
 from ..base.optimizer import FusedOptimizer, Rule
-from ..kernels.interface import MARK_WORDS
 from ..workers.residuals import check_entry, check_residuals
 from ..workers.transport import Workers, together
-from .composite import CompressedCompositePath, largest
+from .composite import CompressedCompositePath
 from .path import CompressedPath
 from .schedule import Schedule
-from .wire import WIRE_DTYPES, Compression, place_bytes, ramp, sent, settings_number, wire_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..arguments.checks import LearningRate, Params, WeightDecay
-
-__all__ = [
-    "MARK_WORDS",
-    "WIRE_DTYPES",
-    "CompressedStep",
-    "Compression",
-    "Workers",
-    "largest",
-    "place_bytes",
-    "ramp",
-    "sent",
-    "settings_number",
-    "wire_words",
-]
+    from .wire import Compression
 
 
 def _norm_in_place(x: np.ndarray) -> float:
@@ -89,11 +74,9 @@ class CompressedStep(FusedOptimizer):
         # depends on the number of workers, so another number of workers refuses the checkpoint.
         self.dgc_worker = Parameter(Tensor(schedule.own_worker), name="dgc_worker", requires_grad=False)
 
-    def _composite_path(self, parts, akg_kernels):
-        return CompressedCompositePath(parts, self._schedule, self.dgc_worker)
-
-    def _fused_path(self, parts):
-        return CompressedPath(parts, self._schedule, self.dgc_worker)
+    def _path_for(self, choice, parts):
+        make = CompressedCompositePath if choice.path == "composite" else CompressedPath
+        return make(parts, self._schedule, self.dgc_worker)
 
     def check_entries(self, entries: dict[str, Tensor]) -> None:
         """Raise an error if the entries are the residuals of another worker."""

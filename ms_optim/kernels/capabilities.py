@@ -40,7 +40,6 @@ LACKS: dict[str, Mapping[str, str]] = {
     "CPU": {},
     "GPU": {"shard_states": _ON_CPU},
     "Ascend": _FOR_ASCEND,
-    "native": {**_FOR_ASCEND, "skip_nonfinite": "is not supported by the platform's own AdamW: it cannot skip steps"},
     # Fused passes before and after products of matrices, on GPUs.
     "passes": {
         "shard_states": _ON_CPU,
@@ -92,10 +91,10 @@ def lacking(lacks: Mapping[str, str], features: Iterable[str]) -> str | None:
 
 
 class Answer(NamedTuple):
-    """Whether an optimizer supports the requested features.
+    """Which path runs an optimizer's step.
 
     Attributes:
-        path: The path that supports them; None if there is none.
+        path: The path, from :data:`LACKS`; None if none supports the requested features.
         reason: Why no fused kernel supports them; None if one does.
     """
 
@@ -103,31 +102,41 @@ class Answer(NamedTuple):
     reason: str | None
 
 
-def answer(optimizer: type[Statement], device: str, features: Iterable[str]) -> Answer:
-    """Return how an optimizer supports features, with its weights on a device and with all kernels built.
+def path_of(
+    optimizer: type[Statement],
+    device: str,
+    features: Iterable[str],
+    rule: str | None = None,
+    missing: str | None = None,
+) -> Answer:
+    """Return which path runs an optimizer's step, and why no fused kernel does.
 
     Args:
         optimizer: The optimizer's class.
-        device: "CPU", "GPU" or "Ascend".
+        device: The device of the weights: "CPU", "GPU" or "Ascend".
         features: The requested features, from :data:`FEATURES`.
+        rule: The name of its rule; None for the first of its class.
+        missing: Why the rule's kernel cannot run here, for example because it is not built; None if it can.
     """
     features = tuple(features)
     for feature in features:
         if feature in optimizer.refuses:
             return Answer(None, f"it {optimizer.refuses[feature]}")
-    path, reason = device, None
+    rule = optimizer.rules[0].name if rule is None else rule
+    path = device
     if optimizer.runs_on_host and device != "CPU":
         path = "offload"
     elif "offload" in features and device != "CPU":
         path = "host"
-    elif device == "Ascend" and optimizer.rules[0].name not in table.ON_ASCEND:
-        path, reason = "composite", "there is no kernel for Ascend"
-    elif device == "GPU" and optimizer.rules[0].name in table.GPU_PASSES:
+    elif device == "Ascend" and rule not in table.ON_ASCEND:
+        missing = missing or "there is no kernel for Ascend"
+    elif device == "GPU" and rule in table.GPU_PASSES:
         path = "passes"
-    without = lacking(optimizer.kernels_lack, features) if path != "composite" else None
-    without = without or why_not(path, features)
-    if without is None:
-        return Answer(path, reason)
-    # If the states are on the host, there is no other path to fall back to.
-    takes_over = path != "offload" and why_not("composite", features) is None
-    return Answer("composite" if takes_over else None, without)
+    lacks = lacking(optimizer.kernels_lack, features) or why_not(path, features)
+    if missing is None and lacks is None:
+        return Answer(path, None)
+    without_kernel = why_not("composite", features)
+    # If the states are on the host and a kernel runs there, there is no other path to fall back to.
+    if without_kernel is None and (path != "offload" or missing is not None):
+        return Answer("composite", missing or lacks)
+    return Answer(None, lacks if missing is None else without_kernel)

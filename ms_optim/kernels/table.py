@@ -14,12 +14,9 @@ from typing import NamedTuple
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
-from mindspore.ops.auto_generate import AdamW
 from mindspore.ops.signature import make_sig, sig_rw
 
 from . import interface, libraries
-from .interface import CODE_BLOCK as CODE_BLOCK
-from .interface import MAX_STATES as MAX_STATES
 from .interface import SharedFlag, Stage, Statistic, Sum
 
 WHITE_LIST = "MS_CUSTOM_AOT_WHITE_LIST"
@@ -244,11 +241,6 @@ def ascend_operator(function: str, written: tuple[bool, ...], shape: Callable[..
         os.environ[CUSTOM_OPP_PATH] = f"{own}:{others}" if others else own
     primitive = ops.Custom(f"aclnn{function}", out_shape=shape, out_dtype=lambda *dtypes: ms.float32, func_type="aot")
     return _writing(primitive, "Ascend", written)
-
-
-def platform_adamw() -> ops.Primitive:
-    """Return MindSpore's own AdamW, aclnnApplyAdamWV2 of CANN, which only Ascend has."""
-    return AdamW()
 
 
 def _writing(primitive: ops.Custom, device: str, written: tuple[bool, ...]) -> ops.Custom:

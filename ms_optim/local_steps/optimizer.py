@@ -14,12 +14,11 @@ from ..arguments.gradients import check_gradients
 from ..base.attributes import fixed
 from ..base.entries import written_together
 from ..base.optimizer import FusedOptimizer
-from ..dgc.optimizer import Workers
 from ..kernels import table as kernels
 from ..states.in_place import write
 from ..workers.local_mean import LocalMean
 from ..workers.residuals import check_residuals
-from ..workers.transport import together
+from ..workers.transport import Workers, together
 from .arguments import ARGUMENTS, check_local_steps
 from .compression import Quantized, SparseTopK
 from .entries import LocalEntries

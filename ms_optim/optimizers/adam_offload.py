@@ -12,7 +12,7 @@ from ..base.optimizer import Rule
 from ..kernels import table as kernels
 from ..kernels.capabilities import DEVICES
 from ..kernels.interface import AdamOffloadFlag
-from ..paths.choice import crossing_path
+from ..paths.choice import Choice, check_composite
 from ..rules.arithmetic import normal, summed
 from .adam_family import AdamFamily
 
@@ -136,9 +136,6 @@ class AdamOffload(AdamFamily):
     def _hold_more(self, held):
         self.beta1_power, self.beta2_power = held.keep_beta_powers(self.rule.constants[:2])
 
-    def _fused_path(self, parts):
-        return crossing_path(parts)
-
     @property
     def target(self) -> str:
         """The device that runs the arithmetic: "CPU", which is the host, or the device of the weights.
@@ -159,7 +156,8 @@ class AdamOffload(AdamFamily):
             fail(ValueError, self.cls_name, "target", f"'CPU' with the device target {device}", value)
         if self._paths and value != self._target:
             if value not in self._paths:
-                self._paths[value] = self._composite_path(self._parts, None)
+                check_composite(self._parts)
+                self._paths[value] = self._path_for(Choice("composite"), self._parts)
             self.fused, self._path = value == "CPU", self._paths[value]
         self._target = value
 

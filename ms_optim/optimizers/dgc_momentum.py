@@ -10,9 +10,11 @@ from mindspore import ops
 from ..arguments.checks import check_choice, check_count, check_momentum, check_type, fail, is_number
 from ..arguments.docstrings import documented
 from ..base.optimizer import Rule
-from ..dgc.optimizer import WIRE_DTYPES, CompressedStep, Compression, Workers
+from ..dgc.optimizer import CompressedStep
+from ..dgc.wire import WIRE_DTYPES, Compression
 from ..kernels.interface import DgcMomentumFlag
 from ..rules.arithmetic import summed
+from ..workers.transport import Workers
 
 if TYPE_CHECKING:
     from mindspore import Tensor

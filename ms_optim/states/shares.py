@@ -18,7 +18,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 from mindspore import communication as comm
 
-from ..kernels import table as kernels
+from ..kernels.interface import CODE_BLOCK
 from ..rules.matrices import size_of
 from .formats import CODES_EACH, bytes_each, rows_of
 
@@ -142,7 +142,7 @@ class Shares:
         Args:
             dtypes: The dtypes of the entries by name.
         """
-        found, block = {}, kernels.CODE_BLOCK
+        found, block = {}, CODE_BLOCK
         for prefix in self.prefixes:
             for name, shape, size, (begin, end) in zip(self.names, self.shapes, self.sizes, self.own.tolist()):
                 blocks = [begin // block, -(-end // block)]

@@ -11,9 +11,10 @@ import numpy as np
 from mindspore import Parameter, Tensor
 
 from ..arguments.checks import check_count, fail
-from ..dgc.optimizer import CompressedStep, Workers
+from ..dgc.optimizer import CompressedStep
 from ..local_steps.optimizer import LocalSteps
 from ..states.in_place import write
+from ..workers.transport import Workers
 
 
 class SimulatedWorker(Workers):

@@ -9,7 +9,7 @@ from native import Launch, call
 from recording import RULES, kinds_of
 
 import ms_optim
-from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import CODE_BLOCK, SharedFlag
 from ms_optim.states.shares import Peers, Shares
 
 sizes = st.lists(st.one_of(st.integers(1, 40), st.integers(41, 9000)), min_size=1, max_size=5)
@@ -93,10 +93,10 @@ def splits(count, sizes, rule, states, seed):
     names = [f"w{i}" for i in range(len(sizes))]
 
     def launched(lengths, ranges=None):
-        blocks = [-(-n // kernels.CODE_BLOCK) for n in lengths]
+        blocks = [-(-n // CODE_BLOCK) for n in lengths]
         scales = [[np.zeros(n, np.float32) for n in blocks] for _ in kinds] if states != "float32" else []
         held, own = [[np.zeros(-(-n // each), kind) for n in lengths] for kind in kinds], [w.copy() for w in weights]
-        shared = kernels.SHARES if ranges is not None else 0
+        shared = SharedFlag.SHARES if ranges is not None else 0
         launch = Launch(
             f"ms_optim_{rule}", own, gradients, held, constants, flags, scales=scales, seed=5, shared=shared
         )

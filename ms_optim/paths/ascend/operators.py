@@ -46,9 +46,9 @@ class OperatorCell(nn.Cell):
         return ops.sqrt(ops.sum(self.total(self.kernel(*tensors)), -1))
 
 
-def sign(rule) -> float:
-    """Return the sign that gradients are multiplied by, because the operators cannot maximize."""
-    return -1.0 if rule.name.startswith("adamw") and rule.flags & AdamWFlag.MAXIMIZE else 1.0
+def maximizes(rule) -> bool:
+    """Return whether a rule maximizes."""
+    return rule.name.startswith("adamw") and bool(rule.flags & AdamWFlag.MAXIMIZE)
 
 
 class AscendOperators(nn.Cell):
@@ -92,10 +92,6 @@ class AscendOperators(nn.Cell):
         for x in scalars:
             numbers += (self.zero + x,)
         return numbers
-
-    def columns(self, rate):
-        """Return the index of each tensor's operators, and its learning rate."""
-        return self.kind_of_each, rate
 
     def weights_of(self, kind, parameter, master, has_master):
         """Return a tensor's inputs `weight` and `master`, of which one may be absent."""

@@ -1,4 +1,4 @@
-"""The step with one or a few operators for each tensor, and MindSpore's operators across tensors."""
+"""The step with one or a few operators for each tensor on Ascend, and MindSpore's operators across tensors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ..operators.counting import Counting, RatesOfEach
 from ..operators.stacks import Stacks, first_of
 from ..operators.survey import Survey
+from .operators import AscendOperators, maximizes
 
 if TYPE_CHECKING:
     from ..parts import Parts
@@ -22,22 +23,19 @@ class TensorByTensorPath(nn.Cell):
 
     Args:
         parts: The parts that every path is built from.
-        sign: An additional factor of gradients, 1 or -1.
-        operators: A Cell that runs the operators: ``shared(scalars, applied)`` returns the inputs that all tensors
-            share, ``columns(rate)`` returns two columns with an entry for each tensor, and
-            ``move(shared, first, second, gradient, scale, decay, parameter, master, has_master, *states)`` updates a
-            tensor and returns the norms of the weight before the step and of the update, and the trust ratio.
     """
 
     addresses = None
 
-    def __init__(self, parts: Parts, sign: float, operators: nn.Cell):
+    def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
         layout, held, settings = parts.layout, parts.held, parts.settings
         # Not registered, because the statement holds this Cell.
         object.__setattr__(self, "statement", parts.statement)
-        self.normalizes, self.sign, self.unscale = parts.statement.normalizes_gradient, sign, settings.unscale
-        self.operators, self.centralized, self.owned = operators, layout.centralized, layout.owned
+        self.normalizes, self.unscale = parts.statement.normalizes_gradient, settings.unscale
+        # The operators cannot maximize.
+        self.sign = -1.0 if maximizes(parts.rule) else 1.0
+        self.operators, self.centralized, self.owned = AscendOperators(parts), layout.centralized, layout.owned
         stacks = Stacks([[i] for i in range(layout.count)])
         self.survey = Survey(stacks, layout.centralized, settings.unscale, settings.clip_norm, settings.step_dtype)
         self.counting = Counting(held, settings.step_dtype, settings.skips)
@@ -58,7 +56,8 @@ class TensorByTensorPath(nn.Cell):
             F.partial(self.updated, self.operators.shared(scalars, applied), clip, applied),
             self.owned,
             ops.unstack(self.statistics, 0),
-            *self.operators.columns(ops.unstack(table[0], 0)),
+            self.operators.kind_of_each,
+            ops.unstack(table[0], 0),
             gradients,
             self.each(first_of, stacks),
             self.centralized,
@@ -76,8 +75,8 @@ class TensorByTensorPath(nn.Cell):
         applied,
         is_owned,
         reported,
-        first,
-        second,
+        kind,
+        rate,
         gradient,
         prepared,
         is_centralized,
@@ -90,7 +89,7 @@ class TensorByTensorPath(nn.Cell):
         if not is_owned:
             return reported
         gradient, scale = self.scaled(held[0], gradient, prepared, is_centralized, size, clip)
-        weight_norm, update_norm, ratio = self.operators.move(shared, first, second, gradient, scale, decay, *held)
+        weight_norm, update_norm, ratio = self.operators.move(shared, kind, rate, gradient, scale, decay, *held)
         moved = (ops.where(applied, update_norm, self.zero), ops.where(applied, ratio, self.zero))
         return ops.stack((size, weight_norm, *moved, F.cast(finite, mstype.float32)))
 

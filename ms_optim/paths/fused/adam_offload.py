@@ -35,7 +35,6 @@ class CrossingPath(nn.Cell):
 
     Args:
         parts: The parts that every path is built from; the optimizer also implements ``decayed``.
-        device: The accelerator.
 
     Attributes:
         masters_taken: Parameter, whether the masters were initialized: 0 or 1.
@@ -43,7 +42,7 @@ class CrossingPath(nn.Cell):
 
     addresses = None
 
-    def __init__(self, parts: Parts, device: str):
+    def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
         layout, held, rule, options, settings = parts.layout, parts.held, parts.rule, parts.options, parts.settings
         # Not registered, because the statement holds this Cell.
@@ -80,7 +79,7 @@ class CrossingPath(nn.Cell):
             counters = (held.global_step, held.skipped_steps)
             cells.append(LaunchCell(kernel, flags, Tensor(columns), counters, held=states))
         self.launches = nn.CellList(cells)
-        self.adds_at_once = device == "Ascend" and kernels.why_not("delta", device) is None
+        self.adds_at_once = settings.weights_on == "Ascend" and kernels.why_not("delta", "Ascend") is None
         if self.adds_at_once:
             kernel = kernels.ascend_operator("MsOptimDelta", (True, False), tile_sums(1, place=0))
             self.add_delta = OperatorCell(kernel, total_of_tiles())

@@ -129,13 +129,14 @@ class ShardedStatesPath(nn.Cell):
 
     Args:
         parts: The parts that every path is built from; the states are those of this worker's share.
-        shares: Which part of the states each worker keeps.
     """
 
     addresses = None
 
-    def __init__(self, parts: Parts, shares: Shares):
+    def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
+        shares = parts.shares
+        assert shares is not None
         self.path = FusedPath(parts, SumOverWorkers(shares.workers), shares.own)
         self.gathered = GatheredWeights(parts.held.parameters, shares)
 

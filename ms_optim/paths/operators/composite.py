@@ -37,7 +37,7 @@ class CompositePath(nn.Cell):
 
     addresses = None
 
-    def __init__(self, parts: Parts, akg: AkgKernels | None):
+    def __init__(self, parts: Parts, akg: AkgKernels | None = None):
         super().__init__(auto_prefix=False)
         layout, held, settings = parts.layout, parts.held, parts.settings
         # Not registered, because the statement holds this Cell.

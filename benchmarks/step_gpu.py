@@ -41,7 +41,7 @@ from step_cpu import (
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.kernels.interface import CODE_BLOCK
-from ms_optim.states.formats import LEAST_CODED
+from ms_optim.states.formats import FORMATS
 
 INF = float("inf")
 # Rule, constants after the shared ones, flags; dtypes of weight, gradient and states; the bytes of an element.
@@ -116,7 +116,7 @@ class Row:
         states, scales = [], []
         for dtype in (torch.int8, torch.uint8):
             for shape, size in zip(shapes, sizes):
-                coded = size >= LEAST_CODED
+                coded = size >= FORMATS["8bit"].least
                 states.append(torch.zeros(shape, dtype=dtype if coded else torch.float32, device="cuda"))
                 if coded:
                     scales.append(torch.zeros(-(-size // CODE_BLOCK), device="cuda"))

@@ -15,7 +15,7 @@ from refusals import refused
 
 from ms_optim import AdamW, DGCMomentum
 from ms_optim.kernels import libraries
-from ms_optim.states import quantized
+from ms_optim.states.formats import FORMATS
 
 WITH_MOMENTS = [case for case in CASES if case.name != "DGCMomentum"]
 STATE_DTYPES = ["bfloat16", "8bit", "4bit"]
@@ -290,13 +290,13 @@ def test_conversion_there_and_back(kind, k):
     x = (rng.standard_normal((37, 41)) * np.exp(2 * rng.standard_normal((37, 41)))).astype(np.float32)
     x = np.abs(x) if k else x
     dtype, unit = CODES[kind].dtypes[k], 2.0 ** -CODES[kind].mantissa
-    codes, scales = quantized.encode(x, dtype)
+    codes, scales = FORMATS[kind].codes.encode(x, dtype)
     assert codes.dtype == dtype
-    back = quantized.decode(codes, scales, x.shape)
+    back = FORMATS[kind].codes.decode(codes, scales, x.shape)
     assert back.shape == x.shape
     expected = numbers_in(codes.reshape(-1), scales, kind, k, x.size)
     np.testing.assert_allclose(back.reshape(-1), expected, rtol=1e-6, atol=1e-12)
-    again, scales_again = quantized.encode(back, dtype)
+    again, scales_again = FORMATS[kind].codes.encode(back, dtype)
     np.testing.assert_array_equal(again, codes)
     np.testing.assert_allclose(scales_again, scales, rtol=1e-6)
     # To nearest: half a unit of mantissa off at most, or of the smallest number that a block knows.
@@ -308,7 +308,7 @@ def test_conversion_there_and_back(kind, k):
 
 
 def test_a_second_moment_is_0_only_if_it_is_0_in_a_checkpoint_too():
-    codes, scales = quantized.encode(np.array([1.0, 1e-30, 0.0], np.float32), np.uint8)
+    codes, scales = FORMATS["8bit"].codes.encode(np.array([1.0, 1e-30, 0.0], np.float32), np.uint8)
     assert codes.tolist() == [248, 1, 0]
     assert scales.tolist() == [1.0]
 
@@ -321,7 +321,7 @@ def test_blocks_of_codes_are_not_cut_where_rows_are_taken_together():
     optimizer = AdamW([{"params": [weight], "grad_centralization": True}], 0.1, state_dtype="8bit")
     optimizer((tensor(g, "float32"),))
     expected = 0.1 * (g.astype(np.float64) - g.mean(axis=1, keepdims=True, dtype=np.float64))
-    held = quantized.decode(optimizer.states[0].asnumpy(), optimizer.scales[0].asnumpy())
+    held = FORMATS["8bit"].decode(optimizer.states[0], optimizer.scales[0], g.shape)
     # A code has 3 bits of mantissa, and is rounded up or down; below 2^-15 of a block's largest number there are none.
     assert (np.abs(held - expected) <= np.abs(expected) / 8 + np.abs(expected).max() * 2.0**-17).all()
 

@@ -20,6 +20,7 @@ from ms_optim.cli.plan_arguments import UNITS, Weight, size
 from ms_optim.kernels import capabilities
 from ms_optim.kernels import table as kernels
 from ms_optim.states import shares
+from ms_optim.states.formats import FORMATS
 from ms_optim.training.simulated_workers import SimulatedWorker
 
 needs_kernel = pytest.mark.skipif(
@@ -56,7 +57,7 @@ def compare(planned, optimizer):
 @needs_kernel
 @pytest.mark.parametrize("masters", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("state_dtype", checks.STATE_DTYPES)
+@pytest.mark.parametrize("state_dtype", FORMATS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bytes_are_those_that_an_optimizer_holds(case, state_dtype, dtype, masters):
     options = checks.Options(state_dtype=state_dtype, master_weights=masters)
@@ -90,7 +91,7 @@ def test_bytes_of_split_masters_are_those_that_an_optimizer_holds(case, split):
 
 
 @needs_kernel
-@pytest.mark.parametrize("state_dtype", checks.STATE_DTYPES)
+@pytest.mark.parametrize("state_dtype", FORMATS)
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_bytes_of_sharded_states_are_those_of_the_worker_that_holds_the_most(count, state_dtype, monkeypatch):
     # What would be exchanged needs workers; what is held does not.
@@ -152,10 +153,10 @@ def test_billions_of_parameters():
     by_dtype = {one["state_dtype"]: one for one in told["plans"]}
     n = 7 * 10**9
     assert {one["weights"] + one["gradients"] + one["masters"] for one in told["plans"]} == {(2 + 2 + 4) * n}
-    assert [by_dtype[kind]["states"] for kind in checks.STATE_DTYPES] == [8 * n, 4 * n, 2 * n, n]
+    assert [by_dtype[kind]["states"] for kind in FORMATS] == [8 * n, 4 * n, 2 * n, n]
     scales = 2 * 4 * math.ceil(n / 256)
-    assert [by_dtype[kind]["scales"] for kind in checks.STATE_DTYPES] == [0, 0, scales, scales]
-    assert [by_dtype[kind]["fits"] for kind in checks.STATE_DTYPES] == [False, False, True, True]
+    assert [by_dtype[kind]["scales"] for kind in FORMATS] == [0, 0, scales, scales]
+    assert [by_dtype[kind]["fits"] for kind in FORMATS] == [False, False, True, True]
     bare = plans(*asked, "--master-weights", "none")
     assert {one["masters"] for one in bare["plans"]} == {0}
     assert {one["fits"] for one in bare["plans"]} == {None}
@@ -172,7 +173,7 @@ def test_the_smallest_formats_are_listed_where_they_can_be_had():
         return {(one["state_dtype"], one["master_weights"]): one["total"] for one in listed}
 
     assert round(formats("--dtype", "bf16")["8bit", "split8"] / 7e9, 2) == 7.03
-    every = [(kind, "float32") for kind in checks.STATE_DTYPES]
+    every = [(kind, "float32") for kind in FORMATS]
     assert list(formats("--dtype", "bf16")) == [*every, ("8bit", "split8")]
     assert list(formats("--dtype", "bf16", "--state-dtype", "4bit")) == [("4bit", "float32")]
     assert list(formats("--dtype", "fp32")) == list(formats("--dtype", "fp16")) == every

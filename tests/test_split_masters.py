@@ -13,8 +13,7 @@ from native import CompressedLaunch, Launch, instruction_sets
 from refusals import refused
 from tolerances import TOLERANCE
 
-from ms_optim import AdamW, Lamb
-from ms_optim.checkpoints import callbacks
+from ms_optim import AdamW, Lamb, checkpoints
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.states import split_masters
@@ -254,8 +253,8 @@ def test_a_run_resumes_bit_for_bit(case, split, tmp_path):
 
     pair, resumed = made(0), made(9)
     steps(pair, 3, np.random.default_rng(1))
-    callbacks.save(tmp_path / "split.safetensors", optimizer=pair.optimizer)
-    callbacks.load(tmp_path / "split.safetensors", optimizer=resumed.optimizer)
+    checkpoints.save(tmp_path / "split.safetensors", optimizer=pair.optimizer)
+    checkpoints.load(tmp_path / "split.safetensors", optimizer=resumed.optimizer)
     steps(pair, 3, np.random.default_rng(2))
     steps(resumed, 3, np.random.default_rng(2))
     assert digest(pair) == digest(resumed)
@@ -290,8 +289,8 @@ def test_a_run_goes_on_with_masters_held_otherwise(there, here, by, tmp_path):
         gradients, dtype = saved.gradients()
         saved.optimizer(tuple(tensor(g, dtype) for g in gradients))
     if by == "file":
-        callbacks.save(tmp_path / "masters.safetensors", optimizer=saved.optimizer)
-        callbacks.load(tmp_path / "masters.safetensors", optimizer=taken.optimizer)
+        checkpoints.save(tmp_path / "masters.safetensors", optimizer=saved.optimizer)
+        checkpoints.load(tmp_path / "masters.safetensors", optimizer=taken.optimizer)
     else:
         state = saved.optimizer.state_dict()
         taken.optimizer.load_state_dict(state)  # before its weights

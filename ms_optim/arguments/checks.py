@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,6 @@ from mindspore import dtype as mstype
 from .keywords import Shared, SharedButAverage, SharedButLossScale, SharedButSkipping  # noqa: F401 - read from here
 from .words import closest, fail
 
-STATE_DTYPES = ("float32", "bfloat16", "8bit", "4bit")
 SPLIT_MASTERS = ("split", "split8")
 BACKENDS = ("auto", "aot", "akg", "composite")
 DECAYS = ("decoupled", "cautious")
@@ -61,12 +60,13 @@ class Options:
     average_warmup: bool = False
 
     @classmethod
-    def of(cls, of_class: Any, given: dict[str, Any]) -> Options:
+    def of(cls, of_class: Any, given: dict[str, Any], state_dtypes: Collection[str]) -> Options:
         """Check the keyword arguments given to an optimizer.
 
         Args:
             of_class: The optimizer's class.
             given: Keyword arguments by name.
+            state_dtypes: The formats of states.
 
         Raises:
             TypeError: If a name is unknown or a value has the wrong type.
@@ -87,7 +87,7 @@ class Options:
         for name in ("stochastic_rounding", "skip_nonfinite", "shard_states", "offload", "average_warmup"):
             check_type(optimizer, name, getattr(options, name), bool)
         check_masters(optimizer, options.master_weights)
-        check_choice(optimizer, "state_dtype", options.state_dtype, STATE_DTYPES)
+        check_choice(optimizer, "state_dtype", options.state_dtype, state_dtypes)
         check_choice(optimizer, "backend", options.backend, BACKENDS)
         check_choice(optimizer, "decay", options.decay, DECAYS)
         if options.average_decay is not None:
@@ -135,7 +135,7 @@ def check_type(optimizer: str, name: str, value: Any, expected: type) -> None:
         fail(TypeError, optimizer, name, f"of type {expected.__name__}", value)
 
 
-def check_choice(optimizer: str, name: str, value: Any, choices: Sequence[str]) -> None:
+def check_choice(optimizer: str, name: str, value: Any, choices: Collection[str]) -> None:
     """Check that a value is one of the given strings."""
     if not isinstance(value, str):
         fail(TypeError, optimizer, name, "of type str", value, closest(value, choices))

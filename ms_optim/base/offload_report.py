@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..arguments.checks import check_choice
 from ..kernels import table as kernels
 from ..kernels.capabilities import DEVICES
-from ..states import formats
+from ..states import inventory
 
 if TYPE_CHECKING:
     from ..paths.parts import Parts
@@ -64,7 +64,7 @@ def offload_report(parts: Parts, device: str | None) -> OffloadReport:
     if not (runs_on_host or options.offload):
         raise RuntimeError(f"For '{name}', offload_report() needs an optimizer made with offload=True.")
     weights, kept = (sum(p.nbytes for p in tensors) for tensors in (held.parameters, held.of_tensors))
-    on_device, on_host = formats.placed(device, options, runs_on_host, weights, kept)
+    on_device, on_host = inventory.placed(device, options, runs_on_host, weights, kept)
     if device == "CPU":
         return OffloadReport(device, on_device, on_host, 0, 0)
     in_own_dtype = [options.offload or has_master for has_master in held.has_master()]

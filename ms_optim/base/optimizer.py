@@ -24,6 +24,7 @@ from ..paths.operators.slices import take_shard_groups
 from ..paths.parts import Parts
 from ..rules.arithmetic import dense
 from ..rules.rule import Rule, Statement
+from ..states.formats import FORMATS
 from ..states.layout import Layout
 from ..states.storage import check_held
 from . import attributes
@@ -162,7 +163,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
         self, params: Params, learning_rate: LearningRate, weight_decay: WeightDecay, rule: Rule, **shared: Any
     ):
         name = type(self).__name__
-        options = Options.of(type(self), shared)
+        options = Options.of(type(self), shared, FORMATS)
         params = check_params(name, params, own_keys=self.group_keys)
         params, shard_groups = take_shard_groups(name, params, self.refuses.get("shard_group"))
         learning_rate = check_learning_rate(name, "learning_rate", learning_rate)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, ops
-from mindspore import dtype as mstype
+from mindspore import Parameter, Tensor
 
 from ..arguments.checks import check_amounts, check_choice, check_type
-from ..kernels.interface import CODE_BLOCK
-from ..states import quantized, split_masters
-from ..states.formats import CODES_EACH, MASTERS, stored
+from ..states import split_masters
+from ..states.formats import OF_DTYPE
 from ..states.in_place import fitted
+from ..states.inventory import MASTERS
 from ..states.shares import ENTRY, refuse_share
 from .entries import RATE, check_names, unwrapped
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from ..paths.parts import Parts
     from .averaged import Swap
 
-FLOATS = (mstype.float32, mstype.bfloat16)
 LEARNING_RATE = ("load", "keep")  # what loading does with the learning rate
 
 
@@ -212,27 +209,22 @@ class StateEntries:
                 continue
             prefix, _, parameter = name.partition(".")
             scale = f"{prefix}_scale.{parameter}"
-            value = given.get(name)
-            if value is None or value.dtype == state.dtype or tuple(value.shape) != stored(value.dtype, shape):
-                if state.dtype in CODES_EACH and (name in given) != (scale in given):
+            value, to = given.get(name), OF_DTYPE[state.dtype]
+            source = None if value is None else OF_DTYPE.get(value.dtype)
+            stored = tuple(shape) if source is None else source.stored(shape)
+            if value is None or value.dtype == state.dtype or value.shape != stored:
+                if to.codes is not None and (name in given) != (scale in given):
                     given.pop(name, None)
                     given.pop(scale, None)
                 continue
-            if value.dtype in CODES_EACH and scale in given:
-                blocks = (-(-math.prod(shape) // CODE_BLOCK),)
-                if tuple(given[scale].shape) != blocks:
-                    raise ValueError(
-                        f"For '{self.parts.layout.optimizer}', the entry {scale!r} must have the shape {blocks}, "
-                        f"but got {given[scale].shape}."
-                    )
-                numbers = quantized.decode(value.asnumpy(), given.pop(scale).asnumpy(), shape)
-            elif value.dtype in FLOATS:
-                numbers = ops.cast(value, mstype.float32).asnumpy()
-            else:
+            if source is None or (source.codes is not None and scale not in given):
                 continue
-            if state.dtype in CODES_EACH:
-                codes, scales = quantized.encode(numbers, state.asnumpy().dtype)
-                given[name], given[scale] = Tensor(codes), Tensor(scales)
-            else:
-                given[name] = Tensor(numbers, state.dtype)
+            scales = None if source.codes is None else given.pop(scale)
+            if scales is not None and scales.shape != source.scales(shape):
+                raise ValueError(
+                    f"For '{self.parts.layout.optimizer}', the entry {scale!r} must have the shape "
+                    f"{source.scales(shape)}, but got {scales.shape}."
+                )
+            converted, scales = to.encode(source.decode(value, scales, shape), state.dtype)
+            given |= {name: converted} if scales is None else {name: converted, scale: scales}
         return given

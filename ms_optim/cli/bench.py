@@ -22,7 +22,7 @@ from ..base.optimizer import FusedOptimizer
 from ..dgc.optimizer import CompressedStep
 from ..kernels import libraries
 from ..kernels import table as kernels
-from ..states import formats
+from ..states.formats import ROWS
 from . import checks
 from .plan_arguments import optimizer_name
 
@@ -165,7 +165,7 @@ def speed_of(
 
 def least_bytes(optimizer: FusedOptimizer) -> int:
     """Return the memory traffic of a float32 step in bytes per parameter element, if nothing stays in a cache."""
-    states = sum(kind != formats.ROWS for _, kind in optimizer.rule.kinds)
+    states = sum(kind != ROWS for _, kind in optimizer.rule.kinds)
     moments = 2 + 2 * states  # weight, gradient and states are read, states are written
     if isinstance(optimizer, CompressedStep):
         return 4 * moments  # only few weights are written

@@ -11,11 +11,12 @@ from typing import Any
 import mindspore as ms
 
 from .. import OPTIMIZERS
-from ..arguments.checks import SPLIT_MASTERS, STATE_DTYPES, WEIGHT_DTYPES, Options
+from ..arguments.checks import SPLIT_MASTERS, WEIGHT_DTYPES, Options
 from ..base.optimizer import FusedOptimizer, Rule
 from ..kernels import capabilities
 from ..kernels import table as kernels
-from ..states import formats as states_formats
+from ..states import inventory
+from ..states.formats import FORMATS
 from ..states.shares import Peers, Shares, share_costs
 from .plan_arguments import (
     UNITS,
@@ -72,11 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-dtype",
         nargs="+",
-        type=one_of(STATE_DTYPES),
-        choices=STATE_DTYPES,
-        default=STATE_DTYPES,
+        type=one_of(FORMATS),
+        choices=FORMATS,
+        default=tuple(FORMATS),
         metavar="DTYPE",
-        help=f"dtypes of states to list: {', '.join(STATE_DTYPES)}; default: all",
+        help=f"dtypes of states to list: {', '.join(FORMATS)}; default: all",
     )
     parser.add_argument(
         "--master-weights",
@@ -233,7 +234,7 @@ def plan(
     shapes, dtypes = [w.shape for w in weights], [w.dtype for w in weights]
     names = [w.name or str(i) for i, w in enumerate(weights)]
     try:
-        states_formats.check(optimizer.__name__, rule, options, names, dtypes)
+        inventory.check(optimizer.__name__, rule, options, names, dtypes)
     except ValueError as error:
         raise NotPossibleError(str(error).rstrip(".")) from None
     rules = [rule.of_tensor(is_matrix) for is_matrix in optimizer.are_matrices(names, shapes)]
@@ -246,9 +247,9 @@ def plan(
         kept = [shares.kept_by(rank) for rank in range(workers)]
     bytes_held = max((held(rules, options, shapes, dtypes, own) for own in kept), key=sum)
     states, scales, masters, averages = bytes_held
-    own = sum(states_formats.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
-    on_device, on_host = states_formats.placed(device, options, optimizer.runs_on_host, own, sum(bytes_held))
-    local = states_formats.local_steps(shapes, own + masters if device != "CPU" else 0) if local_steps else 0
+    own = sum(inventory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
+    on_device, on_host = inventory.placed(device, options, optimizer.runs_on_host, own, sum(bytes_held))
+    local = inventory.local_steps(shapes, own + masters if device != "CPU" else 0) if local_steps else 0
     name, on_host = optimizer.__name__, on_host + local
     kept = next(key for key, value in MASTER_WEIGHTS.items() if value == options.master_weights)
     numbers = (own, own, masters, states, scales, averages, local, on_device, on_host)
@@ -263,7 +264,7 @@ def held(
     kept: Iterable[Any],
 ) -> tuple[int, ...]:
     """Return the bytes of states, scales, masters and averages."""
-    states = [state for _, state in states_formats.states(rules, options, shapes, kept)]
-    scales = [scale for state in states if (scale := states_formats.scale(state)) is not None]
-    masters, averages = states_formats.masters(options, dtypes, kept), states_formats.averages(options, kept)
+    states = [state for _, state in inventory.states(rules, options, shapes, kept)]
+    scales = [scale for state in states if (scale := inventory.scale(state)) is not None]
+    masters, averages = inventory.masters(options, dtypes, kept), inventory.averages(options, kept)
     return tuple(sum(x.nbytes for x in tensors) for tensors in (states, scales, masters, averages))

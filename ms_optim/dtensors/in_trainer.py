@@ -21,6 +21,7 @@ from mindspore import dtype as mstype
 
 from ..arguments.checks import fail
 from ..base.optimizer import FusedOptimizer
+from ..states.formats import FORMATS
 from ..states.in_place import checksum, write
 from ..states.split_masters import MAIN_PARAM, MASTER
 from ..unregistered import unregistered
@@ -45,7 +46,8 @@ SET_BY_TRAINER = {"learning_rate": "the section 'lr_scheduler'", "params": "the 
 SUMS = ("grad_clip_norm", "skip_nonfinite")
 # Arguments that are not supported with parameters sharded over processes.
 NOT_IN_SHARDS = {
-    "state_dtype": ("8bit", "4bit"),  # codes and scales of a shard are not part of those of the whole tensor
+    # Codes and scales of a shard are not part of those of the whole tensor.
+    "state_dtype": tuple(name for name, one in FORMATS.items() if one.codes),
     "normalize_rows": (True,),
     "shard_states": (True,),
     "grad_centralization": (True,),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..arguments.words import warn_once
 from ..kernels import capabilities
 from ..kernels import table as kernels
-from ..states.formats import CODED, LEAST_CODED
+from ..states.formats import FORMATS
 from .ascend.matrices import AscendMatricesPath
 from .ascend.tensor_by_tensor import TensorByTensorPath
 from .fused.adam_offload import CrossingPath
@@ -64,10 +64,11 @@ def choose(parts: Parts) -> Choice:
         RuntimeError: If the requested backend has no kernel, or a requested feature needs another path.
     """
     name, wanted, device = parts.layout.optimizer, parts.options.backend, parts.settings.weights_on
-    if parts.options.state_dtype in CODED and not parts.held.scales and parts.shares is None:
+    least = FORMATS[parts.options.state_dtype].least
+    if least and not parts.held.scales and parts.shares is None:
         warn_once(
             f"For '{name}', state_dtype='{parts.options.state_dtype}' has no effect: states of fewer than "
-            f"{LEAST_CODED:,} elements stay float32, and all are smaller.",
+            f"{least:,} elements stay float32, and all are smaller.",
             stacklevel=6,
         )
     if wanted in ("composite", "akg"):

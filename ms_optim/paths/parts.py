@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import table as kernels
-from ..states import formats
+from ..states import inventory
 from ..states.layout import Settings
 from ..states.shares import sharded
 from ..states.storage import Held
@@ -75,7 +75,7 @@ class Parts:
         """
         name, is_parallel = layout.optimizer, optimizer.use_parallel
         shares = sharded(layout, rule, options, is_parallel, bool(shard_groups))
-        formats.check(name, rule, options, layout.names, layout.dtypes)
+        inventory.check(name, rule, options, layout.names, layout.dtypes)
         kept = shares.kept if shares else tuple(enumerate(layout.shapes))
         held = Held(layout, parameters, rule, options, kept, global_step, shares.own if shares else None)
         device = kernels.device_target()

@@ -20,7 +20,8 @@ from mindspore import communication as comm
 
 from ..kernels.interface import CODE_BLOCK
 from ..rules.matrices import size_of
-from .formats import CODES_EACH, bytes_each, rows_of
+from .formats import FORMATS, OF_DTYPE
+from .inventory import bytes_each, rows_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -148,9 +149,8 @@ class Shares:
                 blocks = [begin // block, -(-end // block)]
                 key = f"{prefix}.{name}"
                 # A 16-bit master is not a state in 4-bit codes.
-                codes = 1 if prefix == "master" else CODES_EACH.get(dtypes.get(key), 1)
-                whole = list(shape) if codes == 1 else [-(-size // codes)]
-                found[key] = ([begin // codes, -(-end // codes)] if begin < end else None, whole)
+                held = FORMATS["float32"] if prefix == "master" else OF_DTYPE.get(dtypes.get(key), FORMATS["float32"])
+                found[key] = (list(held.part(begin, end)) if begin < end else None, list(held.stored(shape)))
                 if prefix in self.row_prefixes and len(shape) > 1:
                     rows = rows_of(shape)
                     found[f"{prefix}.{name}"] = ([0, rows] if begin < end else None, [rows])

@@ -15,7 +15,7 @@ from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
 from ..kernels.interface import Statistic
-from . import formats, split_masters
+from . import inventory, split_masters
 from .in_place import as_float32, is_view, own_memory, stored_as
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .layout import Layout
 
 
-def _zeros_like(held: formats.Held, parameter: Parameter) -> Parameter:
+def _zeros_like(held: inventory.Held, parameter: Parameter) -> Parameter:
     """Create zeros that inherit what parallel training knows of a parameter.
 
     ``Parameter.clone`` would keep the dtype, and break a parameter whose data is not yet initialized.
@@ -39,7 +39,7 @@ def _zeros_like(held: formats.Held, parameter: Parameter) -> Parameter:
     return state
 
 
-def _scales(held: formats.Held, parameter: Parameter) -> Parameter:
+def _scales(held: inventory.Held, parameter: Parameter) -> Parameter:
     """Create the scales of a state that is held as codes; parallel training does not need to know them."""
     zeros = initializer("zeros", held.shape, held.dtype)
     return Parameter(zeros, name=f"{held.prefix}.{parameter.name}", requires_grad=False)
@@ -131,10 +131,10 @@ class Held:
         own_ranges: NDArray[np.int64] | None = None,
     ):
         rules = [rule.of_tensor(layout.holds_matrices(i)) for i in range(layout.count)]
-        numbered = list(formats.states(rules, options, layout.shapes, kept))
+        numbered = list(inventory.states(rules, options, layout.shapes, kept))
         states = [state for _, state in numbered]
-        scales = [formats.scale(state) for state in states]
-        masters = list(formats.masters(options, layout.dtypes, kept))
+        scales = [inventory.scale(state) for state in states]
+        masters = list(inventory.masters(options, layout.dtypes, kept))
         places = {master.place: i for i, master in enumerate(masters)}
         place = itertools.count()
         self.optimizer, self.parameters, self.own_ranges = layout.optimizer, parameters, own_ranges
@@ -149,7 +149,7 @@ class Held:
         def made(make, tensors):
             return ParameterTuple([make(held, parameters[held.place]) for held in tensors if held is not None])
 
-        averages = list(formats.averages(options, kept))
+        averages = list(inventory.averages(options, kept))
         self.states, self.scales = made(_zeros_like, states), made(_scales, scales)
         self.masters, self.averages = made(_zeros_like, masters), made(_zeros_like, averages)
         clones = ((self.states, states), (self.masters, masters), (self.averages, averages))

@@ -10,7 +10,7 @@ from mindspore.train import Callback
 
 from ..arguments.checks import fail
 from ..base.any_optimizer import AnyOptimizer, is_any_optimizer, optimizer_of
-from ..checkpoints.callbacks import save
+from ..checkpoints.save_and_load import save
 
 if TYPE_CHECKING:
     from mindspore.train import RunContext

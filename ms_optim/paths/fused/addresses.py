@@ -15,15 +15,7 @@ from ...kernels.libraries import address_of
 if TYPE_CHECKING:
     from ...states.storage import Held
 
-DTYPES = {
-    ms.float32: DType.FLOAT32,
-    ms.float16: DType.FLOAT16,
-    ms.bfloat16: DType.BFLOAT16,
-    ms.int8: DType.INT8,
-    ms.uint8: DType.UINT8,
-    ms.int16: DType.INT16,
-    ms.uint16: DType.UINT16,
-}
+DTYPES = {getattr(ms, dtype.name.lower()): dtype for dtype in DType if dtype != DType.OTHER}
 
 
 class AddressTable:

@@ -38,7 +38,7 @@ def work(optimizer, dtype, options):
     from mindspore.common.initializer import initializer
 
     import ms_optim
-    from ms_optim.arguments.checks import Options
+    from ms_optim.arguments.options import Options
     from ms_optim.cli.plan import DTYPES, Weight, plan
 
     cls, dtype = getattr(ms_optim, optimizer), DTYPES[dtype]

@@ -7,7 +7,7 @@ from importlib.metadata import version as version_of
 from docutils import nodes
 
 import ms_optim
-from ms_optim.arguments.checks import Options
+from ms_optim.arguments.options import Options
 
 project = "ms_optim"
 author = project_copyright = "the authors of ms_optim"

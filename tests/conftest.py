@@ -10,17 +10,34 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import processes
+import proofs
 from runtime import SYNCHRONOUS, spare_threads
 
 spare_threads()
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    """Offer to run what has passed before."""
+    parser.addoption("--prove", action="store_true", help="also run tests of builds whose sources have not changed")
+
+
+def pytest_collection_modifyitems(config, items):
     """Put tests that compile graphs last: each graph makes every later operator of PyNative mode slower."""
     items.sort(key=lambda item: "graph" in item.name)
+    if not config.getoption("prove"):
+        proofs.skip_what_is_proved(items)
     # Python's collector would go through all that is imported and these thousands of tests again and again.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Remember which tests of builds pass."""
+    report = yield
+    if report.when == "call" and report.passed:
+        proofs.note(item)
+    return report
 
 
 @pytest.fixture
@@ -31,8 +48,8 @@ def proves(record_property):
 
 def pytest_terminal_summary(terminalreporter):
     """Say which instruction sets were tested, and where: machines differ from run to run."""
-    passed = terminalreporter.stats.get("passed", [])
-    proved = sorted({tuple(value) for report in passed for key, value in report.user_properties if key == "proves"})
+    reports = [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("skipped", [])]
+    proved = sorted({tuple(value) for report in reports for key, value in report.user_properties if key == "proves"})
     if not proved:
         return
     terminalreporter.section("instruction sets that were tested")

@@ -132,10 +132,12 @@ class Launch:
         self.step_weights = np.zeros((n, 2))
         held = [*(array for state in states for array in state), *masters, *averages]
         held += [array for state in scales for array in state]
+        of_stages = {"CLIP_NORM": clip or 0.0, "CAUTIOUS": float(cautious)}
+        of_stages |= {"AVERAGE_DECAY": average[0] or 0.0, "AVERAGE_WARMUP": float(average[1])}
         taken = interface.inputs(
             interface.flags(stages, shared, rule_flags),
             interface.layout(*columns[:3], rows=columns[3]),
-            interface.constants(1 / loss_scale, clip, seed, constants, cautious, average),
+            interface.constants(1 / loss_scale, seed, constants, **of_stages),
             np.array(rates, np.float32),
             np.zeros((1, len(kernels.SUMS))),
             () if forms is None else (interface.matrices(forms), np.array(iterations, np.float64)),
@@ -199,7 +201,7 @@ class CompressedLaunch:
         taken = interface.inputs(
             interface.flags(stages, shared, rule_flags),
             interface.layout(*columns, sent=sent),
-            interface.constants(1.0, clip, 0.0, (momentum, workers, rank, settings)),
+            interface.constants(1.0, 0.0, (momentum, workers, rank, settings), CLIP_NORM=clip or 0.0),
             np.array(rates, np.float32),
             np.zeros((1, len(kernels.SUMS))) if sums is None else sums,
             (

@@ -10,7 +10,7 @@ import warnings
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MODES, every_case_and_path
+from cases import CASES, MODES_IN_TURN, every_case_and_path
 from harness import Step, tensor
 from mindspore import Parameter, nn
 from refusals import refused
@@ -329,7 +329,7 @@ def test_groups(case):
     refused(TypeError, "order_params", lambda: make([group, {"order_params": 3}], 0.1))
 
 
-@every_case_and_path(mode=MODES)
+@every_case_and_path(mode=MODES_IN_TURN)
 def test_gradients(case, backend, mode):
     pair = params()
     before = [p.asnumpy().copy() for p in pair]
@@ -916,7 +916,7 @@ def test_what_is_accepted_gives_finite_steps(call, given, name):
             if backend == "composite" and not (isinstance(value, int) and value > 2**63):
                 continue
             made = accepted(call, given | ({"backend": backend} if backend else {}), name, value)
-            for step in (0, 1, 1000, LAST - 1) if made is not None else ():
+            for step in (0, 1, LAST - 1) if made is not None else ():
                 if backend is None:
                     assert np.isfinite(made(ms.Tensor([step], ms.int32)).asnumpy()).all(), (value, step)
                     continue

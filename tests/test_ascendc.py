@@ -23,6 +23,7 @@ from ascend_stand_in import (
 )
 from builds import once, shared_folder
 from harness import check_close, check_units
+from proofs import BUILT
 from sources import TESTS
 from tolerances import TOLERANCE
 
@@ -64,7 +65,7 @@ RULES = {
 }
 IN_ONE_LAUNCH = ["Adamw", "AdamwAmsgrad", "Lion", "Ademamix"]
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.proof(*BUILT)]
 
 
 @pytest.fixture(scope="session")

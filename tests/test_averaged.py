@@ -6,7 +6,7 @@ import threading
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MIXED, MODES, SCENARIOS, Scenario, dealt, for_each, plain
+from cases import CASES, MIXED, MODES_IN_TURN, SCENARIOS, Scenario, dealt, for_each, plain
 from harness import Pair, Step, check_close, digest, numbers, tensor
 from interrupting import at_every_line
 from mindspore import Parameter, nn, ops
@@ -75,8 +75,8 @@ def test_a_state_dict_is_the_same_inside_and_outside(case):
 
 
 @for_each(
-    dealt([row | {"backend": "aot"} for row in KINDS], mode=MODES)
-    + dealt([row | {"backend": "composite"} for row in KINDS], mode=MODES[::-1])
+    dealt([row | {"backend": "aot"} for row in KINDS], mode=MODES_IN_TURN)
+    + dealt([row | {"backend": "composite"} for row in KINDS], mode=MODES_IN_TURN[::-1])
 )
 def test_a_step_inside_is_an_error(case, backend, mode, capfd):
     pair = averaging(case, MIXED["float32"], backend=backend)

@@ -22,6 +22,7 @@ ASKED = {
     "master_weights": {"master_weights": "split"},
     "shard_states": {"shard_states": True},
     "offload": {"offload": True},
+    "grad_clip_norm": {"grad_clip_norm": 1.0},
     "skip_nonfinite": {"skip_nonfinite": True},
     "decay": {"decay": "cautious"},
     "average_decay": {"average_decay": 0.9},

@@ -787,10 +787,12 @@ SAVES = [(1, [0], 1), (2, [0, 1], 2), (2, [0, 1], 1), (2, [1, 0], 1), (3, [2, 0,
 
 
 @needs_kernel
-@pytest.mark.parametrize("kind, steps", [("dgc", (5, 5, 5)), ("dgc", (5, 4)), ("local", (5, 5)), ("local", (5, 4))])
+@pytest.mark.parametrize("kind, steps", [("dgc", (5, 5, 5)), ("dgc", (5, 4)), ("local", (5, 4))])
 def test_the_newest_complete_save_is_loaded_whatever_its_step(kind, steps, tmp_path):
     """Runs save under one name, each killed between its parts or not."""
-    for k, runs in enumerate(itertools.product(SAVES, repeat=len(steps))):
+    # Of three saves, the first is one that was not killed, or one that was.
+    first = [SAVES[1:3]] * (len(steps) - 2)
+    for k, runs in enumerate(itertools.product(*first, SAVES, SAVES)):
         folder = Folder(tmp_path / str(k))
         folder.folder.mkdir()
         for step, (count, order, saving) in zip(steps, runs):

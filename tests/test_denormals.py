@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 import recording
-from cases import CASES, Scenario, plain
+from cases import CASES, Scenario, every_case_and_path, plain
 from harness import Pair, digest, flushed, numbers, tensor
 from mindspore import Parameter
 from native import Launch, flushing, instruction_sets
@@ -17,7 +17,6 @@ from ms_optim.kernels import table as kernels
 needs_kernel = pytest.mark.skipif(
     kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))
 )
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def near(rng, shape, signed=True):
@@ -114,7 +113,7 @@ def snapshot(case, backend, flushes, **variant):
     return b"".join(array.tobytes() for array in held)
 
 
-@every_case
+@every_case_and_path()
 def test_threads_change_no_bit(case, backend):
     assert snapshot(case, backend, False) == snapshot(case, backend, True)
 
@@ -127,7 +126,7 @@ def test_threads_change_no_bit_of_a_variant(case, variant):
     assert snapshot(case, "composite", False, **variant) == snapshot(case, "composite", True, **variant)
 
 
-@every_case
+@every_case_and_path()
 def test_a_run_that_resumes_elsewhere_goes_on_bit_for_bit(case, backend):
     """As a process whose threads have another mode."""
     scenario = Scenario(shapes=("tiles+1",), groups=plain)

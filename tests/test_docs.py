@@ -11,7 +11,7 @@ import pytest
 from mindspore import nn
 
 import ms_optim
-from ms_optim.arguments import checks
+from ms_optim.arguments.options import Options, Shared
 
 PUBLIC = [getattr(ms_optim, name) for name in ms_optim.__all__]
 OPTIMIZERS = ms_optim.OPTIMIZERS
@@ -56,7 +56,7 @@ def signature_defaults(public):
             continue  # whatever its user names
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             taken = public.keywords()
-            shared = {field.name: field.default for field in dataclasses.fields(checks.Options)}
+            shared = {field.name: field.default for field in dataclasses.fields(Options)}
             defaults |= {name: default for name, default in shared.items() if name in taken and name not in defaults}
         elif name != "self":
             defaults[name] = parameter.default
@@ -117,5 +117,5 @@ def test_examples_run(public, monkeypatch):
 
 def test_shared_arguments_are_one_list():
     """The types for editors, the defaults and the documentation name the same arguments."""
-    names = [field.name for field in dataclasses.fields(checks.Options)]
-    assert sorted(checks.Shared.__annotations__) == sorted(names)
+    names = [field.name for field in dataclasses.fields(Options)]
+    assert sorted(Shared.__annotations__) == sorted(names)

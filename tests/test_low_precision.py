@@ -7,7 +7,7 @@ import mindspore as ms
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import CASES, MODES, Scenario, every_case, grouped, plain
+from cases import CASES, MODES_IN_TURN, Scenario, every_case, grouped, plain
 from harness import Pair, Step, digest, numbers, tensor
 from mindspore import Parameter
 from native import Launch
@@ -348,7 +348,7 @@ APART_BY_RANK = {"bfloat16": 0.1, "8bit": 0.15, "4bit": 0.35}
 
 
 @pytest.mark.parametrize("state_dtype", STATE_DTYPES)
-@every_case(WITH_MOMENTS, mode=MODES)
+@every_case(WITH_MOMENTS, mode=MODES_IN_TURN)
 def test_weights_stay_close(case, state_dtype, mode):
     pair = low(case, state_dtype, shapes=("tiles+1",))
     start = [numbers(p) for p in pair.params]
@@ -381,7 +381,7 @@ def test_states_are_as_small_as_promised(case, kind):
 
 
 @pytest.mark.parametrize("state_dtype", STATE_DTYPES)
-@every_case(WITH_MOMENTS, mode=MODES[::-1])
+@every_case(WITH_MOMENTS, mode=MODES_IN_TURN[::-1])
 def test_a_run_resumes_bit_for_bit(case, state_dtype, mode, tmp_path):
     pair = low(case, state_dtype)
     pair.run(mode, 3)
@@ -471,7 +471,7 @@ def test_small_steps_add_up_on_average(dtype, start, mode):
     assert moved.std() > 1.0
 
 
-@every_case(WITH_MOMENTS, mode=MODES)
+@every_case(WITH_MOMENTS, mode=MODES_IN_TURN)
 def test_stochastic_rounding_is_reproducible_and_seeded(case, mode):
     quiet = dataclasses.replace(case, reference=lambda *a, stochastic_rounding, **k: case.reference(*a, **k))
     scenario = Scenario("bfloat16", groups=plain, shared={"master_weights": False})

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from cases import CASES, MODES, SCENARIOS, SMALL, Scenario, dealt, for_each, grouped, plain
+from cases import CASES, MODES_IN_TURN, SCENARIOS, SMALL, Scenario, dealt, for_each, grouped, plain
 from harness import NUMPY, Pair, Step, numbers, tensor
 from mindspore import Parameter
 from native import Launch
@@ -38,7 +38,7 @@ CROSSING = [{"scenario": name} for name in SCENARIOS if "average" not in name an
 
 
 @pytest.mark.usefixtures("accelerator")
-@for_each(dealt(CROSSING, mode=MODES))
+@for_each(dealt(CROSSING, mode=MODES_IN_TURN))
 def test_crossing_changes_nothing(scenario, mode):
     shapes = [name for name in SCENARIOS[scenario].shapes if name in SMALL]
     pair = Pair(CASE, dataclasses.replace(SCENARIOS[scenario], shapes=tuple(shapes)))

@@ -14,6 +14,7 @@ from mindspore import Parameter, Tensor, nn
 
 from ms_optim import OPTIMIZERS, AdamOffload, AdamW, Lamb, LocalSteps, SparseTopK
 from ms_optim.arguments import checks
+from ms_optim.arguments.options import Options
 from ms_optim.base import optimizer as base_optimizer
 from ms_optim.cli.plan import NotPossibleError, plan
 from ms_optim.cli.plan_arguments import UNITS, Weight, size
@@ -60,7 +61,7 @@ def compare(planned, optimizer):
 @pytest.mark.parametrize("state_dtype", FORMATS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bytes_are_those_that_an_optimizer_holds(case, state_dtype, dtype, masters):
-    options = checks.Options(state_dtype=state_dtype, master_weights=masters)
+    options = Options(state_dtype=state_dtype, master_weights=masters)
 
     def made():
         return case.optimizer(parameters(dtype), 0.01, state_dtype=state_dtype, master_weights=masters)
@@ -85,9 +86,9 @@ def test_bytes_of_split_masters_are_those_that_an_optimizer_holds(case, split):
         options = {"state_dtype": low, "master_weights": split}
         optimizer = case.optimizer(parameters(dtype), 0.01, **options)
         assert (len(optimizer.masters) > 0) == (dtype == "bfloat16")
-        compare(plan(case.cls, weights(dtype), checks.Options(**options), "CPU"), optimizer)
+        compare(plan(case.cls, weights(dtype), Options(**options), "CPU"), optimizer)
     with pytest.raises(NotPossibleError, match="float16"):
-        plan(case.cls, weights("float16"), checks.Options(**options), "CPU")
+        plan(case.cls, weights("float16"), Options(**options), "CPU")
 
 
 @needs_kernel
@@ -102,14 +103,14 @@ def test_bytes_of_sharded_states_are_those_of_the_worker_that_holds_the_most(cou
         monkeypatch.setattr(shares, "peers", lambda rank=rank: shares.Peers(rank, count, None))
         made.append(AdamW(parameters("bfloat16"), **options))
     most = max(made, key=lambda optimizer: nbytes((*optimizer.states, *optimizer.scales, *optimizer.masters)))
-    compare(plan(AdamW, weights("bfloat16"), checks.Options(**options), "CPU", count), most)
+    compare(plan(AdamW, weights("bfloat16"), Options(**options), "CPU", count), most)
 
 
 @pytest.mark.parametrize("device", ["CPU", "GPU", "Ascend"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_device_and_host_are_those_of_the_offload_report(dtype, device):
     report = AdamOffload(parameters(dtype)).offload_report(device)
-    planned = plan(AdamOffload, weights(dtype), checks.Options(), device)
+    planned = plan(AdamOffload, weights(dtype), Options(), device)
     assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 
@@ -120,7 +121,7 @@ def test_any_optimizer_is_planned_offloaded(case, dtype):
     optimizer = case.optimizer(parameters(dtype), 0.01, state_dtype="8bit", offload=True)
     for device in capabilities.DEVICES:
         report = optimizer.offload_report(device)
-        planned = plan(case.cls, weights(dtype), checks.Options(state_dtype="8bit", offload=True), device)
+        planned = plan(case.cls, weights(dtype), Options(state_dtype="8bit", offload=True), device)
         assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 
@@ -134,7 +135,7 @@ def test_the_command_plans_offloaded():
 
 
 def test_only_offloaded_states_leave_the_device():
-    planned = plan(Lamb, weights("bfloat16"), checks.Options(), "GPU")
+    planned = plan(Lamb, weights("bfloat16"), Options(), "GPU")
     assert (planned.device, planned.host) == (planned.total, 0)
 
 
@@ -306,11 +307,11 @@ def test_of_a_checkpoint_the_weights_count(made, tmp_path):
 def test_bytes_of_local_steps_are_those_that_they_hold(arguments):
     optimizer = LocalSteps(AdamW(parameters("bfloat16"), 0.01), group=SimulatedWorker(2, 0), **arguments)
     kept = nbytes((*optimizer.local_start, *optimizer.local_velocity, *optimizer.local_residual))
-    planned = plan(AdamW, weights("bfloat16"), checks.Options(), "CPU", local_steps=True)
+    planned = plan(AdamW, weights("bfloat16"), Options(), "CPU", local_steps=True)
     assert planned.local == kept
-    without = plan(AdamW, weights("bfloat16"), checks.Options(), "CPU")
+    without = plan(AdamW, weights("bfloat16"), Options(), "CPU")
     assert (without.local, planned.host - without.host) == (0, kept)
-    on_gpu = plan(AdamW, weights("bfloat16"), checks.Options(), "GPU", local_steps=True)
+    on_gpu = plan(AdamW, weights("bfloat16"), Options(), "GPU", local_steps=True)
     assert on_gpu.host == on_gpu.local == kept + planned.weights + planned.masters
 
 

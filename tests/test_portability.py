@@ -21,15 +21,17 @@ import pytest
 import recording
 from builds import attempt, build, check, needs, once, replay, run, sanitized, setup_script, shared_folder
 from native import LIBRARY, Launch, instruction_sets
+from proofs import BUILT
 from setuptools.errors import CompileError
 from sources import ROOT, TESTS
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
 
-pytestmark = pytest.mark.skipif(
-    kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))
-)
+pytestmark = [
+    pytest.mark.skipif(kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))),
+    pytest.mark.proof(*BUILT),
+]
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,7 @@ def test_the_library_runs_on_processors_that_lack_instructions(replayer, tmp_pat
 
 
 @needs_linux_x86
+@pytest.mark.proof("ms_optim", "examples")
 def test_muon_trains_on_a_processor_without_avx512(tmp_path, proves):
     """The README's first command, MindSpore and all, for the optimizer that multiplies matrices."""
     needs("qemu-x86_64")

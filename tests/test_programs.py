@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MODES, every_case_and_path
+from cases import CASES, MODES_IN_TURN, every_case_and_path
 from harness import Step, tensor
 from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
@@ -118,7 +118,7 @@ def test_loading_after_both_a_step_from_python_and_a_compiled_one(backend):
         np.testing.assert_array_equal(p.asnumpy(), value)
 
 
-@every_case_and_path(how=["set_data", "assign"], mode=MODES)
+@every_case_and_path(how=["set_data", "assign"], mode=MODES_IN_TURN)
 def test_what_is_set_between_two_steps_counts(case, how, backend, mode):
     weight, other = parameter(np.ones(20)), parameter(np.ones(20))
     optimizer, expected = made(case, [weight], backend=backend), made(case, [other], backend=backend)
@@ -242,7 +242,7 @@ def test_hooks_are_called(backend):
     assert len(seen) == 2
 
 
-@every_case_and_path(mode=MODES)
+@every_case_and_path(mode=MODES_IN_TURN)
 def test_construct_called_from_python(case, backend, mode):
     weight, other = parameter(np.ones(20)), parameter(np.ones(20))
     optimizer, expected = made(case, [weight], backend=backend), made(case, [other], backend=backend)

@@ -39,9 +39,13 @@ def run(workers, step):
     return simulated.run(workers, drawn(len(workers.optimizers), step))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("wire_dtype", ["float32", "float16"])
-@pytest.mark.parametrize("extra", [{}, {"use_nesterov": True, "grad_clip_norm": 3.0, "skip_nonfinite": True}])
+MORE = {"use_nesterov": True, "grad_clip_norm": 3.0, "skip_nonfinite": True}
+
+
+@pytest.mark.parametrize(
+    "count, wire_dtype, extra",
+    [(1, "float16", MORE), (2, "float32", MORE), (2, "float16", {}), (3, "float32", {}), (3, "float16", MORE)],
+)
 def test_they_follow_the_reference_of_so_many(count, wire_dtype, extra):
     simulated.followed(count, SHAPES, {**RAMP, "wire_dtype": wire_dtype, "weight_decay": 0.1, **extra}, STEPS, {5})
 

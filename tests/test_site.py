@@ -158,8 +158,9 @@ def test_pages_load_nothing_from_the_network(page):
     assert not re.search(r"!\[[^]]*\]\(\w+:|<(?:img|script|link|iframe)\b", TEXTS[page])
 
 
-@pytest.mark.parametrize("mode", ["graph", "pynative"], indirect=True)
-@pytest.mark.parametrize("scenario", ["grouped", "clip", "bfloat16"])
+@pytest.mark.parametrize(
+    "scenario, mode", [("grouped", "graph"), ("clip", "pynative"), ("bfloat16", "pynative")], indirect=["mode"]
+)
 def test_own_optimizer_follows_its_reference(scenario, mode):
     shapes = ("scalar", "zero", "tiles+1", "convolution")
     pair = Pair(OWN, dataclasses.replace(SCENARIOS[scenario], shapes=shapes))

@@ -6,7 +6,7 @@ import mindspore as ms
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import CASES, MODES, Scenario, for_each, grouped, plain
+from cases import CASES, MODES_IN_TURN, Scenario, for_each, grouped, plain
 from harness import Pair, Step, digest, flushed, numbers, tensor
 from mindspore import Parameter, Tensor
 from native import CompressedLaunch, Launch, instruction_sets
@@ -140,10 +140,10 @@ def takes(case, asked):
     return case.is_averaged if "average_decay" in asked else not (asked and case.name == "DGCMomentum")
 
 
-# The modes take turns within an optimizer, and the next one begins with the other.
+# The modes take turns within an optimizer, and the next one begins with the next.
 @for_each(
     [
-        {"case": case, "asked": asked, "mode": MODES[(i + k) % 2]}
+        {"case": case, "asked": asked, "mode": MODES_IN_TURN[(i + k) % 4]}
         for i, case in enumerate(CASES)
         for k, asked in enumerate(ASKED)
         if takes(case, ASKED[asked])

@@ -7,7 +7,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 import reference
-from cases import CASES, MIXED, MODES, HalvingDecay, Scenario, every_case, every_case_and_path, grouped
+from cases import CASES, MIXED, MODES_IN_TURN, HalvingDecay, Scenario, every_case, every_case_and_path, grouped
 from harness import Around, Pair, Step, check_close, digest, numbers, tensor
 from mindspore import Parameter, nn
 from refusals import refused
@@ -21,7 +21,7 @@ from ms_optim.states.in_place import write
 
 
 # What MindSpore compiles of its own operators goes on in test_a_compiled_graph_goes_on_from_what_is_loaded.
-@every_case_and_path({"mode": ["pynative"]}, mode=MODES, dtype=MIXED)
+@every_case_and_path({"mode": ["pynative"]}, mode=MODES_IN_TURN, dtype=MIXED)
 def test_a_state_dict_carries_a_run_on(case, dtype, backend, mode):
     unbroken, broken = (Pair(case, MIXED[dtype], backend=backend) for _ in range(2))
     for pair in (unbroken, broken):
@@ -279,7 +279,7 @@ def test_scales_of_another_dtype_are_not_taken_alone():
 # ---- Rates as they stand -------------------------------------------------------------------------------------------
 
 
-@every_case(mode=MODES)
+@every_case(mode=MODES_IN_TURN)
 def test_rates_of_the_step_to_come(case, mode):
     pair = Pair(
         case, Scenario(shapes=("seven", "lanes-1", "lanes+1", "matrix"), groups=grouped, shared={"loss_scale": 8.0})
@@ -396,7 +396,7 @@ def test_a_run_resumes_in_another_process_bit_for_bit(tmp_path):
     assert len(expected) == 2 * len(CASES)
 
 
-@every_case_and_path({"mode": ["pynative"]}, mode=MODES)
+@every_case_and_path({"mode": ["pynative"]}, mode=MODES_IN_TURN)
 def test_weights_loaded_after_construction_are_respected(case, backend, mode):
     """Frameworks build the optimizer first and load the weights then."""
     late, early = (Pair(case, MIXED["bfloat16"], backend=backend) for _ in range(2))

@@ -9,7 +9,19 @@ import sys
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MODES, SCENARIOS, Scenario, dealt, every_case, every_case_and_path, for_each, grouped, plain
+from cases import (
+    CASES,
+    MODES,
+    MODES_IN_TURN,
+    SCENARIOS,
+    Scenario,
+    dealt,
+    every_case,
+    every_case_and_path,
+    for_each,
+    grouped,
+    plain,
+)
 from harness import LAYOUTS, Pair, Step, laid_out, numbers, tensor
 from mindspore import Parameter, nn, ops
 from sources import TESTS
@@ -25,7 +37,7 @@ def snapshot(pair):
 
 
 # Pair.run checks it as well, and so every test of test_conformance.py, for MindSpore's operators too.
-@every_case(mode=MODES, dtype=["float32", "bfloat16"])
+@every_case(mode=MODES_IN_TURN, dtype=["float32", "bfloat16"])
 def test_gradients_are_not_modified(case, dtype, mode):
     scenario = Scenario(dtype, groups=grouped, shared={"grad_clip_norm": 0.1, "loss_scale": 4.0})
     pair = Pair(case, scenario, backend="aot")
@@ -51,7 +63,7 @@ def test_gradients_may_lie_in_memory_in_any_way(layout, backend, mode):
     pair.check()
 
 
-@every_case_and_path(mode=MODES)
+@every_case_and_path(mode=MODES_IN_TURN)
 def test_a_step_with_a_nonfinite_gradient_changes_nothing(case, backend, mode):
     scenario = Scenario("bfloat16", shapes=("scalar", "matrix", "tiles+1"), groups=plain)
     pair = Pair(case, scenario, backend=backend, skip_nonfinite=True)
@@ -177,7 +189,9 @@ def test_a_weight_set_by_hand_wins_over_its_master(dtype, backend, mode):
     np.testing.assert_allclose(optimizer.masters[0].asnumpy(), [4.9999, 1.9998, 2.9998], rtol=1e-6)
 
 
-@every_case_and_path()
+@for_each(
+    [*({"case": case, "backend": "aot"} for case in CASES), {"case": CASES[0], "backend": "composite"}],
+)
 def test_small_steps_add_up_in_the_master(case, backend):
     """A step below the weight's precision is lost without a master, and not with one."""
     moved = {}
@@ -273,11 +287,10 @@ class Net(nn.Cell):
         return self.out(self.relu(self.hidden(x)))
 
 
-# On MindSpore's operators one in each mode: what they do with a rule is the same as for any other caller.
+# On MindSpore's operators one: what they do with a rule is the same as for any other caller.
 @for_each(
     [
-        *dealt([{"case": case, "backend": "aot"} for case in CASES], mode=MODES),
-        {"case": CASES[0], "backend": "composite", "mode": "pynative"},
+        *dealt([{"case": case, "backend": "aot"} for case in CASES], mode=MODES_IN_TURN),
         {"case": CASES[1], "backend": "composite", "mode": "graph"},
     ]
 )

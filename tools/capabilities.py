@@ -17,6 +17,7 @@ ROWS = {
     "shard_states": "[`shard_states`](sharded_states.md)",
     "shard_group": "[`shard_group`](sliced_tensors.md)",
     "offload": "[`offload`](offload.md)",
+    "grad_clip_norm": "[`grad_clip_norm`](optimizers/index.md)",
     "skip_nonfinite": "[`skip_nonfinite`](loss_scale.md)",
     "decay": '[`decay="cautious"`](schedules.md#cautious-decay)',
     "average_decay": "[`average_decay`](average.md)",

@@ -1,12 +1,10 @@
-"""Types of arguments, the arguments that all optimizers share, and checks of numbers, strings and flags.
+"""Types of arguments, and checks of numbers, strings and flags.
 
 Each error names the argument, what was expected and what was given.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import math
 import os
 from collections.abc import Collection, Iterable, Sequence
@@ -16,12 +14,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from .keywords import Shared, SharedButAverage, SharedButLossScale, SharedButSkipping  # noqa: F401 - read from here
 from .words import closest, fail
 
 SPLIT_MASTERS = ("split", "split8")
-BACKENDS = ("auto", "aot", "akg", "composite")
-DECAYS = ("decoupled", "cautious")
 WEIGHT_DTYPES = (mstype.float32, mstype.float16, mstype.bfloat16)
 # Type checkers know none of MindSpore's types: in an expression such a type is unknown, in an annotation it is Any. A
 # string counts as an annotation, so these aliases are strings.
@@ -40,93 +35,6 @@ FilePath: TypeAlias = "str | os.PathLike[str]"
 LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NORMAL = "a normal number in float32, from 2**-126 to 3.4e38"
 FINITE = "finite in float32, at most 3.4e38"
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The shared keyword arguments with their defaults, checked."""
-
-    loss_scale: float = 1.0
-    grad_clip_norm: float | None = None
-    state_dtype: str = "float32"
-    master_weights: bool | str = True
-    stochastic_rounding: bool = False
-    skip_nonfinite: bool = False
-    backend: str = "auto"
-    shard_states: bool = False
-    offload: bool = False
-    decay: str = "decoupled"
-    average_decay: float | None = None
-    average_warmup: bool = False
-
-    @classmethod
-    def of(cls, of_class: Any, given: dict[str, Any], state_dtypes: Collection[str]) -> Options:
-        """Check the keyword arguments given to an optimizer.
-
-        Args:
-            of_class: The optimizer's class.
-            given: Keyword arguments by name.
-            state_dtypes: The formats of states.
-
-        Raises:
-            TypeError: If a name is unknown or a value has the wrong type.
-            ValueError: If a value is out of range.
-        """
-        optimizer, accepted = of_class.__name__, of_class.keywords()
-        unknown = [name for name in given if name not in accepted]
-        if unknown:
-            takers = ", ".join(other.__name__ for other in of_class.all_optimizers if unknown[0] in other.keywords())
-            hint = closest(unknown[0], accepted) or (f" Optimizers that take it: {takers}." if takers else "")
-            raise TypeError(
-                f"For '{optimizer}', unknown keyword argument {unknown[0]!r}.{hint} It takes {sorted(accepted)}."
-            )
-        options = cls(**given | {"state_dtype": name_of_dtype(given.get("state_dtype", "float32"))})
-        check_positive(optimizer, "loss_scale", options.loss_scale)
-        if options.grad_clip_norm is not None:
-            check_positive(optimizer, "grad_clip_norm", options.grad_clip_norm)
-        for name in ("stochastic_rounding", "skip_nonfinite", "shard_states", "offload", "average_warmup"):
-            check_type(optimizer, name, getattr(options, name), bool)
-        check_masters(optimizer, options.master_weights)
-        check_choice(optimizer, "state_dtype", options.state_dtype, state_dtypes)
-        check_choice(optimizer, "backend", options.backend, BACKENDS)
-        check_choice(optimizer, "decay", options.decay, DECAYS)
-        if options.average_decay is not None:
-            check_open_unit(optimizer, "average_decay", options.average_decay)
-        if options.average_warmup and options.average_decay is None:
-            fail(ValueError, optimizer, "average_warmup", "False without 'average_decay'", True)
-        if options.stochastic_rounding and options.master_weights:
-            raise ValueError(
-                f"For '{optimizer}', stochastic_rounding=True requires master_weights=False, "
-                f"but got master_weights={options.master_weights!r}."
-            )
-        # MindSpore's operators take no int of more than 64 bits.
-        clip = options.grad_clip_norm
-        floats = {"loss_scale": float(options.loss_scale), "grad_clip_norm": None if clip is None else float(clip)}
-        return dataclasses.replace(options, **floats)
-
-
-def name_of_dtype(value: Any) -> Any:
-    """Return the name of a dtype of MindSpore; anything else as it is."""
-    return str(value).lower() if isinstance(value, mstype.Type) else value
-
-
-def check_masters(optimizer: str, value: Any) -> None:
-    """Check the argument `master_weights`."""
-    if not isinstance(value, (bool, str)) or (isinstance(value, str) and value not in SPLIT_MASTERS):
-        error = ValueError if isinstance(value, str) else TypeError
-        hint = " Masters are float32 with True." if name_of_dtype(value) in ("float32", "fp32") else ""
-        fail(error, optimizer, "master_weights", f"True, False or one of {SPLIT_MASTERS}", value, hint)
-
-
-def keywords_of(optimizer: Any) -> list[str]:
-    """Return the names of the arguments that an optimizer's class takes, except its parameters."""
-    signatures = (inspect.signature(base.__init__).parameters for base in optimizer.__mro__)
-    own = next(names for names in signatures if "learning_rate" in names)
-    kept = [name for name, p in own.items() if p.kind is not p.VAR_KEYWORD and name not in ("self", "params")]
-    refused = {"shard_states", "offload", "decay", "average_decay"} & optimizer.refuses.keys()
-    refused |= {"average_warmup"} if "average_decay" in refused else set()
-    shared = [field.name for field in dataclasses.fields(Options)]
-    return kept + [name for name in shared if name not in kept and name not in refused]
 
 
 def check_type(optimizer: str, name: str, value: Any, expected: type) -> None:
@@ -242,16 +150,6 @@ def check_bounds(optimizer: str, names: str | tuple[str, str], value: Any) -> tu
     if low > high:
         fail(ValueError, optimizer, names[0], f"no greater than '{names[1]}', which is {high}", low)
     return low, high
-
-
-def choose_backend(optimizer: str, name: str, fused: Any, shared: Shared) -> Shared:
-    """Set `backend` by an argument that chooses between the fused kernel and MindSpore's operators."""
-    check_type(optimizer, name, fused, bool)
-    if fused:
-        return shared
-    if shared.get("backend", "auto") not in ("auto", "composite"):
-        fail(ValueError, optimizer, "backend", f"'auto' or 'composite' with {name}=False", shared.get("backend"))
-    return {**shared, "backend": "composite"}
 
 
 def is_number(value: Any) -> bool:

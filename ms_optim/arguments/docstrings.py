@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable
 from typing import TypeVar
 
+from .options import STAGES
+
 T = TypeVar("T", bound=Callable)
 DEFAULT = r"\s+Default: ``[^`]*`` \.$"
 
@@ -36,26 +38,10 @@ learning_rate (Union[float, int, Tensor, Iterable, LearningRateSchedule]): The l
 weight_decay (Union[float, int, Cell]): The weight decay, 0 or greater; a Cell is called with the step, counted from 0,
     and returns the weight decay. Default: ``0.0`` .
 """,
-    "decay": """\
-decay (str): "decoupled" decays every weight; "cautious" does not decay weights that the step moves away from zero: a
-    weight is decayed only where it has the same sign as the direction without decay, or where either is 0 (Chen et al.,
-    2025, arXiv 2510.12402). Default: ``"decoupled"`` .
-""",
-    "average": """\
-average_decay (Union[float, None]): The decay rate :math:`d` of an exponential moving average of the weights,
-    :math:`a_t = d\\, a_{t-1} + (1 - d) w_t`, in the range (0.0, 1.0). It starts as a copy of the weights and is kept in
-    float32; :meth:`averaged` puts it into the parameters. ``None`` means that no average is kept. Default: ``None`` .
-average_warmup (bool): Whether the decay rate is limited to :math:`(1 + t) / (10 + t)` in step :math:`t`, counted from
-    1, so that the average follows the first steps. Default: ``False`` .
-""",
     "loss_scale": """\
 loss_scale (float): The factor that the loss was multiplied by; gradients are first divided by it. Set it to the scale
     of a FixedLossScaleManager with drop_overflow_update=False. It and its inverse must be normal numbers in float32:
     from 2⁻¹²⁶ to 2¹²⁶. Default: ``1.0`` .
-""",
-    "grad_clip_norm": """\
-grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients, over all groups, after unscaling and
-    centralization; larger gradients are scaled down to it. Default: ``None`` .
 """,
     "precision": """\
 state_dtype (Union[str, mindspore.dtype]): The format of the states: "float32" or "bfloat16", also as the dtype; "8bit"
@@ -69,11 +55,6 @@ master_weights (Union[bool, str]): Whether float16 and bfloat16 parameters have 
 stochastic_rounding (bool): Whether float16 and bfloat16 parameters without master weights are rounded stochastically,
     so that the expected rounding error is zero. The random numbers depend on MindSpore's seed, the step and the
     element. Default: ``False`` .
-""",
-    "skip_nonfinite": """\
-skip_nonfinite (bool): Whether a step is skipped if an unscaled gradient contains an infinity or NaN; in the fused
-    kernels also if its norm is too large for float32. A skipped step changes nothing, not even the step count;
-    `skipped_steps` counts it. Default: ``False`` .
 """,
     "backend": """\
 backend (str): "auto" runs the fused kernel if there is one, else kernels that AKG compiles if they are correct, else
@@ -151,6 +132,7 @@ ValueError: If `network` has no trainable parameters, or a parameter is empty, i
 """,
     "platforms": "``Ascend`` ``GPU`` ``CPU``",
 }
+SECTIONS |= {stage.keyword: stage.document for stage in STAGES}
 SECTIONS["common"] = "".join(SECTIONS[name] for name in ("precision", "skip_nonfinite", "backend"))
 SECTIONS["shared"] = "".join(SECTIONS[name] for name in ("loss_scale", "grad_clip_norm", "common", "shard_states"))
 

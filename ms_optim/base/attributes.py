@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import Parameter
 
-from ..arguments.checks import Options, keywords_of
+from ..arguments.options import Options, keywords_of
 
 if TYPE_CHECKING:
     from ..states.layout import Layout

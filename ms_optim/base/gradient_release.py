@@ -12,6 +12,7 @@ from mindspore import Tensor, ops
 
 from ..arguments.checks import fail
 from ..arguments.gradients import check_shapes
+from ..arguments.options import stage_reading_all
 from ..kernels import capabilities
 from ..paths.fused.released import ReleasedPath
 from .weight_readers import Readers
@@ -188,8 +189,8 @@ class Attachment:
         name, options = self.parts.layout.optimizer, self.parts.options
         if type(passes) is not int or passes not in (1, 2):
             fail(ValueError, name, "passes", "1 or 2", passes)
-        asked = "grad_clip_norm" if options.grad_clip_norm is not None else "skip_nonfinite"
-        if passes == 1 and (options.grad_clip_norm is not None or options.skip_nonfinite):
+        asked = stage_reading_all(options)
+        if passes == 1 and asked is not None:
             expected = f"2, because '{asked}' needs all gradients before a weight is updated"
             fail(ValueError, name, "passes", expected, passes)
         why = self._why_not()

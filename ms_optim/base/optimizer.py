@@ -14,9 +14,10 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
-from ..arguments.checks import Options, check_type, keywords_of
+from ..arguments.checks import check_type
 from ..arguments.docstrings import documented
 from ..arguments.gradients import check_gradients, check_shapes, check_tensors
+from ..arguments.options import Options, keywords_of
 from ..arguments.params import check_learning_rate, check_params, check_weight_decay, warn_of_unused_decay
 from ..arguments.rates import check_step, collected
 from ..paths.choice import Choice, choose, path_for
@@ -66,7 +67,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
         {shared}
         {offload}
         {decay}
-        {average}
+        {average_decay}
 
     Attributes:
         normalizes_gradient: bool, for a subclass to set: whether each gradient is divided by its norm before the rule

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 
-from ..arguments.checks import Options, is_number, keywords_of
+from ..arguments.checks import is_number
+from ..arguments.options import Options, keywords_of
 
 if TYPE_CHECKING:
     from ..paths.parts import Parts

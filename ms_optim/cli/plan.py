@@ -11,7 +11,8 @@ from typing import Any
 import mindspore as ms
 
 from .. import OPTIMIZERS
-from ..arguments.checks import SPLIT_MASTERS, WEIGHT_DTYPES, Options
+from ..arguments.checks import SPLIT_MASTERS, WEIGHT_DTYPES
+from ..arguments.options import Options
 from ..base.optimizer import FusedOptimizer, Rule
 from ..kernels import capabilities
 from ..kernels import table as kernels

@@ -77,10 +77,10 @@ class CompressedCompositePath(nn.Cell):
         self.stacks = stacks = HeldStacks(layout, held, False, at_most)
         self.stack_at_most = tuple(at_most[stack[0]] for stack in stacks.places)
         self.ranges = ranges_of([sum(layout.sizes[i] for i in stack) for stack in stacks.places])
-        self.dtype, self.clip_norm, self.each = settings.step_dtype, settings.clip_norm, C.Map()
+        self.dtype, self.clip_norm, self.each = settings.step_dtype, parts.options.grad_clip_norm, C.Map()
         self.prepare, self.rates_of_each = Prepare(settings.unscale), RatesOfEach(layout)
-        self.counting = Counting(held, self.dtype, settings.skips)
-        self.averages = averages_of(settings.average)
+        self.counting = Counting(parts)
+        self.averages = averages_of(parts.options)
         workers = schedule.workers
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
         self.has_periods, self.begins, self.sent = len(schedule.ends) > 0, begins(schedule), Tensor(schedule.counts)

@@ -10,6 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+from ..arguments.options import stage_constants
 from ..kernels import interface
 from ..kernels import table as kernels
 from ..kernels.table import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
@@ -87,8 +88,8 @@ class CompressedPath(nn.Cell):
         layouts = np.array([interface.layout(*columns, sent=counts) for counts in schedule.counts])
         own = (*rule.constants, workers.rank, schedule.settings)
         self.layouts = Tensor(layouts)
-        numbers = (settings.unscale, options.grad_clip_norm, settings.seed, own)
-        self.constants, self.no_sums = Tensor(interface.constants(*numbers, average=settings.average)), no_sums()
+        constants = interface.constants(settings.unscale, settings.seed, own, **stage_constants(options))
+        self.constants, self.no_sums = Tensor(constants), no_sums()
         self.no_worker = Tensor(np.zeros(1, np.float32))
         shared = shared_flags(parts)
         # For each form: the inputs before the tensors, the weights, what is held for them, and the form's flag.

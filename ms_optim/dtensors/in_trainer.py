@@ -20,6 +20,7 @@ from mindspore import Parameter, Tensor
 from mindspore import dtype as mstype
 
 from ..arguments.checks import fail
+from ..arguments.options import STAGES
 from ..base.optimizer import FusedOptimizer
 from ..states.formats import FORMATS
 from ..states.in_place import checksum, write
@@ -43,7 +44,7 @@ ALWAYS_GIVEN = {"betas": [0.9, 0.95], "eps": 1.0e-8}
 # What it sets, and from what.
 SET_BY_TRAINER = {"learning_rate": "the section 'lr_scheduler'", "params": "the network"}
 # Arguments that require sums over all gradients for any rule.
-SUMS = ("grad_clip_norm", "skip_nonfinite")
+SUMS = tuple(stage.keyword for stage in STAGES if stage.reads_all)
 # Arguments that are not supported with parameters sharded over processes.
 NOT_IN_SHARDS = {
     # Codes and scales of a shard are not part of those of the whole tensor.

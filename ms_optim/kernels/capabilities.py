@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arguments.checks import SPLIT_MASTERS
+from ..arguments.options import STAGES, asked_stages
 from . import table
 
 if TYPE_CHECKING:
@@ -19,40 +20,45 @@ FEATURES = {
     "shard_states": "'shard_states'",
     "shard_group": "the group key 'shard_group'",
     "offload": "'offload'",
-    "skip_nonfinite": "'skip_nonfinite'",
-    "decay": "decay='cautious'",
-    "average_decay": "'average_decay'",
+    **{stage.keyword: stage.words or f"'{stage.keyword}'" for stage in STAGES},
     "attach": "attach()",
     "local_steps": "LocalSteps",
 }
-_KERNEL = "needs the fused kernel"
+_FORMATS = ("stochastic_rounding", "state_dtype", "master_weights")
 _ON_CPU = "needs the device target 'CPU'"
-_ON_HOST = "needs weights in host memory"
-_FOR_ASCEND: dict[str, str] = {
-    feature: "is not supported by the operators for Ascend"
-    for feature in FEATURES
-    if feature not in ("skip_nonfinite", "local_steps")
-}
 DEVICES = ("CPU", "GPU", "Ascend")
+# Why a path does not support what it lacks, if there is no other reason.
+_REASONS = {
+    "Ascend": "is not supported by the operators for Ascend",
+    "offload": "needs weights in host memory",
+    "host": "needs weights in host memory",
+    "composite": "needs the fused kernel",
+}
+
+
+def _lacks(path: str, *features: str, **others: str) -> dict[str, str]:
+    """Return what a path lacks and why: features, the stages that say so, and others with a reason of their own."""
+    stages = (stage.keyword for stage in STAGES if path in stage.lacking)
+    return {**dict.fromkeys((*features, *stages), _REASONS.get(path, "")), **others}
+
+
 # The features that a path does not support, and why. It supports all others: with float32, float16 and bfloat16
 # weights, with and without masters, in Graph and in PyNative mode.
 LACKS: dict[str, Mapping[str, str]] = {
-    "CPU": {},
-    "GPU": {"shard_states": _ON_CPU},
-    "Ascend": _FOR_ASCEND,
+    "CPU": _lacks("CPU"),
+    "GPU": _lacks("GPU", shard_states=_ON_CPU),
+    "Ascend": _lacks("Ascend", *_FORMATS, "shard_states", "shard_group", "offload", "attach"),
     # Fused passes before and after products of matrices, on GPUs.
-    "passes": {
-        "shard_states": _ON_CPU,
-        "attach": "is not supported for rules of matrices on GPUs, which multiply stacks of tensors",
-    },
-    "offload": {
-        **dict.fromkeys(("stochastic_rounding", "master_weights", "shard_group", "average_decay", "attach"), _ON_HOST),
-        "shard_states": _ON_CPU,
-    },
-    "host": {**dict.fromkeys(("shard_group", "attach"), _ON_HOST), "shard_states": _ON_CPU},
-    "composite": dict.fromkeys(
-        ("stochastic_rounding", "state_dtype", "master_weights", "shard_states", "offload", "attach"), _KERNEL
+    "passes": _lacks(
+        "passes",
+        shard_states=_ON_CPU,
+        attach="is not supported for rules of matrices on GPUs, which multiply stacks of tensors",
     ),
+    "offload": _lacks(
+        "offload", "stochastic_rounding", "master_weights", "shard_group", "attach", shard_states=_ON_CPU
+    ),
+    "host": _lacks("host", "shard_group", "attach", shard_states=_ON_CPU),
+    "composite": _lacks("composite", *_FORMATS, "shard_states", "offload", "attach"),
 }
 
 
@@ -71,13 +77,9 @@ def asked(options: Any, is_sharded: bool, is_sliced: bool) -> tuple[str, ...]:
         "shard_states": is_sharded,
         "shard_group": is_sliced,
         "offload": options.offload,
-        "skip_nonfinite": options.skip_nonfinite,
-        "decay": options.decay != "decoupled",
-        "average_decay": options.average_decay is not None,
-        "attach": False,  # these two are requested later
-        "local_steps": False,
+        **{stage.keyword: True for stage in asked_stages(options)},
     }
-    return tuple(feature for feature in FEATURES if wanted[feature])
+    return tuple(feature for feature in FEATURES if wanted.get(feature))
 
 
 def why_not(path: str, features: Iterable[str]) -> str | None:

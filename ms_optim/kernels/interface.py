@@ -273,24 +273,16 @@ def matrices(forms: Sequence[Sequence[Sequence[int]]]) -> np.ndarray:
     return np.array(rows or [(-1,) * MatrixColumn.MATRIX_COLUMNS], np.int64)
 
 
-def constants(
-    unscale: float,
-    clip_norm: float | None,
-    seed: float,
-    own: Sequence[float],
-    cautious: bool = False,
-    average: tuple[float | None, bool] = (None, False),
-) -> np.ndarray:
+def constants(unscale: float, seed: float, own: Sequence[float], **stages: float) -> np.ndarray:
     """Return the constants of a launch.
 
     Args:
         unscale: The factor of the gradients.
-        clip_norm: The largest global norm of the gradients; None means no limit.
         seed: The seed of the noise.
         own: The rule's own constants.
-        cautious: Whether the decay is cautious.
-        average: The decay rate of the average of the weights, None without an average, and whether the rate has a
-            warmup.
+        **stages: The constants of stages, by their names in :class:`Constant`; 0 means that a stage is not asked for.
     """
-    shared = (unscale, clip_norm or 0.0, seed, float(cautious), average[0] or 0.0, float(average[1]))
+    shared = np.zeros(Constant.RULE_CONSTANTS)
+    for name, value in {"UNSCALE": unscale, "SEED": seed, **stages}.items():
+        shared[Constant[name]] = value
     return np.array((*shared, *own), np.float64)

@@ -19,7 +19,8 @@ from .adam_family import AdamFamily
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..arguments.checks import LearningRate, Params, Scalars, SharedButLossScale, Tensors, WeightDecay
+    from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ..arguments.options import SharedButLossScale
 
 
 @documented
@@ -58,7 +59,7 @@ class AdamOffload(AdamFamily):
         use_nesterov (bool): Whether to use Nesterov's momentum. Default: ``False`` .
         {weight_decay}
         {shared}
-        {average}
+        {average_decay}
 
     Inputs:
         {inputs}

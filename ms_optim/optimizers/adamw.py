@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import ops
 
-from ..arguments.checks import check_betas, check_type, choose_backend
+from ..arguments.checks import check_betas, check_type
 from ..arguments.docstrings import documented
+from ..arguments.options import choose_backend
 from ..base.optimizer import Rule
 from ..kernels.interface import AdamWFlag
 from ..rules.arithmetic import normal
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ..arguments.checks import LearningRate, Params, Scalars, Shared, Tensors, WeightDecay
+    from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ..arguments.options import Shared
 
 
 @documented
@@ -55,7 +57,7 @@ class AdamW(AdamFamily):
         {shared}
         {offload}
         {decay}
-        {average}
+        {average_decay}
 
     Inputs:
         {inputs}

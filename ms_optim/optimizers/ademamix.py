@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ..arguments.checks import LearningRate, Params, Scalars, Shared, Tensors, WeightDecay
+    from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ..arguments.options import Shared
 
 MOST_ALPHA = 1e18  # with it, the sum of moments is finite in float32 wherever the square of the gradient is
 
@@ -66,7 +67,7 @@ class AdEMAMix(AdamFamily):
         {shared}
         {offload}
         {decay}
-        {average}
+        {average_decay}
 
     Inputs:
         {inputs}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..arguments.checks import LearningRate, Params, WeightDecay
-    from ..arguments.keywords import CommonAndAverage
+    from ..arguments.options import CommonAndAverage
 
 
 @documented
@@ -87,7 +87,7 @@ class DGCMomentum(CompressedStep):
         wire_dtype (str): The dtype in which the values of compressed tensors are sent, "float32" or "float16"; the
             rounding error of a value stays in :math:`r`. Default: ``"float32"`` .
         {common}
-        {average}
+        {average_decay}
 
     Inputs:
         {inputs}

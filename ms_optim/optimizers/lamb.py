@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ..arguments.checks import LearningRate, Params, Scalars, Shared, Tensors, WeightDecay
+    from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ..arguments.options import Shared
 
 
 @documented
@@ -61,7 +62,7 @@ class Lamb(AdamFamily):
         {shared}
         {offload}
         {decay}
-        {average}
+        {average_decay}
 
     Inputs:
         {inputs}

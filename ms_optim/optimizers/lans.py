@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from mindspore import ops
 
-from ..arguments.checks import check_bounds, check_count, check_positive, choose_backend
+from ..arguments.checks import check_bounds, check_count, check_positive
 from ..arguments.docstrings import documented
+from ..arguments.options import choose_backend
 from ..base.optimizer import Rule
 from ..rules.arithmetic import bounded, trust_ratio
 from .adam_family import AdamFamily
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ..arguments.checks import LearningRate, Params, Scalars, Shared, Tensors, WeightDecay
+    from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ..arguments.options import Shared
 
 
 @documented
@@ -70,7 +72,7 @@ class LANS(AdamFamily):
         {shared}
         {offload}
         {decay}
-        {average}
+        {average_decay}
 
     Inputs:
         {inputs}

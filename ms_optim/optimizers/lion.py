@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ..arguments.checks import LearningRate, Params, Scalars, Shared, Tensors, WeightDecay
+    from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ..arguments.options import Shared
 
 
 @documented
@@ -45,7 +46,7 @@ class Lion(FusedOptimizer):
         {shared}
         {offload}
         {decay}
-        {average}
+        {average_decay}
 
     Inputs:
         {inputs}

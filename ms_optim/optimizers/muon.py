@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from mindspore import Tensor
     from typing_extensions import Unpack
 
-    from ..arguments.checks import LearningRate, Params, Scalars, Shared, SharedButSkipping, Tensors, WeightDecay
+    from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ..arguments.options import Shared, SharedButSkipping
     from ..states.layout import Layout
 
 Coefficients = Sequence[float] | Sequence[Sequence[float]]
@@ -139,7 +140,7 @@ class Muon(AdamFamily):
         {shard_states}
         {offload}
         {decay}
-        {average}
+        {average_decay}
 
     Inputs:
         {inputs}

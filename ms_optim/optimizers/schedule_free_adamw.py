@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ..arguments.checks import LearningRate, Params, Scalars, SharedButAverage, Tensors, WeightDecay
+    from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ..arguments.options import SharedButAverage
 
 # Of r and weight_lr_power: with it, the sum of 2**31 weights of steps is finite in float64 up to learning rates of 1e9.
 MOST_POWER = 16.0

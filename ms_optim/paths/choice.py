@@ -93,7 +93,8 @@ def choose(parts: Parts) -> Choice:
         return Choice("composite", akg_kernels, reason)
     path = "in AKG's kernels" if fault is None else "on the slower composite path"
     # That AKG cannot run is no news; that it computes wrongly is.
-    reason += f"; {fault}" if fault is not None and akg.why_not(parts.rule, parts.settings) is None else ""
+    can_run = akg.why_not(parts.rule, parts.settings, parts.options) is None
+    reason += f"; {fault}" if fault is not None and can_run else ""
     warn_once(f"ms_optim runs {path}: {reason}.", stacklevel=6)
     return Choice("composite", akg_kernels, reason)
 
@@ -121,7 +122,7 @@ def check_composite(parts: Parts, reason: str = "") -> None:
 def _akg_kernels(parts):
     """Return AKG's kernels of a rule, or None and what is wrong with them."""
     rule, settings, statement = parts.rule, parts.settings, parts.statement
-    reason = akg.why_not(rule, settings)
+    reason = akg.why_not(rule, settings, parts.options)
     if reason is not None:
         return None, reason
     akg_kernels = akg.AkgKernels(rule.name, len(rule.states), statement.akg_constants())

@@ -16,7 +16,7 @@ from .operators.slices import SumOverProcesses
 if TYPE_CHECKING:
     from mindspore import Parameter, nn
 
-    from ..arguments.checks import Options
+    from ..arguments.options import Options
     from ..arguments.rates import Rates
     from ..rules.rule import Rule, Statement
     from ..states.layout import Layout

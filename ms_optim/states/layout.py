@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 
-from ..arguments.checks import LEAST, MOST, NORMAL, Options, fail
+from ..arguments.checks import LEAST, MOST, NORMAL, fail
+from ..arguments.options import Options
 from ..rules.arithmetic import step_dtype
 
 if TYPE_CHECKING:
@@ -129,25 +130,16 @@ class Settings:
         weights_on: The device that the weights are on.
         step_dtype: The dtype of values that depend only on the step.
         unscale: The factor of the gradients.
-        clip_norm: The largest global norm of the gradients; None means no limit.
-        skips: Whether a step with a gradient that is not finite is skipped.
         seed: The seed of the noise.
         is_parallel: Whether each process updates a part of the parameters.
-        cautious: Whether the decay is cautious.
-        average: The decay rate of the average of the weights, None without an average, and whether the rate has a
-            warmup.
     """
 
     device: str
     weights_on: str
     step_dtype: Any
     unscale: float
-    clip_norm: float | None
-    skips: bool
     seed: float
     is_parallel: bool
-    cautious: bool
-    average: tuple[float | None, bool]
 
     @classmethod
     def of(
@@ -175,10 +167,6 @@ class Settings:
             weights_on=device,
             step_dtype=step_dtype(device),
             unscale=unscale,
-            clip_norm=options.grad_clip_norm,
-            skips=options.skip_nonfinite,
             seed=float(ms.get_seed() or 0),
             is_parallel=is_parallel,
-            cautious=options.decay == "cautious",
-            average=(options.average_decay, options.average_warmup),
         )

@@ -23,14 +23,14 @@ sys.path[:0] = [str(path) for path in (HERE, HERE.parent) if str(path) not in sy
 # attack(program), which runs in the child process: it raises AssertionError with what it found, or returns what it did
 # as a dict of counts. The numbers are of programs: how many CI runs, and how many a round of a long run draws.
 CAMPAIGNS = {
-    "programs": (8, 30),
-    "references": (5, 20),
-    "constructions": (40, 100),
-    "interrupts": (2, 5),
-    "saves": (20, 100),
+    "programs": (4, 30),
+    "references": (3, 20),
+    "constructions": (20, 100),
+    "interrupts": (1, 5),
+    "saves": (10, 100),
     "launches": (1, 2),
-    "notebooks": (6, 30),
-    "workers": (3, 10),
+    "notebooks": (3, 30),
+    "workers": (2, 10),
 }
 # No program takes longer than this, in seconds, unless it has stopped for good.
 PATIENCE = 180

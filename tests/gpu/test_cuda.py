@@ -16,6 +16,7 @@ from machines import SIZES, compare
 from mindspore import Parameter, Tensor
 from native import CompressedLaunch
 from parity import EVERYTHING, RULES, check_launches
+from proofs import BUILT
 from recording import Recorded
 from sources import ROOT, TESTS
 
@@ -25,6 +26,7 @@ from ms_optim.kernels import table as kernels
 from ms_optim.kernels.libraries import invoke
 from ms_optim.states import shares
 
+pytestmark = pytest.mark.proof(*BUILT, "ms_optim/states", "ms_optim/optimizers", "ms_optim/base", "ms_optim/paths")
 ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in kernels.GPU_PASSES]
 HOST_ONLY = kernels.BY_ADDRESS | kernels.LOCKS | kernels.RETURNED | kernels.SHARES
 CUDA = libraries.FOLDER / "libms_optim_cuda.so"

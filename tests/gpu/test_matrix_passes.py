@@ -45,7 +45,7 @@ def pair(scenario, variant=None, shapes=SHAPES, **shared):
 @pytest.mark.parametrize(
     "mode, scenario, variant",
     [
-        ("graph", "grouped", "default"),
+        ("pynative", "grouped", "default"),
         ("graph", "clip", "splits"),
         ("graph", "bfloat16", "normalize_rows"),
         ("pynative", "loss_scale", "original"),

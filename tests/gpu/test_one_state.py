@@ -12,6 +12,7 @@ import pytest
 import recording
 from builds import linked, needs, once, shared_folder
 from machines import SIZES, compare
+from proofs import BUILT
 from recording import Recorded
 from reference.base import Reference, norm
 from sources import ROOT, TESTS
@@ -20,6 +21,7 @@ from ms_optim.kernels import description, interface
 from ms_optim.kernels import table as kernels
 from ms_optim.kernels.libraries import invoke
 
+pytestmark = pytest.mark.proof(*BUILT)
 SETS = ("avx512", "avx2", "baseline")
 
 

@@ -37,14 +37,13 @@ class AscendMatricesPath(nn.Cell):
 
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
-        layout, held, rule, settings = parts.layout, parts.held, parts.rule, parts.settings
+        layout, held, rule = parts.layout, parts.held, parts.rule
         assert rule.others is not None
         # Not registered, because the statement holds this Cell.
         object.__setattr__(self, "statement", parts.statement)
         self.stacks = HeldStacks(layout, held, False)
-        known = (settings.unscale, settings.clip_norm, settings.step_dtype)
-        self.survey = Survey(self.stacks, self.stacks.centralized, *known)
-        self.counting, self.rates_of_each = Counting(held, settings.step_dtype, settings.skips), RatesOfEach(layout)
+        self.survey = Survey(self.stacks, self.stacks.centralized, parts)
+        self.counting, self.rates_of_each = Counting(parts), RatesOfEach(layout)
         self.others = AscendOperators(dataclasses.replace(parts, rule=rule.others))
         self.kinds = tuple(self.others.kind_of_each[stack[0]] for stack in self.stacks.places)
         self.each, self.orthogonalized = C.Map(), Orthogonalized(parts, mstype.float32)

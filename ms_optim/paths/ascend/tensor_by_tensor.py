@@ -37,8 +37,8 @@ class TensorByTensorPath(nn.Cell):
         self.sign = -1.0 if maximizes(parts.rule) else 1.0
         self.operators, self.centralized, self.owned = AscendOperators(parts), layout.centralized, layout.owned
         stacks = Stacks([[i] for i in range(layout.count)])
-        self.survey = Survey(stacks, layout.centralized, settings.unscale, settings.clip_norm, settings.step_dtype)
-        self.counting = Counting(held, settings.step_dtype, settings.skips)
+        self.survey = Survey(stacks, layout.centralized, parts)
+        self.counting = Counting(parts)
         self.rates_of_each, self.each = RatesOfEach(layout), C.Map()
         self.zero = Tensor(0.0, mstype.float32)
         # Not registered: the optimizer already holds these, and Cell would list them twice.

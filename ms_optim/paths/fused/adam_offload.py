@@ -57,7 +57,7 @@ class CrossingPath(nn.Cell):
         self.is_decayed = tuple(tuple(layout.decay_places[i] >= 0 for i in group) for group in groups)
         self.order = Tensor(np.argsort([i for group in groups for i in group]).astype(np.int32))
         self.with_masters = tuple(with_master[group[0]] for group in groups)
-        constants = interface.constants(0.0, None, settings.seed, rule.constants)
+        constants = interface.constants(0.0, settings.seed, rule.constants)
         self.constants = Tensor(constants[interface.Constant.CLIP_NORM :])
         self.no_sums, self.zero = no_sums(), Tensor(0.0, mstype.float32)
         cells = []
@@ -85,8 +85,8 @@ class CrossingPath(nn.Cell):
             self.add_delta = OperatorCell(kernel, total_of_tiles())
         self.dtype, self.unscale, self.each = settings.step_dtype, settings.unscale, C.Map()
         stacks = Stacks([[i] for i in range(layout.count)])
-        self.survey = Survey(stacks, layout.centralized, self.unscale, settings.clip_norm, self.dtype)
-        self.counting, self.rates_of_each = Counting(held, self.dtype, settings.skips), RatesOfEach(layout)
+        self.survey = Survey(stacks, layout.centralized, parts)
+        self.counting, self.rates_of_each = Counting(parts), RatesOfEach(layout)
         # Not registered: the optimizer already holds these, and Cell would list them twice.
         columns = (held.parameters, held.masters_or_weights(), with_master)
         self.masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)

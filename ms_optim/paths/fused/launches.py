@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 
+from ...arguments.options import asked_stages, stage_constants
 from ...kernels import interface
 from ...kernels import table as kernels
 from ...kernels.interface import launch
@@ -118,14 +119,12 @@ def shared_flags(parts: Parts) -> int:
     """Return the flags that all launches of an optimizer share."""
     held, options = parts.held, parts.options
     return (
-        kernels.SKIP_NONFINITE * options.skip_nonfinite
-        + kernels.MASTERS * bool(len(held.masters))
-        + kernels.CENTRALIZES * any(parts.layout.centralized)
-        + kernels.BETA_POWERS * bool(held.beta_powers)
-        + kernels.STOCHASTIC_ROUNDING * options.stochastic_rounding
-        + kernels.CLIPS * (options.grad_clip_norm is not None)
-        + kernels.AVERAGES * (options.average_decay is not None)
-        + parts.rule.shared_flags
+        kernels.MASTERS * bool(len(held.masters))
+        | kernels.CENTRALIZES * any(parts.layout.centralized)
+        | kernels.BETA_POWERS * bool(held.beta_powers)
+        | kernels.STOCHASTIC_ROUNDING * options.stochastic_rounding
+        | sum(interface.SharedFlag[stage.flag] for stage in asked_stages(options) if stage.flag)
+        | parts.rule.shared_flags
     )
 
 
@@ -151,8 +150,8 @@ class Maker:
     def __init__(self, parts: Parts, ranges: np.ndarray | None = None, more_flags: int = 0, no_flags: int = 0):
         layout, settings = parts.layout, parts.settings
         self.parts, self.ranges, self.shared = parts, ranges, (shared_flags(parts) + more_flags) & ~no_flags
-        numbers = (settings.unscale, settings.clip_norm, settings.seed, parts.rule.constants)
-        self.constants = Tensor(interface.constants(*numbers, settings.cautious, settings.average))
+        numbers = (settings.unscale, settings.seed, parts.rule.constants)
+        self.constants = Tensor(interface.constants(*numbers, **stage_constants(parts.options)))
         self.columns = interface.layout(layout.rate_places, layout.decay_places, layout.centralized)
         self.has_matrices = len(parts.rule.iterations) > 0
 

@@ -74,7 +74,7 @@ class MatrixPassesPath(nn.Cell):
         rows = [ParameterTuple([second[i] for i in stack]) for stack in self.stacks]
         # Not registered: the optimizer already holds these, and Cell would list them twice.
         object.__setattr__(self, "rows", tuple(rows))
-        self.counting = Counting(held, settings.step_dtype, settings.skips)
+        self.counting = Counting(parts)
         self.unscale, self.each = settings.unscale, C.Map()
         # The index of each tensor's singular values among those of all stacks, which a zero follows.
         places = np.full(layout.count, len(ordered), np.int32)

@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
+from ...arguments.options import stage_reading_all
 from ...kernels.table import GRADIENT_STAGE
 from .addresses import AddressTable
 from .launches import MOST_LAUNCHES, Maker, no_sums, phases_of, phases_of_parts
@@ -72,7 +73,7 @@ class FusedPath(nn.Cell):
         self.constants, self.no_sums = maker.constants, no_sums()
         count = layout.count
         own = tuple(i for i, mine in enumerate(layout.owned) if mine)
-        looks_at_all = options.grad_clip_norm is not None or options.skip_nonfinite
+        looks_at_all = stage_reading_all(options) is not None
         looks_first = looks_at_all or parts.statement.normalizes_gradient
 
         def planned(at_most):

@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+from ...arguments.options import asked_stages
 from ...kernels import table as kernels
 from ...rules.arithmetic import moved_along
 
@@ -65,11 +66,12 @@ class AkgKernels(nn.Cell):
         return rows_of(self.move, (ops.stack(coefficients),), (weight, *directions))
 
 
-def why_not(rule, settings) -> str | None:
-    """Return why a rule has no AKG kernels for an optimizer's settings, or None."""
+def why_not(rule, settings, options) -> str | None:
+    """Return why a rule has no AKG kernels for an optimizer's settings and arguments, or None."""
     reason = kernels.why_not_akg(rule.name)
-    if reason is None and settings.cautious:
-        return "decay='cautious' is not supported by AKG's kernels"
+    for stage in asked_stages(options):
+        if reason is None and "akg" in stage.lacking:
+            return f"{stage.words} is not supported by AKG's kernels"
     if reason is None and settings.device != kernels.device_target():
         return f"the arithmetic runs on the host, but AKG's kernels run on {kernels.device_target()}"
     return reason

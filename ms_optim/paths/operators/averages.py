@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...rules.arithmetic import normal
 
+if TYPE_CHECKING:
+    from ...arguments.options import Options
 
-def averages_of(average: tuple[float | None, bool]) -> Averages | None:
-    """Return the Cell that averages weights with an optimizer's settings; None without an average."""
-    kept, rises = average
-    return None if kept is None else Averages(kept, rises)
+
+def averages_of(options: Options) -> Averages | None:
+    """Return the Cell that averages weights with an optimizer's arguments; None without an average."""
+    return None if options.average_decay is None else Averages(options.average_decay, options.average_warmup)
 
 
 class Averages(nn.Cell):

@@ -48,14 +48,13 @@ class CompositePath(nn.Cell):
         self.state_columns, self.starts_at_weights = max(held.state_counts), rule.starts_at_weights
         # Number of states of tensors of each form; the last entry is for tensors that hold no matrices.
         self.state_counts = (*(len(rule.states) for _ in layout.forms), len(rule.of_tensor(False).states))
-        self.averages = averages_of(settings.average)
+        self.averages = averages_of(parts.options)
         self.weighs_steps, self.step_weights = rule.weighs_steps, ()
         self.may_be_averaged = self.averages is not None or parts.statement.averages_iterates
         self.whole = None if parts.slices is None else WholeNorms(parts.slices, self.dtype)
         self.stacks = HeldStacks(layout, held, akg is not None or not self.is_elementwise)
-        survey = (settings.unscale, settings.clip_norm, self.dtype, self.whole)
-        self.survey = Survey(self.stacks, self.stacks.centralized, *survey)
-        self.counting = Counting(held, self.dtype, settings.skips)
+        self.survey = Survey(self.stacks, self.stacks.centralized, parts, self.whole)
+        self.counting = Counting(parts)
         self.rates_of_each = RatesOfEach(layout)
         self.each, self.takes_turns = C.Map(), layout.exchanges_by_form
         object.__setattr__(self, "statistics", held.statistics)

@@ -13,7 +13,7 @@ from ...rules.arithmetic import counted, normal, write
 
 if TYPE_CHECKING:
     from ...states.layout import Layout
-    from ...states.storage import Held
+    from ..parts import Parts
 
 
 class RatesOfEach(nn.Cell):
@@ -34,15 +34,14 @@ class Counting(nn.Cell):
     """Decides whether a step is applied, and counts it.
 
     Args:
-        held: What the optimizer holds.
-        dtype: The dtype in which the step count is returned.
-        skips: Whether a step with a gradient that is not finite is skipped.
+        parts: The parts that every path is built from.
     """
 
-    def __init__(self, held: Held, dtype, skips: bool):
+    def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
-        self.dtype, self.log_betas = dtype, held.log_betas
-        self.never_skips = Tensor(not skips)
+        held = parts.held
+        self.dtype, self.log_betas = parts.settings.step_dtype, held.log_betas
+        self.never_skips = Tensor(not parts.options.skip_nonfinite)
         # Not registered: the optimizer already holds these, and Cell would list them twice.
         for name in ("global_step", "skipped_steps", "statistics", "beta_powers"):
             object.__setattr__(self, name, getattr(held, name))
@@ -56,7 +55,7 @@ class Counting(nn.Cell):
             )
 
     def number(self):
-        """Return the count of this step, from 1."""
+        """Return the count of this step, from 1, in the dtype of what depends only on the step."""
         return F.cast(self.global_step, self.dtype).reshape(()) + 1.0
 
     def applies(self, finite):

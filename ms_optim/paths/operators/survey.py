@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
@@ -9,6 +11,9 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ...rules.arithmetic import centralized, clipping, norm, normal, norms, usable
 from .stacks import Stacks
+
+if TYPE_CHECKING:
+    from ..parts import Parts
 
 
 class Prepare(nn.Cell):
@@ -42,16 +47,15 @@ class Survey(nn.Cell):
     Args:
         stacks: The stacks of the gradients.
         is_centralized: For each stack, whether its gradients are centralized.
-        unscale: The factor of the gradients.
-        clip_norm: The largest global norm of the gradients; None means no limit.
-        dtype: The dtype in which squares are summed.
+        parts: The parts that every path is built from.
         whole: The norms of sliced tensors, a :class:`ms_optim.paths.slices.WholeNorms`; None if no tensor is sliced.
     """
 
-    def __init__(self, stacks: Stacks, is_centralized, unscale, clip_norm, dtype, whole=None):
+    def __init__(self, stacks: Stacks, is_centralized, parts: Parts, whole=None):
         super().__init__(auto_prefix=False)
-        self.stacks, self.is_centralized, self.prepare = stacks, tuple(is_centralized), Prepare(unscale)
-        self.clip_norm, self.dtype, self.whole = clip_norm, dtype, whole
+        self.stacks, self.is_centralized, self.whole = stacks, tuple(is_centralized), whole
+        self.prepare, self.dtype = Prepare(parts.settings.unscale), parts.settings.step_dtype
+        self.clip_norm = parts.options.grad_clip_norm
         self.each = C.Map()
 
     def construct(self, gradients):

@@ -40,7 +40,7 @@ from step_cpu import (
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
-from ms_optim.kernels.interface import CODE_BLOCK
+from ms_optim.kernels.interface import CODE_BLOCK, SharedFlag
 from ms_optim.states.formats import FORMATS
 
 INF = float("inf")
@@ -78,7 +78,7 @@ class Row:
         self.masters = [w.float() for w in self.weights] if weight != "float32" else []
         self.states, self.scales = self._states(shapes, states)
         clip = options.get("clip", 0.0)
-        shared = kernels.MASTERS * bool(self.masters) | kernels.CLIPS * (clip > 0)
+        shared = SharedFlag.MASTERS * bool(self.masters) | SharedFlag.CLIPS * (clip > 0)
         numbers = [1.0, clip, 0.0, BETA1, BETA2, EPS, *constants]
         layout = [[0, 1, 0, i] for i in range(n)]
         flags = torch.zeros((1 + kernels.ALL_STAGES, 1 + shared, 1 + rule_flags), dtype=torch.int8, device="cuda")

@@ -8,7 +8,7 @@ from native import Launch, forms_of
 from recording import NORMALIZED_ROWS
 from tolerances import TOLERANCE
 
-from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 
 # The operator, its reference, the rule's constants and flags, and what the reference is told of them.
 RULES = [
@@ -69,7 +69,7 @@ def check_launches(call, rule, shapes, weight_dtype, gradient_dtype, scale, clip
         weighs_steps=formula.weighs_steps,
         forms=forms_of(shapes) if formula.iterations else None,
         iterations=formula.iterations,
-        shared=kernels.MASTERS * low | kernels.CLIPS * (clip > 0) | kernels.CENTRALIZES * centralize,
+        shared=SharedFlag.MASTERS * low | SharedFlag.CLIPS * (clip > 0) | SharedFlag.CENTRALIZES * centralize,
     )
     for _ in range(3):
         for g in gradients:

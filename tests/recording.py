@@ -13,7 +13,7 @@ from tolerances import UNIT
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
-from ms_optim.kernels.interface import CODE_BLOCK, MAX_STATES, AddressColumn, MuonFlag
+from ms_optim.kernels.interface import CODE_BLOCK, MAX_STATES, AddressColumn, MuonFlag, SharedFlag
 from ms_optim.kernels.local_interface import LocalMark, LocalReport
 
 SHAPES = [(), (1,), (7,), (15,), (17,), (255,), (257,), (1025,), (4097,), (40_000,), (33, 31), (3, 8200), (6, 4, 3, 3)]
@@ -196,11 +196,11 @@ def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32",
     _, constants, rule_flags = RULES[rule]
     rule_flags |= options.pop("more_flags", 0)
     dtype, masters, stochastic = weights
-    shared |= kernels.MASTERS * bool(masters) | kernels.STOCHASTIC_ROUNDING * stochastic
-    centralized = bool(shared & kernels.CENTRALIZES)
+    shared |= SharedFlag.MASTERS * bool(masters) | SharedFlag.STOCHASTIC_ROUNDING * stochastic
+    centralized = bool(shared & SharedFlag.CENTRALIZES)
     columns = [[i % 2, -1 if i % 2 else 2, int(centralized and len(s) > 1), i] for i, s in enumerate(shapes)]
     kinds = kinds_of(rule, states)
-    averages = zeros(shapes) if shared & kernels.AVERAGES else []
+    averages = zeros(shapes) if shared & SharedFlag.AVERAGES else []
     formula = reference.KERNELS[rule][0] if rule in reference.KERNELS else reference.Reference
     held = states_of(rule, rule_flags, kinds, shapes)
     if formula.iterations:
@@ -247,13 +247,13 @@ def ordinary(rng):
                 # A multiple of 3 for other states with each rule.
                 "shapes": SHAPES if (i + 2 * j) % 3 == 0 else small_shapes(),
                 "gradients": ["float32", weights[0], "bfloat16", "float16"][k % 4],
-                "shared": kernels.SKIP_NONFINITE * (k % 5 == 0) | kernels.CENTRALIZES * ((i + j // 2) % 2),
+                "shared": SharedFlag.SKIP_NONFINITE * (k % 5 == 0) | SharedFlag.CENTRALIZES * ((i + j // 2) % 2),
                 "clip": [0.0, 0.5][(i + j // 3) % 2],
                 "cautious": j % 3 == 1,
                 "loss_scale": [1.0, 1024.0][k % 2],
             }
             # Averages, too, if the rule is not one itself.
-            options["shared"] |= kernels.AVERAGES * (k % 3 == 0 and not reference.KERNELS[rule][0].weighs_steps)
+            options["shared"] |= SharedFlag.AVERAGES * (k % 3 == 0 and not reference.KERNELS[rule][0].weighs_steps)
             made = launch(rule, rng, **options)
             name = f"{rule}, { ({key: value for key, value in options.items() if key != 'shapes'}) }"
             remainders = remainders_of(made, weights[1], len(options["shapes"]))
@@ -289,7 +289,7 @@ def denormal(rng):
 def skipped(rng):
     """Gradients that are not finite: the step is skipped whole, or goes on and spreads them."""
     for rule in RULES:
-        for shared in (kernels.SKIP_NONFINITE, 0):
+        for shared in (SharedFlag.SKIP_NONFINITE, 0):
             states = "8bit" if rule == "adamw_amsgrad" else "float32"
             made = launch(rule, rng, states=states, shapes=[(300,), (3000,)], shared=shared)
             gradient = made.arrays[made.first + 2]
@@ -336,7 +336,7 @@ def matrices(rng):
             n = len(shapes) - (i != j)
             made = launch("muon", rng, weights, states, shapes=shapes[:n], more_flags=flags, forms=forms[:n])
             yield Recorded(f"muon, {flags!r}, {states}", made.function, made.arrays)
-    for shared in (kernels.SKIP_NONFINITE, 0):
+    for shared in (SharedFlag.SKIP_NONFINITE, 0):
         made = launch("muon", rng, shapes=shapes, shared=shared)
         made.arrays[made.first + len(shapes)][3, 4] = np.inf
         yield Recorded(f"muon with infinity in a matrix, {shared}", made.function, made.arrays)
@@ -344,7 +344,7 @@ def matrices(rng):
 
 def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
     """A launch whose tensors come as a table of where they are; beta powers are kept, and weights are locked."""
-    shared |= kernels.BY_ADDRESS | kernels.BETA_POWERS | kernels.LOCKS
+    shared |= SharedFlag.BY_ADDRESS | SharedFlag.BETA_POWERS | SharedFlag.LOCKS
     made = launch("lamb", rng, weights, states, shared=shared)
     n, types = len(SHAPES), AddressColumn.WEIGHT_TYPE
     table = np.zeros((n + 1, AddressColumn.ADDRESS_COLUMNS), np.int64)
@@ -387,7 +387,7 @@ def by_address(rng, weights=WEIGHTS[2], states="8bit", shared=0, **options):
 
 def returned(rng, weights):
     """AdamOffload's launch of a device whose memory the kernel cannot reach: weights are outputs."""
-    made = launch("adam_offload", rng, weights, shared=kernels.RETURNED)
+    made = launch("adam_offload", rng, weights, shared=SharedFlag.RETURNED)
     n, masters = len(SHAPES), len(SHAPES) if weights[1] else 0
     stages = kernels.ALL_STAGES - kernels.COMMIT_STAGE
     flags = np.zeros((1 + stages, *made.arrays[0].shape[1:]), np.int8)
@@ -408,10 +408,10 @@ def compressed(rng):
             "columns": [[0, 1, int(len(s) > 1)] for s in shapes],
             "masters": zeros(shapes, masters) if masters else [],
             "clip": [0.0, 1.0][j % 2],
-            "shared": kernels.MASTERS * bool(masters)
-            | kernels.STOCHASTIC_ROUNDING * stochastic
-            | kernels.CENTRALIZES
-            | kernels.SKIP_NONFINITE,
+            "shared": SharedFlag.MASTERS * bool(masters)
+            | SharedFlag.STOCHASTIC_ROUNDING * stochastic
+            | SharedFlag.CENTRALIZES
+            | SharedFlag.SKIP_NONFINITE,
             "rule_flags": [0, 5, 2, 7][j % 4],
         }
         wires = []

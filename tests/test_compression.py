@@ -14,7 +14,7 @@ from ms_optim.dgc.composite import largest
 from ms_optim.dgc.wire import place_bytes, ramp, sent, settings_number, wire_words
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
-from ms_optim.kernels.interface import MARK_WORDS
+from ms_optim.kernels.interface import MARK_WORDS, SharedFlag
 
 SEND = kernels.MOMENTS_STAGE
 APPLY = kernels.APPLY_STAGE + kernels.COMMIT_STAGE
@@ -187,7 +187,7 @@ def run_everything(dtype, gradient_dtype, stages_apart, seed=5, clip=1.0):
         "columns": [[0, 1, int(len(s) > 1)] for s in SHAPES],
         "masters": masters,
         "clip": clip,
-        "shared": kernels.MASTERS * bool(masters) + kernels.SKIP_NONFINITE,
+        "shared": SharedFlag.MASTERS * bool(masters) + SharedFlag.SKIP_NONFINITE,
     }
     for _ in range(3):
         for g in gradients:
@@ -320,7 +320,7 @@ def received(own, wires, workers, compressed):
 def test_a_skipped_step_accumulates_nothing(tensors, poison):
     w, g, u, r = ([np.ones(100, np.float32) for _ in range(tensors)] for _ in range(4))
     g[-1][7] = poison
-    launch = CompressedLaunch(w, g, u, r, [2] * tensors, shared=kernels.SKIP_NONFINITE)
+    launch = CompressedLaunch(w, g, u, r, [2] * tensors, shared=SharedFlag.SKIP_NONFINITE)
     assert launch.run() == 0
     for x in (*w, *u, *r):
         np.testing.assert_array_equal(x, 1)
@@ -363,7 +363,7 @@ def test_a_refused_exchange_leaves_all_as_it_was(compressed, ours, stray, dtype,
         weights, gradients, u, r = ([np.asarray(rng.standard_normal(s)).astype(np.float32) for s in shapes]
                                     for _ in range(4))  # fmt: skip
         weights, masters = [w.astype(NUMPY[dtype]) for w in weights], zeros(shapes) if dtype != "float32" else []
-        common = {"workers": 3, "rank": rank, "masters": masters, "shared": kernels.MASTERS * bool(masters),
+        common = {"workers": 3, "rank": rank, "masters": masters, "shared": SharedFlag.MASTERS * bool(masters),
                   "clip": 1.0, "columns": [[0, -1, 0], [0, -1, 1]]}  # fmt: skip
         held.append(((weights, gradients, u, r, sent_of), common))
     before = [x.tobytes() for tensors, common in held for group in (*tensors[:4], common["masters"]) for x in group]

@@ -10,6 +10,7 @@ from parity import EVERYTHING, RULES, check_launches
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 
 BY_NAME = {rule[0].removeprefix("ms_optim_"): rule for rule in RULES}
 pytestmark = pytest.mark.skipif(
@@ -41,7 +42,7 @@ def test_instruction_sets_give_the_same_bits(rule, dtype):
             states = [[np.zeros(s, np.float32) for s in sizes] for _ in range(2)]
             gradients = [np.asarray(rng.standard_normal(s)).astype(NUMPY[dtype]) for s in sizes]
             layout = [[0, 1, int(len(s) > 1), i] for i, s in enumerate(sizes)]
-            shared = kernels.MASTERS * bool(masters)
+            shared = SharedFlag.MASTERS * bool(masters)
             launch = Launch(
                 function, weights, gradients, states, constants, flags, (0.01, 0.1), layout, masters, clip=1.0,
                 shared=shared,
@@ -64,7 +65,7 @@ def test_norms_survive_squares_that_float32_cannot_hold(magnitude):
     g = np.full(5000, magnitude, np.float32)
     w = np.full(5000, magnitude, np.float32)
     states = [[np.zeros(5000, np.float32)] for _ in range(2)]
-    launch = Launch("ms_optim_adamw", [w], [g], states, (0.9, 0.999, 1e-8), 4, shared=kernels.SKIP_NONFINITE)
+    launch = Launch("ms_optim_adamw", [w], [g], states, (0.9, 0.999, 1e-8), 4, shared=SharedFlag.SKIP_NONFINITE)
     assert launch.run() == 0
     expected = np.float64(np.float32(magnitude)) * np.sqrt(5000)
     assert launch.statistics[0, :2] == pytest.approx([expected, expected], rel=1e-6)
@@ -83,7 +84,7 @@ def test_a_commit_of_its_own_reports_the_sums_that_it_is_given(function, constan
         w, g = (rng.standard_normal(5000).astype(np.float32) for _ in range(2))
         g[17] += poison
         states = [[np.zeros(5000, np.float32)] for _ in range(2)]
-        shared = kernels.SKIP_NONFINITE
+        shared = SharedFlag.SKIP_NONFINITE
         return Launch(function, [w], [g], states, constants, flags, stages=stages, shared=shared)
 
     whole = launch(kernels.ALL_STAGES)
@@ -111,7 +112,7 @@ def test_conversions_round_as_numpy_does():
         master = np.zeros(low.shape, np.float32)
         states = [[np.zeros(low.shape, np.float32)] for _ in range(2)]
         args = ("ms_optim_adamw", [low], [np.zeros(low.shape, np.float32)], states, (0.9, 0.999, 1e-8), 4)
-        launch = Launch(*args, masters=[master], shared=kernels.MASTERS)
+        launch = Launch(*args, masters=[master], shared=SharedFlag.MASTERS)
         assert launch.run() == 0
         every = flushed(every)
         np.testing.assert_array_equal(low.view(bits), every.view(bits))
@@ -130,7 +131,7 @@ def test_conversions_round_as_numpy_does():
         low[...] = wanted.astype(dtype)
         master = wanted.copy()
         args = ("ms_optim_adamw", [low], [np.zeros(low.shape, np.float32)], states, (0.9, 0.999, 1e-8), 4)
-        launch = Launch(*args, masters=[master], shared=kernels.MASTERS)
+        launch = Launch(*args, masters=[master], shared=SharedFlag.MASTERS)
         assert launch.run() == 0
         np.testing.assert_array_equal(low.view(bits), wanted.astype(dtype).view(bits))
         np.testing.assert_array_equal(master, wanted)

@@ -12,7 +12,7 @@ from refusals import refused
 from tolerances import STEPS
 
 from ms_optim import LANS, AdamW, Lamb
-from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 from ms_optim.paths.fused.launches import MOST_LAUNCHES, Launch, phases_of
 
 LANS_CASE = next(case for case in CASES if case.optimizer is LANS)
@@ -70,8 +70,8 @@ def test_flags_say_what_kernels_cannot_read_where_they_are_started():
         (launch,) = AdamW([group], 0.1, **bound)._path.launches
         return launch.flags.shape[1] - 1
 
-    assert shared(grad_clip_norm=1.0) == shared() + kernels.CLIPS
-    assert shared(grad_centralization=True) == shared() + kernels.CENTRALIZES
+    assert shared(grad_clip_norm=1.0) == shared() + SharedFlag.CLIPS
+    assert shared(grad_centralization=True) == shared() + SharedFlag.CENTRALIZES
 
 
 SHARED = [{}, {"grad_clip_norm": 3.0}, {"skip_nonfinite": True}]

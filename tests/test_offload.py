@@ -14,6 +14,7 @@ from tolerances import STEPS
 
 from ms_optim import AdamOffload
 from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 from ms_optim.paths.fused.adam_offload import CrossingPath
 from ms_optim.paths.fused.launches import LaunchCell
 
@@ -302,7 +303,7 @@ def test_the_lock_keeps_every_step_whole():
         return np.abs(np.concatenate(weights) + 2 * steps).max()
 
     for _ in range(5):
-        assert run(kernels.LOCKS) < 0.01
+        assert run(SharedFlag.LOCKS) < 0.01
 
 
 def test_locks_of_overlapping_weights_do_not_deadlock():
@@ -312,7 +313,7 @@ def test_locks_of_overlapping_weights_do_not_deadlock():
     def launch(order):
         states = [[np.zeros(64, np.float32) for _ in weights] for _ in range(2)]
         gradients = [np.ones(64, np.float32) for _ in weights]
-        return Launch("ms_optim_adam_offload", order, gradients, states, (0.9, 0.999, 1e-8), 0, shared=kernels.LOCKS)
+        return Launch("ms_optim_adam_offload", order, gradients, states, (0.9, 0.999, 1e-8), 0, shared=SharedFlag.LOCKS)
 
     launches = [launch(weights), launch(weights[::-1])]
     threads = [threading.Thread(target=lambda x=x: [x.run() for _ in range(300)], daemon=True) for x in launches]
@@ -327,10 +328,10 @@ def test_locking_asks_the_kernel_for_its_locks(mode):
     (w,) = params(n=1)
     optimizer = AdamOffload([w], 0.1, use_locking=True)
     (launch,) = optimizer._path.launches
-    assert (launch.flags.shape[1] - 1) & kernels.LOCKS
+    assert (launch.flags.shape[1] - 1) & SharedFlag.LOCKS
     Step(optimizer)(tensor(np.ones((2, 3)), "float32"))
     np.testing.assert_allclose(w.asnumpy(), 0.9, rtol=1e-6)
-    assert not (AdamOffload(params())._path.launches[0].flags.shape[1] - 1) & kernels.LOCKS
+    assert not (AdamOffload(params())._path.launches[0].flags.shape[1] - 1) & SharedFlag.LOCKS
 
 
 def test_locking_needs_the_kernel():
@@ -353,7 +354,7 @@ def test_a_returned_weight_comes_from_its_master():
         (0.9, 0.999, 1e-8),
         0,
         masters=[master],
-        shared=kernels.RETURNED + kernels.MASTERS,
+        shared=SharedFlag.RETURNED + SharedFlag.MASTERS,
         stages=7,
     )
     out = np.zeros(5, np.float16)

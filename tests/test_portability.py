@@ -27,6 +27,7 @@ from sources import ROOT, TESTS
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 
 pytestmark = [
     pytest.mark.skipif(kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))),
@@ -298,5 +299,5 @@ def test_undefined_behavior_is_noticed(memory, tmp_path):
 def test_a_race_is_noticed(races, tmp_path):
     program, environment = races
     case = small(callers=2)
-    case.arrays[0] = case.arrays[0][:, kernels.LOCKS :]  # what a launch does is its flags' shape
+    case.arrays[0] = case.arrays[0][:, SharedFlag.LOCKS :]  # what a launch does is its flags' shape
     assert "data race" in said_of(tmp_path, program, case, **environment)

@@ -15,7 +15,7 @@ from tolerances import TOLERANCE
 
 from ms_optim import AdamW, Lamb, checkpoints
 from ms_optim.kernels import libraries
-from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 from ms_optim.states import split_masters
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -47,7 +47,7 @@ def split_in_two(masters, dtype):
 
 def lion(weights, remainders, gradient, rate, seed=0):
     """Return a launch of Lion, which moves each weight by the rate against the sign of its gradient."""
-    states, shared = [[np.zeros(weights.size, np.float32)]], kernels.MASTERS
+    states, shared = [[np.zeros(weights.size, np.float32)]], SharedFlag.MASTERS
     arguments = {"masters": [remainders], "seed": seed, "shared": shared}
     return Launch("ms_optim_lion", [weights], [gradient], states, (0.9, 0.99), 0, (rate,), **arguments)
 
@@ -214,7 +214,7 @@ def test_rounding_to_8_bits_uses_the_noise_of_its_step_and_element():
 
 def test_elements_that_compression_moves_one_by_one_are_rounded_likewise():
     """Those whose masters have 8 bits of a remainder with noise, those with masters in float32 to nearest."""
-    n, shared = 40_000, kernels.MASTERS + kernels.STOCHASTIC_ROUNDING
+    n, shared = 40_000, SharedFlag.MASTERS + SharedFlag.STOCHASTIC_ROUNDING
     for masters in (np.zeros(n, np.int8), np.ones(n, np.float32)):
         weights, gradient = np.ones(n, ml_dtypes.bfloat16), np.full(n, -1.0, np.float32)
         states = ([np.zeros(n, np.float32)] for _ in range(2))
@@ -358,7 +358,7 @@ def test_a_kernel_refuses_a_remainder_of_another_weight():
     for dtype, kind in ((np.float16, np.int16), (np.float16, np.int8), (ml_dtypes.bfloat16, np.uint8)):
         weights, states = np.ones(n, dtype), [[np.zeros(n, np.float32)]]
         launch = Launch("ms_optim_lion", [weights], [np.ones(n, np.float32)], states, (0.9, 0.99), 0,
-                        masters=[np.zeros(n, kind)], shared=kernels.MASTERS)  # fmt: skip
+                        masters=[np.zeros(n, kind)], shared=SharedFlag.MASTERS)  # fmt: skip
         assert launch.run() == 2  # wrong dtype
         np.testing.assert_array_equal(weights.astype(np.float32), 1.0)
 

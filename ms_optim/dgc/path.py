@@ -13,6 +13,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ..arguments.options import stage_constants
 from ..kernels import interface
 from ..kernels import table as kernels
+from ..kernels.interface import SharedFlag
 from ..kernels.table import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from ..paths.fused.addresses import AddressTable
 from ..paths.fused.launches import no_sums, shared_flags
@@ -97,7 +98,7 @@ class CompressedPath(nn.Cell):
         forms = [((dgc_worker, *held.counters), tuple(held.parameters), tensors, 0)]
         self.addresses = None
         if settings.device == "CPU":
-            forms.append(((Tensor(schedule.own_worker),), (), (), kernels.BY_ADDRESS))
+            forms.append(((Tensor(schedule.own_worker),), (), (), SharedFlag.BY_ADDRESS))
             self.by_address = CompressedByAddress(self)
             self.addresses = AddressTable(held)
         sums = ((n, len(kernels.SUMS)), ms.float64)

@@ -85,18 +85,6 @@ SUMS = tuple(column.name.lower() for column in Sum if column < Sum.SUMS)
 STATISTICS = tuple(column.name.lower() for column in Statistic if column < Statistic.STATISTICS)
 GRADIENT_STAGE, MOMENTS_STAGE, APPLY_STAGE, COMMIT_STAGE = tuple(Stage)
 ALL_STAGES = sum(Stage)
-SKIP_NONFINITE = SharedFlag.SKIP_NONFINITE
-MASTERS = SharedFlag.MASTERS
-STOCHASTIC_ROUNDING = SharedFlag.STOCHASTIC_ROUNDING
-CENTRALIZES = SharedFlag.CENTRALIZES
-BY_ADDRESS = SharedFlag.BY_ADDRESS
-BETA_POWERS = SharedFlag.BETA_POWERS
-LOCKS = SharedFlag.LOCKS
-RETURNED = SharedFlag.RETURNED
-SHARES = SharedFlag.SHARES
-CLIPS = SharedFlag.CLIPS
-AVERAGES = SharedFlag.AVERAGES
-BESIDE = SharedFlag.BESIDE
 
 
 def device_target() -> str:
@@ -206,7 +194,9 @@ def operator(
     """
     if device == "GPU":
         exchanges, file = libraries.described(device)[rule].exchanges, libraries.LIBRARIES[device].file
-        needed = libraries.workspace_bytes(libraries.library(file), shapes, bool(shared & CENTRALIZES), exchanges)
+        needed = libraries.workspace_bytes(
+            libraries.library(file), shapes, bool(shared & SharedFlag.CENTRALIZES), exchanges
+        )
         return WithoutWorkspace(_primitive(rule, device, written, [*outputs, ((needed,), ms.uint8)]), len(outputs))
     return _primitive(rule, device, written, outputs)
 

@@ -11,7 +11,7 @@ from ..arguments.docstrings import documented
 from ..base.optimizer import Rule
 from ..kernels import table as kernels
 from ..kernels.capabilities import DEVICES
-from ..kernels.interface import AdamOffloadFlag
+from ..kernels.interface import AdamOffloadFlag, SharedFlag
 from ..paths.choice import Choice, check_composite
 from ..rules.arithmetic import normal, summed
 from .adam_family import AdamFamily
@@ -123,7 +123,7 @@ class AdamOffload(AdamFamily):
         check_type(name, "use_nesterov", use_nesterov, bool)
         check_type(name, "loss_scale", loss_scale, float)
         flags = AdamOffloadFlag.NESTEROV * use_nesterov
-        rule = self.rules[0]._replace(flags=flags, shared_flags=kernels.LOCKS * use_locking)
+        rule = self.rules[0]._replace(flags=flags, shared_flags=SharedFlag.LOCKS * use_locking)
         betas = {"beta1": beta1, "beta2": beta2}
         self.use_locking, self.use_nesterov = use_locking, use_nesterov
         super().__init__(params, learning_rate, weight_decay, rule, betas, eps, {"loss_scale": loss_scale, **shared})

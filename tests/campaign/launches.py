@@ -10,7 +10,7 @@ import numpy as np
 import recording
 from hypothesis import strategies as st
 
-from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 
 shapes = st.lists(
     st.one_of(st.lists(st.integers(1, 50), max_size=3), st.lists(st.integers(200, 5000), min_size=1, max_size=1)),
@@ -22,7 +22,7 @@ common = {
     "shapes": shapes,
     "weights": weights,
     "gradients": st.sampled_from(["float32", "float16", "bfloat16"]),
-    "shared": st.sampled_from([0, kernels.SKIP_NONFINITE]),
+    "shared": st.sampled_from([0, SharedFlag.SKIP_NONFINITE]),
     "centralizes": st.booleans(),
     "clip": st.sampled_from([0.0, 0.5]),
     "loss_scale": st.sampled_from([1.0, 1024.0]),
@@ -53,14 +53,14 @@ def program():
 def recorded(i, rule, states, weights, gradients, shapes, shared, centralizes, size, poison, seed, threads, **options):
     rng = np.random.default_rng(seed)
     shapes = [tuple(shape) for shape in shapes]
-    shared |= kernels.CENTRALIZES * centralizes
+    shared |= SharedFlag.CENTRALIZES * centralizes
     made = recording.launch(rule, rng, recording.WEIGHTS[weights], states, gradients, shapes, shared, **options)
     first, n = made.first, len(shapes)
     for g in made.arrays[first + n : first + 2 * n]:
         with np.errstate(over="ignore"):
             g[...] = (g.astype(np.float64) * size).astype(g.dtype)
     # The code of a NaN has its sign, which is the processor's own.
-    if poison and (states not in recording.CODES or shared & kernels.SKIP_NONFINITE):
+    if poison and (states not in recording.CODES or shared & SharedFlag.SKIP_NONFINITE):
         made.arrays[first + n].reshape(-1)[-1:] = poison
     remainders = recording.remainders_of(made, recording.WEIGHTS[weights][1], n)
     return recording.Recorded(f"{i}: {rule}", made.function, made.arrays, remainders=remainders)

@@ -14,6 +14,7 @@ from tolerances import TOLERANCE
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 from ms_optim.kernels.libraries import invoke
 
 SIZES = [(), (1,), (7,), (127,), (129,), (255,), (257,), (4097,), (13, 11), (6, 4, 3, 3), (3, 8193)]
@@ -27,10 +28,10 @@ def workspace_bytes(library, function, arrays):
     """Ask how large the workspace of a launch is."""
     stages, shared, _ = (extent - 1 for extent in arrays[0].shape)
     exchanges = function.endswith("dgc_momentum")
-    first = (11 if exchanges else 8) + 2 * bool(shared & kernels.BETA_POWERS) + function.endswith(WEIGH_STEPS)
+    first = (11 if exchanges else 8) + 2 * bool(shared & SharedFlag.BETA_POWERS) + function.endswith(WEIGH_STEPS)
     n = arrays[1].shape[0]
     shapes = [t.shape for t in arrays[first : first + n]] if stages != kernels.COMMIT_STAGE else [(0,)] * n
-    return libraries.workspace_bytes(library, shapes, bool(shared & kernels.CENTRALIZES), exchanges)
+    return libraries.workspace_bytes(library, shapes, bool(shared & SharedFlag.CENTRALIZES), exchanges)
 
 
 def workspace_of(library, function, arrays):

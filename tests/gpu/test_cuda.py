@@ -23,12 +23,13 @@ from sources import ROOT, TESTS
 import ms_optim
 from ms_optim.kernels import description, libraries
 from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 from ms_optim.kernels.libraries import invoke
 from ms_optim.states import shares
 
 pytestmark = pytest.mark.proof(*BUILT, "ms_optim/states", "ms_optim/optimizers", "ms_optim/base", "ms_optim/paths")
 ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in kernels.GPU_PASSES]
-HOST_ONLY = kernels.BY_ADDRESS | kernels.LOCKS | kernels.RETURNED | kernels.SHARES
+HOST_ONLY = SharedFlag.BY_ADDRESS | SharedFlag.LOCKS | SharedFlag.RETURNED | SharedFlag.SHARES
 CUDA = libraries.FOLDER / "libms_optim_cuda.so"
 
 
@@ -62,14 +63,14 @@ def cases():
 def with_clips(case):
     """Say in the flags that there is a bound on the norm: on a GPU the host cannot read it."""
     stages, shared, rule = case.arrays[0].shape
-    clips = kernels.CLIPS * bool(case.arrays[2][1] > 0)
+    clips = SharedFlag.CLIPS * bool(case.arrays[2][1] > 0)
     flags = np.zeros((stages, 1 + (shared - 1 | clips), rule), np.int8)
     return dataclasses.replace(case, arrays=[flags, *case.arrays[1:]])
 
 
 def waits_for_sums(case):
     """Whether anything that is stored depends on sums, which devices add up in different orders."""
-    centralizes = (case.arrays[0].shape[1] - 1) & kernels.CENTRALIZES
+    centralizes = (case.arrays[0].shape[1] - 1) & SharedFlag.CENTRALIZES
     layerwise = case.function in ("ms_optim_lamb", "ms_optim_lans")
     return layerwise or case.arrays[2][1] > 0 or (centralizes and case.arrays[1][:, 2].any())
 
@@ -109,7 +110,7 @@ def test_any_shape_follows_the_reference(stand_in, **chosen):
 def test_many_tensors_and_a_large_one(machine):
     """Tables that take several launches to fill, and a tensor of many chunks."""
     shapes = [(k % 7,) for k in range(250)] + [(200_000,)]
-    made = recording.launch("lamb", np.random.default_rng(0), shapes=shapes, shared=kernels.SKIP_NONFINITE)
+    made = recording.launch("lamb", np.random.default_rng(0), shapes=shapes, shared=SharedFlag.SKIP_NONFINITE)
     case = Recorded("many", made.function, made.arrays, steps=1)
     compare(case, case.run(machine.call), case.run(), exactly=False)
 
@@ -151,7 +152,7 @@ def test_tensors_that_begin_anywhere(stand_in):
 def test_a_skipped_step_reports_no_sums_that_nobody_made(machine):
     """The memory of an output may hold anything."""
     made = small()
-    made.arrays[0] = np.zeros((1 + kernels.ALL_STAGES, 1 + kernels.SKIP_NONFINITE, 5), np.int8)
+    made.arrays[0] = np.zeros((1 + kernels.ALL_STAGES, 1 + SharedFlag.SKIP_NONFINITE, 5), np.int8)
     weights, gradients, statistics, sums = made.arrays[8:10], made.arrays[10:12], made.arrays[7], made.arrays[-1]
     assert [w.shape for w in weights] == [g.shape for g in gradients] == [(5,), (300,)]
     gradients[0][1] = np.inf
@@ -280,7 +281,7 @@ def little_ones(monkeypatch):
     rng, kept = np.random.default_rng(5), []
     for i, rule in enumerate(rule for rule in recording.RULES if rule not in kernels.GPU_PASSES):
         for k, states in enumerate(recording.STATES):
-            shared = [kernels.SKIP_NONFINITE, kernels.CENTRALIZES, 0][k % 3]
+            shared = [SharedFlag.SKIP_NONFINITE, SharedFlag.CENTRALIZES, 0][k % 3]
             made = recording.launch(
                 rule, rng, recording.WEIGHTS[(i + k) % len(recording.WEIGHTS)], states, shapes=shapes, shared=shared
             )

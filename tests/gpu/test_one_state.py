@@ -18,7 +18,7 @@ from reference.base import Reference, norm
 from sources import ROOT, TESTS
 
 from ms_optim.kernels import description, interface
-from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 from ms_optim.kernels.libraries import invoke
 
 pytestmark = pytest.mark.proof(*BUILT)
@@ -87,7 +87,7 @@ def cases(rule):
     rng, made = np.random.default_rng(3), {}
     for weights in recording.WEIGHTS:
         for states in recording.STATES:
-            shared = kernels.SKIP_NONFINITE * (states in recording.CODES)
+            shared = SharedFlag.SKIP_NONFINITE * (states in recording.CODES)
             made[f"{rule}, {weights}, {states}"] = recording.launch(rule, rng, weights, states, shared=shared)
     return [Recorded(name, launch.function, launch.arrays) for name, launch in made.items()]
 

@@ -18,6 +18,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ...kernels import interface
 from ...kernels import table as kernels
+from ...kernels.interface import SharedFlag
 from ...rules.arithmetic import norm, receive, rounded, shaped, summed, write
 from ..ascend.operators import OperatorCell, tile_sums, total_of_tiles
 from ..operators.counting import Counting, RatesOfEach
@@ -67,8 +68,8 @@ class CrossingPath(nn.Cell):
             decays = [layout.decay_places[i] if low else -1 for i in group]
             centralized = [low and layout.centralized[i] for i in group]
             columns = interface.layout([layout.rate_places[i] for i in group], decays, centralized)
-            shared = kernels.RETURNED + rule.shared_flags + kernels.SKIP_NONFINITE * options.skip_nonfinite
-            shared += kernels.MASTERS * low + kernels.CENTRALIZES * any(centralized)
+            shared = SharedFlag.RETURNED + rule.shared_flags + SharedFlag.SKIP_NONFINITE * options.skip_nonfinite
+            shared += SharedFlag.MASTERS * low + SharedFlag.CENTRALIZES * any(centralized)
             outputs = [((n, len(kernels.SUMS)), ms.float64), ((n, len(kernels.STATISTICS)), ms.float32)]
             # A graph treats a 0-dimensional output as a number, not as a tensor.
             outputs += [(layout.shapes[i] or (1,), layout.dtypes[i] if low else ms.float32) for i in group]

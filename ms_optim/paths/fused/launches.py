@@ -12,7 +12,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn
 from ...arguments.options import asked_stages, stage_constants
 from ...kernels import interface
 from ...kernels import table as kernels
-from ...kernels.interface import launch
+from ...kernels.interface import SharedFlag, launch
 from ...kernels.table import ALL_STAGES, APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from ..operators.selection import chosen, picked
 
@@ -119,10 +119,10 @@ def shared_flags(parts: Parts) -> int:
     """Return the flags that all launches of an optimizer share."""
     held, options = parts.held, parts.options
     return (
-        kernels.MASTERS * bool(len(held.masters))
-        | kernels.CENTRALIZES * any(parts.layout.centralized)
-        | kernels.BETA_POWERS * bool(held.beta_powers)
-        | kernels.STOCHASTIC_ROUNDING * options.stochastic_rounding
+        SharedFlag.MASTERS * bool(len(held.masters))
+        | SharedFlag.CENTRALIZES * any(parts.layout.centralized)
+        | SharedFlag.BETA_POWERS * bool(held.beta_powers)
+        | SharedFlag.STOCHASTIC_ROUNDING * options.stochastic_rounding
         | sum(interface.SharedFlag[stage.flag] for stage in asked_stages(options) if stage.flag)
         | parts.rule.shared_flags
     )
@@ -170,7 +170,7 @@ class Maker:
         sums = ((n, len(kernels.SUMS)), ms.float64)
         kernel = kernels.operator(rule.name, self.parts.settings.device, written, [sums], shapes, self.shared)
         own_layout = Tensor(np.ascontiguousarray(self.columns[list(tensors)]))
-        flags = kernels.flags(stages, self.shared + kernels.SHARES * len(ranges), rule.flags)
+        flags = kernels.flags(stages, self.shared + SharedFlag.SHARES * len(ranges), rule.flags)
         places = None if not picks or (n == layout.count and reads) else chosen(tensors if reads else ())
         before = (*ranges, *held.counters)
         return LaunchCell(kernel, flags, own_layout, before, weights, states, places, self.matrices_of(tensors))
@@ -203,7 +203,7 @@ class Maker:
         layout, rule = self.parts.layout, self.parts.rule
         sums = [((layout.count, len(kernels.SUMS)), ms.float64)]
         kernel = kernels.operator(rule.name, "CPU", interface.written(gradients=1, matrices=self.has_matrices), sums)
-        flags = [kernels.flags(one, self.shared + kernels.BY_ADDRESS, rule.flags) for one in stages]
+        flags = [kernels.flags(one, self.shared + SharedFlag.BY_ADDRESS, rule.flags) for one in stages]
         matrices = self.matrices_of(range(layout.count))
         return nn.CellList([LaunchCell(kernel, one, Tensor(self.columns), matrices=matrices) for one in flags])
 

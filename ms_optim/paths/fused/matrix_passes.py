@@ -12,8 +12,8 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...kernels import table as kernels
-from ...kernels.interface import AdamWFlag, Sum
-from ...kernels.table import APPLY_STAGE, AVERAGES, COMMIT_STAGE, GRADIENT_STAGE, MASTERS, MOMENTS_STAGE
+from ...kernels.interface import AdamWFlag, SharedFlag, Sum
+from ...kernels.table import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from ..operators.counting import Counting
 from ..operators.orthogonalized import MOMENTUM, Orthogonalized
 from ..operators.stacks import stacked_places
@@ -63,7 +63,7 @@ class MatrixPassesPath(nn.Cell):
         self.move_others = adamw.made(Launch(update + commit * (not matrices), others)) if others else None
         if not matrices:
             return
-        before = maker(1, rule.constants[MOMENTUM : MOMENTUM + 1], rule.flags, MASTERS + AVERAGES)
+        before = maker(1, rule.constants[MOMENTUM : MOMENTUM + 1], rule.flags, SharedFlag.MASTERS | SharedFlag.AVERAGES)
         after = maker(2, (), 0)
         self.constants_before, self.constants_after = before.constants, after.constants
         momenta, weights = held.tensors_for(ordered, 1, weights=False), held.tensors_for(ordered, 0)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import mindspore as ms
 from mindspore import Tensor, ops
 
-from ...kernels.table import APPLY_STAGE, BESIDE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from ...kernels.interface import SharedFlag
+from ...kernels.table import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from .launches import Launch, LaunchCell, Maker, no_sums
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ReleasedPath:
     """
 
     def __init__(self, parts: Parts, looks_first: bool):
-        maker, every = Maker(parts, more_flags=BESIDE), range(parts.layout.count)
+        maker, every = Maker(parts, more_flags=SharedFlag.BESIDE), range(parts.layout.count)
 
         def each(stages: int) -> list[LaunchCell]:
             return [maker.made(Launch(stages, (i,)), picks=False) for i in every]

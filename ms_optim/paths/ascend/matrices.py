@@ -13,6 +13,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ...kernels import table as kernels
 from ...kernels.interface import MuonFlag
+from ...unregistered import unregistered
 from ..operators.counting import Counting, RatesOfEach
 from ..operators.held_stacks import HeldStacks
 from ..operators.orthogonalized import MOMENTUM, Orthogonalized
@@ -39,8 +40,7 @@ class AscendMatricesPath(nn.Cell):
         super().__init__(auto_prefix=False)
         layout, held, rule = parts.layout, parts.held, parts.rule
         assert rule.others is not None
-        # Not registered, because the statement holds this Cell.
-        object.__setattr__(self, "statement", parts.statement)
+        unregistered(self, statement=parts.statement)
         self.stacks = HeldStacks(layout, held, False)
         self.survey = Survey(self.stacks, self.stacks.centralized, parts)
         self.counting, self.rates_of_each = Counting(parts), RatesOfEach(layout)

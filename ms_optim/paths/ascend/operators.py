@@ -13,6 +13,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ...arguments.checks import WEIGHT_DTYPES
 from ...kernels import table as kernels
 from ...kernels.interface import AdamWFlag
+from ...unregistered import unregistered
 
 if TYPE_CHECKING:
     from ..parts import Parts
@@ -61,8 +62,7 @@ class AscendOperators(nn.Cell):
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
         layout, held, rule = parts.layout, parts.held, parts.rule
-        # Not registered, because the statement holds this Cell.
-        object.__setattr__(self, "statement", parts.statement)
+        unregistered(self, statement=parts.statement)
         self.is_layerwise = rule.is_layerwise
         self.constants = Tensor(np.array(_constants(rule, parts.statement), np.float32))
         self.zero = Tensor(0.0, mstype.float32)

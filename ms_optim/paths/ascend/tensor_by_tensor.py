@@ -9,6 +9,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+from ...unregistered import unregistered
 from ..operators.counting import Counting, RatesOfEach
 from ..operators.stacks import Stacks, first_of
 from ..operators.survey import Survey
@@ -30,8 +31,7 @@ class TensorByTensorPath(nn.Cell):
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
         layout, held, settings = parts.layout, parts.held, parts.settings
-        # Not registered, because the statement holds this Cell.
-        object.__setattr__(self, "statement", parts.statement)
+        unregistered(self, statement=parts.statement)
         self.normalizes, self.unscale = parts.statement.normalizes_gradient, settings.unscale
         # The operators cannot maximize.
         self.sign = -1.0 if maximizes(parts.rule) else 1.0
@@ -41,10 +41,9 @@ class TensorByTensorPath(nn.Cell):
         self.counting = Counting(parts)
         self.rates_of_each, self.each = RatesOfEach(layout), C.Map()
         self.zero = Tensor(0.0, mstype.float32)
-        # Not registered: the optimizer already holds these, and Cell would list them twice.
         columns = (held.parameters, held.masters_or_weights(), held.has_master(), *held.states_of_each())
-        object.__setattr__(self, "columns", columns)
-        object.__setattr__(self, "statistics", held.statistics)
+        unregistered(self, columns=columns)
+        unregistered(self, statistics=held.statistics)
 
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""

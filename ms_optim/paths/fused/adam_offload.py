@@ -20,6 +20,7 @@ from ...kernels import interface
 from ...kernels import table as kernels
 from ...kernels.interface import SharedFlag
 from ...rules.arithmetic import norm, receive, rounded, shaped, summed, write
+from ...unregistered import unregistered
 from ..ascend.operators import OperatorCell, tile_sums, total_of_tiles
 from ..operators.counting import Counting, RatesOfEach
 from ..operators.selection import chosen, picked
@@ -46,8 +47,7 @@ class CrossingPath(nn.Cell):
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
         layout, held, rule, options, settings = parts.layout, parts.held, parts.rule, parts.options, parts.settings
-        # Not registered, because the statement holds this Cell.
-        object.__setattr__(self, "statement", parts.statement)
+        unregistered(self, statement=parts.statement)
         self.take_master = ops.Assign()
         self.take_master.set_device("CPU")
         with_master = held.has_master()
@@ -88,11 +88,9 @@ class CrossingPath(nn.Cell):
         stacks = Stacks([[i] for i in range(layout.count)])
         self.survey = Survey(stacks, layout.centralized, parts)
         self.counting, self.rates_of_each = Counting(parts), RatesOfEach(layout)
-        # Not registered: the optimizer already holds these, and Cell would list them twice.
         columns = (held.parameters, held.masters_or_weights(), with_master)
         self.masters_taken = Parameter(Tensor([0], mstype.int32), name="masters_taken", requires_grad=False)
-        for name, tensors in (("group_weights", group_weights), ("columns", columns)):
-            object.__setattr__(self, name, tensors)
+        unregistered(self, group_weights=group_weights, columns=columns)
 
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""

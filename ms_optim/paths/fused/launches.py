@@ -14,6 +14,7 @@ from ...kernels import interface
 from ...kernels import table as kernels
 from ...kernels.interface import SharedFlag, launch
 from ...kernels.table import ALL_STAGES, APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from ...unregistered import unregistered
 from ..operators.selection import chosen, picked
 
 if TYPE_CHECKING:
@@ -103,9 +104,7 @@ class LaunchCell(nn.Cell):
         super().__init__(auto_prefix=False)
         self.kernel, self.flags, self.layout, self.matrices = kernel, flags, layout, matrices
         self.takes_all, self.places = places is None, places or ()
-        # Not registered: the optimizer already holds these, and Cell would list them twice.
-        for name, tensors in (("before", before), ("weights", weights), ("held", held)):
-            object.__setattr__(self, name, as_tuple(tensors))
+        unregistered(self, before=as_tuple(before), weights=as_tuple(weights), held=as_tuple(held))
 
     def construct(self, constants, rates, sums, gradients):
         """Run the kernel on its part of all gradients, and return its sums."""

@@ -14,6 +14,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ...kernels import table as kernels
 from ...kernels.interface import AdamWFlag, SharedFlag, Sum
 from ...kernels.table import APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
+from ...unregistered import unregistered
 from ..operators.counting import Counting
 from ..operators.orthogonalized import MOMENTUM, Orthogonalized
 from ..operators.stacks import stacked_places
@@ -72,8 +73,7 @@ class MatrixPassesPath(nn.Cell):
         self.orthogonalized = Orthogonalized(parts, mstype.float64)
         second = held.states_of_each()[-1]
         rows = [ParameterTuple([second[i] for i in stack]) for stack in self.stacks]
-        # Not registered: the optimizer already holds these, and Cell would list them twice.
-        object.__setattr__(self, "rows", tuple(rows))
+        unregistered(self, rows=tuple(rows))
         self.counting = Counting(parts)
         self.unscale, self.each = settings.unscale, C.Map()
         # The index of each tensor's singular values among those of all stacks, which a zero follows.

@@ -19,6 +19,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ...kernels import table as kernels
 from ...rules.arithmetic import receive
+from ...unregistered import unregistered
 from .step import FusedPath
 
 if TYPE_CHECKING:
@@ -58,14 +59,8 @@ class HostPath(nn.Cell):
         self.each = C.Map()
         self.send_weights, self.send_counters = Send(copies), Send(host.counters)
         self.fetch_counters = Fetch(host.counters)
-        # Not registered, or Cell would list them: the marks, which are not in checkpoints, and what the optimizer
-        # already holds.
-        for name, these in (
-            ("marks", marks),
-            ("weights", held.parameters),
-            ("counters", ParameterTuple(held.counters)),
-        ):
-            object.__setattr__(self, name, these)
+        # The marks are not in checkpoints.
+        unregistered(self, marks=marks, weights=held.parameters, counters=ParameterTuple(held.counters))
 
     def construct(self, rates, gradients):
         """Take a step; return the marks of the weights, once the step is done."""
@@ -90,7 +85,7 @@ class Send(nn.Cell):
         super().__init__(auto_prefix=False)
         n = len(tensors)
         self.copy = kernels.operator("copy", "CPU", (False,) * n + (True,) * n, [((1,), mstype.int32)])
-        object.__setattr__(self, "tensors", ParameterTuple(tensors))
+        unregistered(self, tensors=ParameterTuple(tensors))
 
     def construct(self, sent):
         """Write the tensors; return a value that later operators can depend on."""
@@ -111,7 +106,7 @@ class Fetch(nn.Cell):
         outputs = [(p.shape or (1,), p.dtype) for p in tensors]
         # Copying only reads the tensors; it is declared as a write so that it does not run before they are written.
         self.copy = kernels.operator("copy", "CPU", (True,) * len(tensors), outputs)
-        object.__setattr__(self, "tensors", ParameterTuple(tensors))
+        unregistered(self, tensors=ParameterTuple(tensors))
 
     def construct(self, done):
         """Return copies of the tensors once a step is done; a 0-dimensional tensor is returned with one element."""
@@ -130,7 +125,7 @@ class Returning(nn.Cell):
     def __init__(self, launch: LaunchCell, weights: Sequence[Parameter]):
         super().__init__(auto_prefix=False)
         self.launch, self.fetch, self.each = launch, Fetch(launch.weights), C.Map()
-        object.__setattr__(self, "weights", ParameterTuple(weights))
+        unregistered(self, weights=ParameterTuple(weights))
 
     def construct(self, constants, rates, sums, gradients):
         """Run the launch, and return its sums."""

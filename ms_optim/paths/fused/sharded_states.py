@@ -14,6 +14,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn
 
 from ...kernels import table as kernels
+from ...unregistered import unregistered
 from ..operators.slices import packed, unpacked
 from .step import FusedPath
 
@@ -110,8 +111,7 @@ class GatheredWeights(nn.Cell):
     def __init__(self, weights: ParameterTuple, shares: Shares):
         super().__init__(auto_prefix=False)
         self.windows = windows(shares, [p.itemsize for p in weights])
-        # Not registered: the optimizer already holds these, and Cell would list them twice.
-        object.__setattr__(self, "weights", weights)
+        unregistered(self, weights=weights)
 
     def construct(self):
         """Gather the weights, window by window; return the result of the last window."""

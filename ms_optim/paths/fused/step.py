@@ -10,6 +10,7 @@ from mindspore import nn, ops
 
 from ...arguments.options import stage_reading_all
 from ...kernels.table import GRADIENT_STAGE
+from ...unregistered import unregistered
 from .addresses import AddressTable
 from .launches import MOST_LAUNCHES, Maker, no_sums, phases_of, phases_of_parts
 
@@ -26,7 +27,7 @@ class ByAddress(nn.Cell):
 
     def __init__(self, launch_all):
         super().__init__(auto_prefix=False)
-        object.__setattr__(self, "launch_all", launch_all)
+        unregistered(self, launch_all=launch_all)
 
     @ms.jit(backend="ms_backend")
     def run(self, step, addresses):
@@ -66,7 +67,7 @@ class FusedPath(nn.Cell):
     ):
         super().__init__(auto_prefix=False)
         layout, rule, options = parts.layout, parts.rule, parts.options
-        object.__setattr__(self, "rates", parts.rates)
+        unregistered(self, rates=parts.rates)
         self.exchange: Any
         self.exchange, self.has_whole_gradients, self.addresses = exchange, ranges is not None, None
         maker = Maker(parts, ranges)

@@ -15,6 +15,7 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...rules.arithmetic import moved_along, normal, norms
+from ...unregistered import unregistered
 from .averages import averages_of
 from .counting import Counting, RatesOfEach
 from .held_stacks import HeldStacks
@@ -40,8 +41,7 @@ class CompositePath(nn.Cell):
     def __init__(self, parts: Parts, akg: AkgKernels | None = None):
         super().__init__(auto_prefix=False)
         layout, held, settings = parts.layout, parts.held, parts.settings
-        # Not registered, because the statement holds this Cell.
-        object.__setattr__(self, "statement", parts.statement)
+        unregistered(self, statement=parts.statement)
         self.normalizes, self.is_elementwise = parts.statement.normalizes_gradient, parts.rule.is_elementwise
         self.dtype, self.akg = settings.step_dtype, akg
         rule = parts.rule
@@ -57,9 +57,9 @@ class CompositePath(nn.Cell):
         self.counting = Counting(parts)
         self.rates_of_each = RatesOfEach(layout)
         self.each, self.takes_turns = C.Map(), layout.exchanges_by_form
-        object.__setattr__(self, "statistics", held.statistics)
+        unregistered(self, statistics=held.statistics)
         if rule.weighs_steps:
-            object.__setattr__(self, "step_weights", held.step_weights[0])
+            unregistered(self, step_weights=held.step_weights[0])
 
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""

@@ -10,6 +10,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...rules.arithmetic import counted, normal, write
+from ...unregistered import unregistered
 
 if TYPE_CHECKING:
     from ...states.layout import Layout
@@ -42,9 +43,8 @@ class Counting(nn.Cell):
         held = parts.held
         self.dtype, self.log_betas = parts.settings.step_dtype, held.log_betas
         self.never_skips = Tensor(not parts.options.skip_nonfinite)
-        # Not registered: the optimizer already holds these, and Cell would list them twice.
-        for name in ("global_step", "skipped_steps", "statistics", "beta_powers"):
-            object.__setattr__(self, name, getattr(held, name))
+        names = ("global_step", "skipped_steps", "statistics", "beta_powers")
+        unregistered(self, **{name: getattr(held, name) for name in names})
 
     def check(self):
         """Raise an error if averaged weights are in the parameters, which a negative step count indicates."""

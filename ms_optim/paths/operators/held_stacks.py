@@ -10,6 +10,7 @@ from mindspore import ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...rules.arithmetic import rounded, weights_of, write
+from ...unregistered import unregistered
 from .stacks import Stacks, stacked_places
 
 if TYPE_CHECKING:
@@ -44,9 +45,8 @@ class HeldStacks(Stacks):
         columns.append(tuple(has_master[i] for i in first))
         columns += [self.by_stack(states) for states in held.states_of_each()]
         columns += [self.by_stack(held.averages)] if len(held.averages) > 0 else []
-        # For Map: parameters, masters, whether there are masters, each state, and averages if they are kept. Not
-        # registered: the optimizer already holds these, and Cell would list them twice.
-        object.__setattr__(self, "columns", tuple(columns))
+        # For Map: parameters, masters, whether there are masters, each state, and averages if they are kept.
+        unregistered(self, columns=tuple(columns))
         # The function of the same name would be compiled again for each tensor.
         self.assign = ops.Assign()
 

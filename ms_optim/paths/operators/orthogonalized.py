@@ -8,6 +8,8 @@ from mindspore import nn, ops
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+from ...unregistered import unregistered
+
 if TYPE_CHECKING:
     from ..parts import Parts
 
@@ -24,8 +26,7 @@ class Orthogonalized(nn.Cell):
 
     def __init__(self, parts: Parts, dtype):
         super().__init__(auto_prefix=False)
-        # Not registered, because the statement holds this Cell.
-        object.__setattr__(self, "statement", parts.statement)
+        unregistered(self, statement=parts.statement)
         self.has_rows, self.dtype = len(parts.rule.states) > 1, dtype
         self.each, self.assign = C.Map(), ops.Assign()
 

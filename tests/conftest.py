@@ -49,7 +49,9 @@ def proves(record_property):
 def pytest_terminal_summary(terminalreporter):
     """Say which instruction sets were tested, and where: machines differ from run to run."""
     reports = [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("skipped", [])]
-    proved = sorted({tuple(value) for report in reports for key, value in report.user_properties if key == "proves"})
+    # A file that is skipped as a whole has a report of its own kind.
+    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    proved = sorted({tuple(value) for key, value in properties if key == "proves"})
     if not proved:
         return
     terminalreporter.section("instruction sets that were tested")

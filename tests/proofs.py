@@ -1,8 +1,9 @@
 """Remembers which tests of builds have passed, so that they run again only when something that they depend on changes.
 
-They compile for other processors, under sanitizers and with planted mistakes, and take as long as half of all others.
+They compile for other processors, under sanitizers and with planted mistakes: a fifth of the suite's processor time.
 A test is marked with the sources that it depends on: `pytest.mark.proof("ops", "setup.py")`. It is skipped, with the
 day that it passed as the reason, if it has passed with the same sources, tests, libraries, compilers and processor.
+What runs on a card is never skipped: it may run on another card now, or under another tool.
 ``pytest --prove`` runs all of them.
 """
 
@@ -26,6 +27,8 @@ BUILT = ("ops", "setup.py", "ms_optim/kernels", "ms_optim/dgc", "ms_optim/local_
 # None: nothing is remembered.
 FOLDER = os.environ.get("MS_OPTIM_TEST_PROOFS", pathlib.Path.home() / ".cache" / "ms_optim" / "proofs") or None
 COMPILERS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-x86_64", "qemu-aarch64", "nvcc", "ld")
+# What changes what a test runs or compiles.
+VARIABLES = ("MS_OPTIM_INSTRUCTION_SET", "OMP_NUM_THREADS", "ASCENDC_INCLUDE")
 KINDS = {".py", ".h", ".cc", ".cpp", ".cu", ".cuh"}
 
 
@@ -47,6 +50,7 @@ def digest_of(path: pathlib.Path) -> bytes:
 def surroundings() -> bytes:
     """Return what is not a source: the processor, compilers, versions, and the libraries that were built."""
     said = [platform.machine(), sys.version, ms.__version__, np.__version__, str(os.cpu_count())]
+    said += [os.environ.get(name, "") for name in VARIABLES]
     for command in COMPILERS:
         try:
             said.append(subprocess.run([command, "--version"], capture_output=True, text=True).stdout)
@@ -61,9 +65,9 @@ def surroundings() -> bytes:
 
 
 def proof_of(item) -> pathlib.Path | None:
-    """Return the file that tells that a test has passed with what it depends on now; None if it is not marked."""
+    """Return the file that tells that a test has passed with what it depends on now; None if it is not remembered."""
     marks = list(item.iter_markers("proof"))
-    if not marks or FOLDER is None:
+    if not marks or FOLDER is None or "gpu" in item.fixturenames:
         return None
     # The helpers of all tests, and the test's own module.
     sources = [file for file in files_of(TESTS) if not file.name.startswith("test_")]

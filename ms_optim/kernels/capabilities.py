@@ -38,8 +38,8 @@ _REASONS = {
 
 def _lacks(path: str, *features: str, **others: str) -> dict[str, str]:
     """Return what a path lacks and why: features, the stages that say so, and others with a reason of their own."""
-    stages = (stage.keyword for stage in STAGES if path in stage.lacking)
-    return {**dict.fromkeys((*features, *stages), _REASONS.get(path, "")), **others}
+    lacking = (*features, *(stage.keyword for stage in STAGES if path in stage.lacking))
+    return {**(dict.fromkeys(lacking, _REASONS[path]) if lacking else {}), **others}
 
 
 # The features that a path does not support, and why. It supports all others: with float32, float16 and bfloat16

@@ -19,11 +19,14 @@ spare_threads()
 def pytest_addoption(parser):
     """Offer to run what has passed before."""
     parser.addoption("--prove", action="store_true", help="also run tests of builds whose sources have not changed")
+    parser.addoption("--record-proofs", action="store_true", help="write what has passed into tests/proofs.json")
 
 
 def pytest_collection_modifyitems(config, items):
     """Put tests that compile graphs last: each graph makes every later operator of PyNative mode slower."""
     items.sort(key=lambda item: "graph" in item.name)
+    if config.getoption("record_proofs"):
+        proofs.record(items)
     if not config.getoption("prove"):
         proofs.skip_what_is_proved(items)
     # Python's collector would go through all that is imported and these thousands of tests again and again.

@@ -1,10 +1,14 @@
 """Remembers which tests of builds have passed, so that they run again only when something that they depend on changes.
 
-They compile for other processors, under sanitizers and with planted mistakes: a fifth of the suite's processor time.
+They compile for other processors, under sanitizers and with planted mistakes: a quarter of the suite's processor time.
 A test is marked with the sources that it depends on: `pytest.mark.proof("ops", "setup.py")`. It is skipped, with the
 day that it passed as the reason, if it has passed with the same sources, tests, libraries, compilers and processor.
 What runs on a card is never skipped: it may run on another card now, or under another tool.
 ``pytest --prove`` runs all of them.
+
+A machine knows what has passed on it, and tests/proofs.json what had passed where the sources were changed last: a new
+clone on a processor of the same kind need not build all that again. What this machine knows is written into that file
+by ``pytest --collect-only -n 0 --record-proofs``.
 """
 
 import datetime
@@ -26,6 +30,7 @@ from sources import ROOT, TESTS
 BUILT = ("ops", "setup.py", "ms_optim/kernels", "ms_optim/dgc", "ms_optim/local_steps", "ms_optim/rules")
 # None: nothing is remembered.
 FOLDER = os.environ.get("MS_OPTIM_TEST_PROOFS", pathlib.Path.home() / ".cache" / "ms_optim" / "proofs") or None
+RECORD = TESTS / "proofs.json"
 COMPILERS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-x86_64", "qemu-aarch64", "nvcc", "ld")
 # What changes what a test runs or compiles.
 VARIABLES = ("MS_OPTIM_INSTRUCTION_SET", "OMP_NUM_THREADS", "ASCENDC_INCLUDE")
@@ -60,30 +65,54 @@ def surroundings() -> bytes:
     said += next(([line] for line in info.splitlines() if line.startswith(("flags", "Features"))), [])
     import ms_optim
 
-    built = [file.read_bytes() for file in sorted(pathlib.Path(ms_optim.__path__[0]).glob("*.so"))]
-    return hashlib.sha256(json.dumps(said).encode() + b"".join(built)).digest()
+    # That for GPUs is not the same to the byte in each build.
+    library = pathlib.Path(ms_optim.__path__[0], "libms_optim_cpu.so")
+    built = library.read_bytes() if library.exists() else b""
+    return hashlib.sha256(json.dumps(said).encode() + built).digest()
 
 
-def proof_of(item) -> pathlib.Path | None:
-    """Return the file that tells that a test has passed with what it depends on now; None if it is not remembered."""
+def name_of(item) -> str | None:
+    """Return what a proof of a test is called: by its sources, and by what surrounds them; None if it has none."""
     marks = list(item.iter_markers("proof"))
     if not marks or FOLDER is None or "gpu" in item.fixturenames:
         return None
     # The helpers of all tests, and the test's own module.
     sources = [file for file in files_of(TESTS) if not file.name.startswith("test_")]
     sources += [item.path, *(ROOT / source for mark in marks for source in mark.args)]
-    hashed = hashlib.sha256(surroundings() + item.nodeid.rpartition("/")[2].encode())
+    hashed = hashlib.sha256(item.nodeid.rpartition("/")[2].encode())
     for source in sources:
         hashed.update(source.name.encode() + digest_of(source))
-    return pathlib.Path(FOLDER) / hashed.hexdigest()
+    return f"{hashed.hexdigest()[:32]} {surroundings().hex()[:32]}"
+
+
+@functools.cache
+def recorded() -> dict[str, dict]:
+    """Return the proofs that came with the sources, by name."""
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+
+
+def told_of(name: str) -> dict | None:
+    """Return what a proof tells; None if there is none."""
+    file = pathlib.Path(FOLDER, name)
+    return json.loads(file.read_text()) if file.exists() else recorded().get(name)
+
+
+def record(items) -> None:
+    """Write the proofs of tests into the file that comes with the sources, beside those of other surroundings."""
+    names = [name for name in map(name_of, items) if name is not None]
+    proved = {name: told for name in names if (told := told_of(name)) is not None}
+    current = {name.split()[0] for name in names}
+    proved |= {name: told for name, told in recorded().items() if name.split()[0] in current}
+    lines = [f" {json.dumps(name)}: {json.dumps(proved[name])}" for name in sorted(proved)]
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def skip_what_is_proved(items) -> None:
     """Skip the tests that have passed with what they depend on, and keep what they said that they prove."""
     for item in items:
-        proof = proof_of(item)
-        if proof is not None and proof.exists():
-            told = json.loads(proof.read_text())
+        name = name_of(item)
+        told = None if name is None else told_of(name)
+        if told is not None:
             reason = f"passed on {told['day']} with the same sources, compilers and processor: pytest --prove"
             item.add_marker(pytest.mark.skip(reason=reason))
             item.user_properties += [(name, tuple(value)) for name, value in told["properties"]]
@@ -91,8 +120,9 @@ def skip_what_is_proved(items) -> None:
 
 def note(item) -> None:
     """Remember that a test has passed."""
-    proof = proof_of(item)
-    if proof is not None:
+    name = name_of(item)
+    if name is not None:
+        proof = pathlib.Path(FOLDER, name)
         proof.parent.mkdir(parents=True, exist_ok=True)
         whole = proof.with_suffix(f".{os.getpid()}")
         told = {"day": str(datetime.date.today()), "test": item.nodeid, "properties": item.user_properties}

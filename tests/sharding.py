@@ -77,7 +77,6 @@ def _configurations():
     yield Configuration(ms_optim.Lamb, "composite", "pynative", {})
     yield Configuration(ms_optim.LANS, "composite", "graph", ALL)
     yield Configuration(ms_optim.AdamW, "composite", "pynative", ALL)
-    yield Configuration(ms_optim.LANS, "akg", "pynative", ALL)
     above = (ms_optim.AdamW, ms_optim.Lamb, ms_optim.LANS, ms_optim.AdamOffload)
     # Muon puts matrices together by MindSpore's operators.
     splits = {"splits": {"split.matrix": (6, 7), "split.rows of experts": ((2, 1), 4)}}
@@ -86,7 +85,7 @@ def _configurations():
     yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True}, group="pair", processes=(4,))
     for optimizer in REFERENCES:  # in one order, and no set's: every process runs the same at the same time
         if optimizer not in (*above, ms_optim.Muon):
-            yield Configuration(optimizer, "aot", "graph", ALL)
+            yield Configuration(optimizer, "aot", "pynative", ALL)
 
 
 def configurations(processes):

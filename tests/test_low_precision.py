@@ -447,10 +447,11 @@ def test_the_kernel_is_needed(case):
 # ---- Weights without masters ---------------------------------------------------------------------------------------
 
 
-def test_stochastic_rounding_wants_no_masters():
+@pytest.mark.parametrize("masters", [True, "split"])
+def test_stochastic_rounding_wants_no_masters(masters):
     params = [Parameter(tensor(np.ones(3), "bfloat16"), name="w")]
-    words = "stochastic_rounding=True requires master_weights=False, but got master_weights=True"
-    refused(ValueError, words, lambda: AdamW(params, stochastic_rounding=True))
+    words = f"stochastic_rounding=True requires master_weights=False, but got master_weights={masters!r}"
+    refused(ValueError, words, lambda: AdamW(params, stochastic_rounding=True, master_weights=masters))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -253,9 +253,10 @@ def test_a_target_that_cannot_hold_the_states_is_refused():
 
 
 @pytest.mark.usefixtures("accelerator")
-@pytest.mark.parametrize("asked", [{"stochastic_rounding": True, "master_weights": False}])
+@pytest.mark.parametrize("asked", [{"stochastic_rounding": True, "master_weights": False}, {"average_decay": 0.9}])
 def test_what_needs_weights_in_host_memory_is_refused(asked):
-    refused(RuntimeError, "'stochastic_rounding' needs weights in host memory", lambda: AdamOffload(params(), **asked))
+    words = f"'{next(iter(asked))}' needs weights in host memory"
+    refused(RuntimeError, words, lambda: AdamOffload(params(), **asked))
 
 
 def test_output_is_true(backend, mode):

@@ -52,23 +52,11 @@ MISTAKES = (
     ),
     Mistake(
         "arguments/options.py",
-        'lacking=("Ascend", "offload")',
-        'lacking=("Ascend",)',
-        "test_offload.py -k host_memory",
-    ),
-    Mistake(
-        "arguments/options.py",
         "if options.stochastic_rounding and options.master_weights:",
         "if options.stochastic_rounding and options.master_weights is True:",
         "test_low_precision.py -k wants_no_masters",
     ),
     # ---- Checks of arguments
-    Mistake(
-        "arguments/checks.py",
-        "    if not LEAST <= value <= MOST:\n        fail(ValueError, optimizer, name, NORMAL, value)",
-        "    if not value <= MOST:\n        fail(ValueError, optimizer, name, NORMAL, value)",
-        "test_arguments.py -k 'every_argument and eps'",
-    ),
     Mistake(
         "arguments/checks.py",
         "if np.float32(value) == 1.0:",
@@ -109,33 +97,15 @@ MISTAKES = (
     # ---- Formats of states
     Mistake(
         "states/formats.py",
-        "magnitude = np.maximum(magnitude, flat > 0)",
-        "magnitude = np.maximum(magnitude, flat >= 0)",
-        "test_low_precision.py -k second_moment_is_0",
-    ),
-    Mistake(
-        "states/formats.py",
         'kind in ("exact", ROWS) or size < row.least',
         'kind in ("exact", ROWS) or size <= row.least',
-        "test_low_precision.py",
-    ),
-    Mistake(
-        "states/split_masters.py",
-        "half = (1 << shift) >> 1",
-        "half = 1 << shift",
-        "test_split_masters.py -k masters_convert",
+        "test_low_precision.py -k smallest_tensor",
     ),
     Mistake(
         "states/storage.py",
         "np.where(stored_as(master.asnumpy(), p.dtype) == weights, master.asnumpy().reshape(-1), weights)",
         "master.asnumpy().reshape(-1)",
-        "test_averaged.py",
-    ),
-    Mistake(
-        "states/layout.py",
-        "seed=float(ms.get_seed() or 0)",
-        "seed=0.0",
-        "test_low_precision.py -k 'seeded and pynative'",
+        "test_averaged.py -k weight_that_is_set",
     ),
     Mistake(
         "states/shares.py",
@@ -143,42 +113,12 @@ MISTAKES = (
         "grains = [max(GRAIN, row) for row in rows]",
         "test_shares.py -k between_rows",
     ),
-    Mistake(
-        "states/inventory.py",
-        "return 2 * weights, held + (weights if options.offload else 0)",
-        "return 2 * weights, held + weights",
-        "test_offload.py -k report",
-    ),
     # ---- Update rules
-    Mistake(
-        "optimizers/adamw.py",
-        "            v = ops.maximum(normal(states[2]), v)\n            new_states += (v,)",
-        "            v = ops.maximum(normal(states[2]), v)\n            new_states = (m, v, v)",
-        "test_conformance.py -k 'amsgrad and composite'",
-    ),
     Mistake(
         "optimizers/lamb.py",
         "ops.where(weight_decay == 0, ops.ones_like(ratio), ratio)",
         "ops.where(weight_decay > 0, ops.ones_like(ratio), ratio)",
         "test_conformance.py -k 'Lamb and composite and variant'",
-    ),
-    Mistake(
-        "optimizers/lans.py",
-        "self.beta1 * ratio_c, self._one_minus_beta1 * ratio_s",
-        "self.beta1 * ratio_s, self._one_minus_beta1 * ratio_c",
-        "test_conformance.py -k 'LANS and composite and pynative'",
-    ),
-    Mistake(
-        "optimizers/lion.py",
-        "new_m = summed(self.beta2 * m, self._one_minus_beta2 * gradient)",
-        "new_m = summed(self.beta2 * m, self._one_minus_beta1 * gradient)",
-        "test_conformance.py -k 'Lion and composite and pynative'",
-    ),
-    Mistake(
-        "optimizers/ademamix.py",
-        "part = ops.minimum(t / self.warmup_steps, ops.ones_like(t))",
-        "part = ops.minimum((t - 1.0) / self.warmup_steps, ops.ones_like(t))",
-        "test_conformance.py -k 'AdEMAMix and composite and variant'",
     ),
     Mistake(
         "optimizers/schedule_free_adamw.py",
@@ -198,19 +138,7 @@ MISTAKES = (
         "ops.logical_and(direction > 0, weight > 0), ops.logical_and(direction < 0, weight < 0)",
         "test_conformance.py -k 'cautious and composite'",
     ),
-    Mistake(
-        "rules/arithmetic.py",
-        "ops.where(total > most, most / total, ops.ones_like(total))",
-        "ops.where(total > most, most / (total + 1e-6), ops.ones_like(total))",
-        "test_step.py -k 'small_gradients_are_clipped and composite'",
-    ),
     # ---- The composite path
-    Mistake(
-        "paths/operators/counting.py",
-        "F.assign(self.skipped_steps, counted(self.skipped_steps, 1 - taken))",
-        "counted(self.skipped_steps, 1 - taken)",
-        "test_step.py -k 'nonfinite_gradient and composite and pynative'",
-    ),
     Mistake(
         "paths/operators/survey.py",
         "gradients = normal(normal(gradients) * self.unscale)",
@@ -229,19 +157,7 @@ MISTAKES = (
         "return weights",
         "test_averaged.py -k 'without_masters and composite'",
     ),
-    Mistake(
-        "paths/operators/averages.py",
-        "9.0 / (10.0 + t)",
-        "9.0 / (9.0 + t)",
-        "test_conformance.py -k 'average and composite and pynative'",
-    ),
     # ---- The launches of the fused path
-    Mistake(
-        "paths/fused/launches.py",
-        "        | SharedFlag.CENTRALIZES * any(parts.layout.centralized)\n",
-        "",
-        "test_launches.py -k flags_say",
-    ),
     Mistake(
         "paths/fused/launches.py",
         "if not looks_at_all or count == len(own) <= at_most:",
@@ -260,24 +176,12 @@ MISTAKES = (
         "self.no_sums",
         "test_release.py -k two_passes",
     ),
-    Mistake(
-        "kernels/interface.py",
-        "before = (*(False,) * ranges, *(not returned,) * counters)",
-        "before = (False,) * (ranges + counters)",
-        "test_abi.py",
-    ),
     # ---- Groups of parameters
     Mistake(
         "groups/members.py",
         "for kind in type(cell).__mro__):\n            names |=",
         "for kind in [type(cell)]):\n            names |=",
         "test_groups.py -k kind_of_normalization",
-    ),
-    Mistake(
-        "groups/members.py",
-        "- first.keys()",
-        "",
-        "test_groups.py -k 'pattern'",
     ),
     Mistake(
         "groups/param_groups.py",
@@ -289,19 +193,13 @@ MISTAKES = (
         "groups/muon.py",
         "if p.ndim == 3}",
         "if p.ndim >= 3}",
-        "test_groups.py -k 'muon'",
+        "test_groups.py -k weight_of_a_convolution",
     ),
     # ---- Schedules
     Mistake(
         "schedules.py",
         "past = F.maximum(step - 1, 0) // self.decay_steps",
         "past = step // self.decay_steps",
-        "test_schedules.py -k 'values and pynative'",
-    ),
-    Mistake(
-        "schedules.py",
-        "_whole(global_step) >= self.starts",
-        "_whole(global_step) > self.starts",
         "test_schedules.py -k 'values and pynative'",
     ),
     Mistake(
@@ -313,12 +211,6 @@ MISTAKES = (
     # ---- What optimizers share
     Mistake(
         "base/state_dict.py",
-        "(name in given) != (scale in given)",
-        "scale not in given",
-        "test_state.py -k 'together or alone'",
-    ),
-    Mistake(
-        "base/state_dict.py",
         '        if "global_step" not in given:\n            return []\n',
         "",
         "test_averaged.py -k state_dict",
@@ -327,7 +219,7 @@ MISTAKES = (
         "base/averaged.py",
         "write(held.global_step, -1 - step)",
         "write(held.global_step, -step)",
-        "test_averaged.py",
+        "test_averaged.py -k first_step",
     ),
     Mistake(
         "base/learning_rates.py",
@@ -340,18 +232,6 @@ MISTAKES = (
         "rates, self._rates, self._measured = self._rates, None, None",
         "rates, self._rates = self._rates, None",
         "test_release.py -k two_passes",
-    ),
-    Mistake(
-        "base/gradient_release.py",
-        "self._move(lambda is_read: not is_read())",
-        "self._move(lambda is_read: True)",
-        "test_release.py -k reads",
-    ),
-    Mistake(
-        "base/entries.py",
-        "        except KeyboardInterrupt as error:\n            interrupt = error",
-        "        except KeyboardInterrupt as error:\n            interrupt = error\n            break",
-        "test_checkpoints.py -k interrupt",
     ),
     # ---- Checkpoints
     Mistake(
@@ -367,12 +247,6 @@ MISTAKES = (
         "test_residuals.py -k residuals_is_kept",
     ),
     Mistake(
-        "checkpoints/fold_local_steps.py",
-        "workers / len(old)",
-        "len(old) / workers",
-        "test_local_steps.py -k number_of_workers_changes",
-    ),
-    Mistake(
         "checkpoints/parts.py",
         "if len({part.origin.save for part in parts}) > 1 or (not origin.save and len(steps) > 1):",
         "if len(steps) > 1:",
@@ -380,27 +254,9 @@ MISTAKES = (
     ),
     Mistake(
         "checkpoints/header.py",
-        "if low != last or high - low !=",
-        "if high - low !=",
+        "origin if 0 <= origin.rank < origin.count and",
+        "origin if 0 <= origin.rank <= origin.count and",
         "test_checkpoints.py -k every_field",
-    ),
-    Mistake(
-        "checkpoints/file.py",
-        "        if version > 1 and whole:\n            crc = zlib.crc32(pages.sum(axis=0",
-        "        if version > 2 and whole:\n            crc = zlib.crc32(pages.sum(axis=0",
-        "test_checkpoints.py -k another_order",
-    ),
-    Mistake(
-        "checkpoints/callbacks.py",
-        "kept, keep = 1, max(",
-        "kept, keep = 0, max(",
-        "test_checkpoints.py -k 'training_goes_on'",
-    ),
-    Mistake(
-        "checkpoints/content.py",
-        "        optimizer._run = parts[0].origin.run\n",
-        "        pass\n",
-        "test_checkpoints.py -k 'run_that_wrote'",
     ),
     # ---- Compressed gradients
     Mistake(
@@ -408,12 +264,6 @@ MISTAKES = (
         "math.ceil(stage * length / len(sparsity))",
         "stage * length // len(sparsity)",
         "test_compression.py -k ramp",
-    ),
-    Mistake(
-        "dgc/wire.py",
-        "max(1, ((size - 1).bit_length() + 7) // 8)",
-        "max(1, (size.bit_length() + 7) // 8)",
-        "test_compression.py -k wire",
     ),
     Mistake(
         "dgc/schedule.py",
@@ -425,43 +275,26 @@ MISTAKES = (
         "dgc/composite.py",
         "ops.where(mask, self.behind(residual, value), residual)",
         "ops.where(mask, ops.zeros_like(residual), residual)",
-        "test_compression.py",
-    ),
-    Mistake(
-        "dgc/composite.py",
-        "ops.cumsum(F.cast(equal, mstype.int32), 1) <= left",
-        "ops.cumsum(F.cast(equal, mstype.int32), 1) < left",
-        "test_compression.py -k composite_form",
+        "test_compression.py -k both_paths",
     ),
     # ---- Local steps
-    Mistake(
-        "local_steps/wire.py",
-        "(k + 1) * every // fragments % every",
-        "k * every // fragments % every",
-        "test_local_steps.py -k take_turns",
-    ),
     Mistake(
         "local_steps/optimizer.py",
         "weight = rows[:, 2] ** 2",
         "weight = rows[:, 2]",
-        "test_local_steps.py -k 'reports or same_agree'",
-    ),
-    Mistake(
-        "local_steps/compression.py",
-        "if chunk > LARGEST_CHUNK:",
-        "if chunk >= LARGEST_CHUNK:",
-        "test_local_steps.py -k 'refused or large_tensor'",
+        "test_local_steps.py -k reports",
     ),
     Mistake(
         "local_steps/optimizer.py",
         "if exchanged or step == 0:\n            self.optimizer._held.check()",
         "if exchanged:\n            self.optimizer._held.check()",
-        "test_local_steps.py -k 'cannot_write or views'",
+        "test_local_steps.py -k views",
     ),
     Mistake(
         "local_steps/progress.py",
-        "            if self._counted() == step.counted:\n                write(",
-        "            if True:\n                write(",
+        "            if self._counted() == step.counted:\n"
+        "                write(self.kept.step, np.array([step.counted + 1], np.int32))\n",
+        "            write(self.kept.step, np.array([self._counted() + 1], np.int32))\n",
         "test_local_steps.py -k 'interrupt'",
     ),
     # ---- Training
@@ -472,22 +305,10 @@ MISTAKES = (
         "test_qk_clip.py -k share_keys",
     ),
     Mistake(
-        "training/scaled_rows.py",
-        "    if held.starts_at_weights and first is not None:\n",
-        "    if held.starts_at_weights and first is None:\n",
-        "test_qk_clip.py -k clip_lasts",
-    ),
-    Mistake(
         "training/readings.py",
         "max(done - bool(moved.any()), 0)",
         "done",
         "test_callbacks.py -k figures",
-    ),
-    Mistake(
-        "training/monitor.py",
-        "purge_step=self._steps + 1 if",
-        "purge_step=self._steps if",
-        "test_callbacks.py -k tensorboard",
     ),
     Mistake(
         "training/monitor.py",

@@ -120,6 +120,7 @@ def test_they_start_as_the_weights_of_the_first_step(case, backend):
     pair = averaging(case, MIXED["float32"], backend=backend, skip_nonfinite=True)
     with pair.optimizer.averaged():
         assert [numbers(p).tobytes() for p in pair.params] == bits(pair.params)
+        assert pair.optimizer.global_step.asnumpy()[0] < 0, "a graph would take a step"
     rng = np.random.default_rng(8)
     for i, p in enumerate(pair.params):
         value = np.asarray(rng.standard_normal(p.shape), np.float32)
@@ -230,6 +231,11 @@ def test_a_state_dict_without_averages_starts_them_as_the_weights():
     free = ScheduleFreeAdamW(weights[1:], 0.1)
     free.load_state_dict({"global_step": plain.global_step}, strict=False)
     np.testing.assert_array_equal(free.states[0].asnumpy(), weights[1].asnumpy())
+    # Without a step count they are not those of another run, and stay.
+    averaging((tensor(np.ones(5), "float32"),))
+    kept = bits(averaging.averages)
+    averaging.load_state_dict({"skipped_steps": plain.skipped_steps}, strict=False)
+    assert bits(averaging.averages) == kept
 
 
 def test_what_needs_what_training_holds_is_refused_inside(tmp_path):

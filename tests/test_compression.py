@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native import CompressedLaunch, instruction_sets
 
+from ms_optim import DGCMomentum
 from ms_optim.dgc.composite import largest
 from ms_optim.dgc.wire import place_bytes, ramp, sent, settings_number, wire_words
 from ms_optim.kernels import libraries
@@ -135,6 +136,20 @@ def test_the_composite_form_chooses_the_same(values):
     for k in (1, 3, 50, 499, 500):
         mask = largest(ms.Tensor(g.reshape(1, -1)), ms.Tensor(k, ms.int32), 500).asnumpy().reshape(g.shape)
         np.testing.assert_array_equal(mask, top(g, k))
+
+
+@needs_kernel
+def test_what_rounding_takes_stays_behind_on_both_paths(backend):
+    rng = np.random.default_rng(0)
+    g = rng.standard_normal((20, 25)).astype(np.float32)
+    g[3, 4] = 1e6  # too large for float16
+    weight = ms.Parameter(ms.Tensor(np.zeros_like(g)), name="w")
+    compression = {"sparsity": (0.9,), "min_compress_numel": 1, "wire_dtype": "float16"}
+    optimizer = DGCMomentum([weight], 0.125, 0.0, 0, **compression, backend=backend)
+    optimizer((ms.Tensor(g),))
+    mask, travelled = top(g, 50), np.clip(g, -65504, 65504).astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(weight.asnumpy(), np.float32(-0.125) * np.where(mask, travelled, 0))
+    np.testing.assert_array_equal(optimizer.states[1].asnumpy(), np.where(mask, g - travelled, g))
 
 
 def numpy_step(w, g, u, r, k, momentum, nesterov, rate):

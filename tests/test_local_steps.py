@@ -190,6 +190,15 @@ def test_reports_are_what_was_exchanged():
     assert report["residual_norm"] == 0.0
 
 
+def test_reports_of_fragments_are_combined():
+    """The norms by their squares, and the agreement by the squares of what arrived."""
+    local = LocalSteps(AdamW(parameters(), RATE), 2, fragments=2)
+    for report, row in zip(local.kept.reports, [(3.0, 6.0, 1.0, 0.5), (4.0, 8.0, 2.0, 1.0)], strict=True):
+        report.set_data(tensor(row, "float32"))
+    expected = {"difference_norm": 5.0, "residual_norm": 10.0, "mean_norm": 5**0.5, "agreement": 0.9}
+    assert local.exchange_report() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     "compress", [*(SparseTopK(0.05, bits) for bits in (2, 4, 8, 16)), Quantized(), Quantized(4, 300)]
 )
@@ -634,11 +643,12 @@ def test_parameters_may_have_no_data_yet_or_be_views():
     local((tensor(np.ones((2, 3)), "float32"), tensor(np.ones(2), "float32")))
     np.testing.assert_allclose(local.local_start[0].asnumpy() - net.weight.asnumpy(), 0.1, rtol=1e-4)
     numbers_of = np.arange(12, dtype=np.float32).reshape(3, 4)
-    weight = Parameter(tensor(np.zeros((4, 3)), "float32"), name="w")
-    local = LocalSteps(AdamW([weight], 0.0), 1, outer_learning_rate=1.0, outer_momentum=0.0)
-    weight.set_data(tensor(numbers_of, "float32").T)
-    local((tensor(np.zeros((4, 3)), "float32"),))
-    np.testing.assert_array_equal(local.local_start[0].asnumpy(), numbers_of.T)
+    for every in (2, 1):
+        weight = Parameter(tensor(np.zeros((4, 3)), "float32"), name="w")
+        local = LocalSteps(AdamW([weight], 0.0), every, outer_learning_rate=1.0, outer_momentum=0.0)
+        weight.set_data(tensor(numbers_of, "float32").T)
+        local((tensor(np.zeros((4, 3)), "float32"),))
+        np.testing.assert_array_equal(local.local_start[0].asnumpy(), numbers_of.T)
     local.local_start[0].set_data(tensor(2 * numbers_of, "float32").T)
     local((tensor(np.zeros((4, 3)), "float32"),))
     np.testing.assert_array_equal(weight.asnumpy(), numbers_of.T)

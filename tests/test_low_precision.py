@@ -380,6 +380,14 @@ def test_states_are_as_small_as_promised(case, kind):
     assert optimizer.scales[0].name == f"{first}_scale.tiles+1.w"
 
 
+@pytest.mark.parametrize("kind", CODES)
+def test_the_smallest_tensor_whose_states_are_codes(kind):
+    least = FORMATS[kind].least
+    params = [Parameter(tensor(np.ones(n), "float32"), name=f"w{n}") for n in (least - 1, least)]
+    signed = {p.name: p.dtype for p in AdamW(params, state_dtype=kind).states if p.name.startswith("adam_m")}
+    assert list(signed.values()) == [ms.float32, FORMATS[kind].signed]
+
+
 @pytest.mark.parametrize("state_dtype", STATE_DTYPES)
 @every_case(WITH_MOMENTS, mode=MODES_IN_TURN[::-1])
 def test_a_run_resumes_bit_for_bit(case, state_dtype, mode, tmp_path):

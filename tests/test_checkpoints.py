@@ -488,6 +488,14 @@ def test_every_field_of_a_header_is_checked(tmp_path):
     assert taken < len(changed) / 4
 
 
+def test_a_part_of_a_worker_that_cannot_be_is_refused(tmp_path):
+    net, optimizer = some()
+    ms_optim.save(file(tmp_path), net, optimizer)
+    header, content, data = parsed(file(tmp_path))
+    rewrite(file(tmp_path), header, put(content, ("from", "rank"), content["from"]["count"]), data)
+    refused(SpoiledError, "not as ms_optim.save writes it", lambda: ms_optim.load(file(tmp_path), net, optimizer))
+
+
 def test_files_of_others_are_refused_with_what_reads_them(tmp_path):
     net, _ = some()
     ms.save_checkpoint(net, str(tmp_path / "run.ckpt"))

@@ -128,6 +128,16 @@ def test_a_zero_gradient_is_not_clipped_into_nan(backend):
     np.testing.assert_array_equal(w.asnumpy(), [1.0, 2.0])
 
 
+def test_a_vector_in_a_centralized_group_is_not_centralized(backend):
+    """Such as a bias: it has no rows to take means of."""
+    gradients = [np.float32([1, 2, 6]), np.float32([[1, 3], [5, 9]]), np.float32(4)]
+    params = [Parameter(tensor(np.ones_like(g), "float32"), name=f"w{g.ndim}") for g in gradients]
+    optimizer = AdamW([{"params": params, "grad_centralization": True}], 0.1, backend=backend)
+    optimizer(tuple(tensor(g, "float32") for g in gradients))
+    for moment, g in zip(optimizer.states, [gradients[0], np.float32([[-1, 1], [-2, 2]]), gradients[2]]):
+        np.testing.assert_allclose(moment.asnumpy(), 0.1 * g, rtol=1e-6)
+
+
 @pytest.mark.parametrize("size, clipped", [(1e-5, 0.1), (5e-7, 1.0), (1e-22, 1.0)])
 def test_small_gradients_are_clipped_as_large_ones(size, clipped, backend):
     w = Parameter(tensor(np.ones(4), "float32"), name="w")

@@ -1,6 +1,7 @@
 """The planted mistakes fit the package as it is today."""
 
 import ast
+import re
 import shlex
 
 import pytest
@@ -15,7 +16,15 @@ def test_a_mistake_can_be_planted(mistake):
     assert mistake.wrong != mistake.right
     planted = text.replace(mistake.right, mistake.wrong)
     assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text)), "it changes no more than the look"
-    assert (TESTS / shlex.split(mistake.tests)[0]).exists()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=range(1, 1 + len(MISTAKES)))
+def test_the_tests_that_must_notice_it_exist(mistake):
+    """The names that choose them stand in their file, or where its tests get their names from."""
+    file, *options = shlex.split(mistake.tests)
+    text = "".join((TESTS / name).read_text() for name in (file, "cases.py", "conftest.py")).lower()
+    words = re.findall(r"\w+", " ".join(options).removeprefix("-k "))
+    assert [word for word in words if word.lower() not in text] == []
 
 
 def test_each_mistake_is_another_one():

@@ -20,6 +20,7 @@ from mindspore import communication as comm
 
 from ..kernels.interface import CODE_BLOCK
 from ..rules.matrices import size_of
+from ..rules.orthogonalization import work
 from .formats import FORMATS, OF_DTYPE
 from .inventory import bytes_each, rows_of
 
@@ -212,9 +213,7 @@ def share_costs(
         cost = float(bytes_each(rule.of_tensor(is_matrix), options, dtype, math.prod(shape)))
         if is_matrix:
             _, rows, columns = size_of(shape)
-            a, b = min(rows, columns), max(rows, columns)
-            # Only half of a symmetric product is computed.
-            cost += max(1, len(rule.iterations)) * (3 * a + a * a / b) / OPERATIONS_EACH_BYTE
+            cost += work(rule.iterations, rows, columns) / (rows * columns) / OPERATIONS_EACH_BYTE
         costs.append(cost)
     return costs
 

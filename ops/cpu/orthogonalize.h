@@ -1,8 +1,14 @@
 // Replaces matrices by orthogonal ones near them, by the iteration of Newton and Schulz that Muon uses.
 //
 // A matrix of A rows and B columns is taken as X of a rows and b columns, transposed if A > B, of norm 1. An iteration
-// is S = X X^T, P = b S + c S S, X <- a X + P X. One thread computes a number, always in the same order, so no bit
-// depends on the thread.
+// with the coefficients a, b and c is S = X X^T, Z = b S + c S S, X <- Z X + a X.
+//
+// If X is wide, a run of iterations multiplies with it twice only, at the begin and at the end, and else with matrices
+// of a by a (Dao-AILab, "Gram Newton-Schulz", 2026): with S = X X^T and Q = I, each iteration is Z = b S + c S S, Q <-
+// Q Z + a Q, W = S Z + a S, S <- Z W + a W, and at the end X <- Q X. Rounding grows in S by all that X grows, so a run
+// ends in time: see Muon::MostGrowth.
+//
+// One thread computes a number, always in the same order, so no bit depends on the thread.
 #pragma once
 
 #include <omp.h>
@@ -67,7 +73,7 @@ class Orthogonalization {
   // Returns how many numbers it needs for a matrix.
   static int64_t Numbers(const Matrix &m) {
     const int64_t rows = Even(Min(m.Rows(), m.Columns())), columns = Even(Max(m.Rows(), m.Columns()));
-    return 2 * rows * columns + 2 * rows * rows;
+    return 2 * rows * columns + (IsWide(m) ? 5 : 2) * rows * rows;
   }
 
   Orthogonalization(const Step &step, const Muon &rule, const Team &team) : step_(step), rule_(rule), team_(team) {}
@@ -85,7 +91,15 @@ class Orthogonalization {
       w.factor = norm == 0.0 ? 0.0 : 1.0 / norm;
     }
     ForRows(Load);
-    for (int64_t k = 0; k < step_.iteration_count; ++k) Iterate(step_.iterations + k * 3);
+    for (int64_t first = 0, last = 0; first < step_.iteration_count; first = last) {
+      last = EndOfRun(first);
+      if (last == first + 1) {
+        Iterate(all_, first);
+        continue;
+      }
+      IterateOnGrams(first, last);
+      for (int64_t k = first; k < last; ++k) Iterate(narrow_, k);
+    }
     ForRows(SumRows);
     for (int i = 0; i < count; ++i) {
       sums[i] = Total(work_[i]);
@@ -97,14 +111,18 @@ class Orthogonalization {
  private:
   struct Work {
     Matrix matrix;
-    int64_t rows, columns;  // of the matrix
-    int64_t a, b;           // of X, even where numbers are multiplied in pairs
-    T *x, *next, *gram, *polynomial;
+    int64_t rows, columns;                             // of the matrix
+    int64_t a, b;                                      // of X, even where numbers are multiplied in pairs
+    T *x, *next, *gram, *polynomial;                   // X and the next X, S, Z
+    T *accumulated, *next_accumulated, *half_updated;  // of a wide X: Q and the next Q, W
     double factor;
     std::vector<double> row_sum;
     std::vector<float> row_factor;
   };
   static constexpr int64_t kRowsAtOnce = 32;
+
+  // Tells whether a run takes less work on the Gram matrix. Where X is square, it takes as much.
+  static bool IsWide(const Matrix &m) { return 2 * Max(m.Rows(), m.Columns()) >= 3 * Min(m.Rows(), m.Columns()); }
 
   static int64_t Even(int64_t n) { return std::is_same<T, float>::value ? n : n + n % 2; }
 
@@ -122,6 +140,14 @@ class Orthogonalization {
       w.gram = w.next + w.a * w.b;
       w.polynomial = w.gram + w.a * w.a;
       memory = w.polynomial + w.a * w.a;
+      if (IsWide(w.matrix)) {
+        w.accumulated = memory;
+        w.next_accumulated = w.accumulated + w.a * w.a;
+        w.half_updated = w.next_accumulated + w.a * w.a;
+        memory = w.half_updated + w.a * w.a;
+      }
+      all_.push_back(&w);
+      (IsWide(w.matrix) ? wide_ : narrow_).push_back(&w);
       if (w.a * w.b != w.rows * w.columns) memset(w.x, 0, static_cast<size_t>(w.a * w.b) * sizeof(T));
       w.row_sum.assign(static_cast<size_t>(w.rows), 0.0);
       w.row_factor.assign(static_cast<size_t>(w.rows), 1.0f);
@@ -208,39 +234,101 @@ class Orthogonalization {
     w->factor = total > 0.0 ? w->matrix.scale / std::sqrt(total) : 0.0;
   }
 
-  void Iterate(const double *coefficients) {
-    const auto a = static_cast<float>(coefficients[0]), b = static_cast<float>(coefficients[1]);
-    const auto c = static_cast<float>(coefficients[2]);
-    Multiply(
-        [](const Work &w) { return Product<T>{w.x, w.x, nullptr, w.gram, w.a, w.a, w.b, true, true, 1.0f, 0.0f}; });
-    Multiply([b, c](const Work &w) {
-      return Product<T>{w.gram, w.gram, w.gram, w.polynomial, w.a, w.a, w.a, true, true, c, b};
+  struct Coefficients {
+    float a, b, c;
+  };
+
+  Coefficients CoefficientsOf(int64_t iteration) const {
+    const double *triple = step_.iterations + iteration * 3;
+    return {static_cast<float>(triple[0]), static_cast<float>(triple[1]), static_cast<float>(triple[2])};
+  }
+
+  // Returns the end of a run that begins with an iteration: it takes one at least.
+  int64_t EndOfRun(int64_t first) const {
+    double growth = std::fabs(step_.iterations[first * 3]);
+    int64_t last = first + 1;
+    for (; last < step_.iteration_count; ++last) {
+      growth *= std::fabs(step_.iterations[last * 3]);
+      if (growth > Muon::MostGrowth(std::is_same<T, bfloat16>::value)) break;
+    }
+    return last;
+  }
+
+  static Product<T> GramOf(const Work &w) { return {w.x, w.x, nullptr, w.gram, w.a, w.a, w.b, true, true, 1.0f, 0.0f}; }
+
+  // Returns scale * left * right + added_scale * added, of matrices of a by a: polynomials of one symmetric matrix, so
+  // that the result is symmetric, too. A scale of 0 spares the product.
+  static Product<T> Polynomial(const Work &w, const T *left, const T *right, float scale, const T *added,
+                               float added_scale, T *result) {
+    return {left, right, added, result, w.a, w.a, scale == 0.0f ? 0 : w.a, false, true, scale, added_scale};
+  }
+
+  void Iterate(const std::vector<Work *> &works, int64_t iteration) {
+    const Coefficients k = CoefficientsOf(iteration);
+    Multiply(works, GramOf);
+    Multiply(works, [k](const Work &w) { return Polynomial(w, w.gram, w.gram, k.c, w.gram, k.b, w.polynomial); });
+    Multiply(works, [k](const Work &w) {
+      return Product<T>{w.polynomial, w.x, w.x, w.next, w.a, w.b, w.a, false, false, 1.0f, k.a};
     });
-    Multiply([a](const Work &w) {
-      return Product<T>{w.polynomial, w.x, w.x, w.next, w.a, w.b, w.a, false, false, 1.0f, a};
+    for (Work *w : works) std::swap(w->x, w->next);
+  }
+
+  // Does a run of iterations with the wide matrices.
+  void IterateOnGrams(int64_t first, int64_t last) {
+    Multiply(wide_, GramOf);
+    for (int64_t i = first; i < last; ++i) {
+      const Coefficients k = CoefficientsOf(i);
+      Multiply(wide_, [k](const Work &w) { return Polynomial(w, w.gram, w.gram, k.c, w.gram, k.b, w.polynomial); });
+      if (i == first) {
+        for (const Work *w : wide_) AddIdentity(*w, k.a);
+      } else {
+        Multiply(wide_, [k](const Work &w) {
+          return Polynomial(w, w.accumulated, w.polynomial, 1.0f, w.accumulated, k.a, w.next_accumulated);
+        });
+        for (Work *w : wide_) std::swap(w->accumulated, w->next_accumulated);
+      }
+      if (i == last - 1) break;
+      Multiply(wide_,
+               [k](const Work &w) { return Polynomial(w, w.gram, w.polynomial, 1.0f, w.gram, k.a, w.half_updated); });
+      Multiply(wide_, [k](const Work &w) {
+        return Polynomial(w, w.polynomial, w.half_updated, 1.0f, w.half_updated, k.a, w.gram);
+      });
+    }
+    Multiply(wide_, [](const Work &w) {
+      return Product<T>{w.accumulated, w.x, nullptr, w.next, w.a, w.b, w.a, false, false, 1.0f, 0.0f};
     });
-    for (Work &w : work_) std::swap(w.x, w.next);
+    for (Work *w : wide_) std::swap(w->x, w->next);
+  }
+
+  // Stores the first Q of a run, Z + a I.
+  void AddIdentity(const Work &w, float a) const {
+    team_.For(w.a, [&](int64_t row, ProductBuffers &) {
+      const T *from = w.polynomial + row * w.a;
+      T *to = w.accumulated + row * w.a;
+      memcpy(to, from, static_cast<size_t>(w.a) * sizeof(T));
+      Store(ToFloat(from[row]) + a, &to[row]);
+    });
   }
 
   template <class Of>
-  void Multiply(Of of) {
+  void Multiply(const std::vector<Work *> &works, Of of) {
     struct Tile {
-      int work;
+      const Work *work;
       int64_t row, column;
     };
     const Products &products = ChosenProducts();
     std::vector<Tile> tiles;
-    for (size_t i = 0; i < work_.size(); ++i) {
-      const Product<T> p = of(work_[i]);
+    for (const Work *w : works) {
+      const Product<T> p = of(*w);
       for (int64_t column = 0; column < p.columns; column += kTileColumns) {
         for (int64_t row = p.symmetric ? column : 0; row < p.rows; row += kTileRows) {
-          tiles.push_back({static_cast<int>(i), row, column});
+          tiles.push_back({w, row, column});
         }
       }
     }
     team_.For(static_cast<int64_t>(tiles.size()), [&](int64_t i, ProductBuffers &buffers) {
       const Tile &tile = tiles[static_cast<size_t>(i)];
-      products.Compute(of(work_[static_cast<size_t>(tile.work)]), tile.row, tile.column, buffers);
+      products.Compute(of(*tile.work), tile.row, tile.column, buffers);
     });
   }
 
@@ -248,6 +336,7 @@ class Orthogonalization {
   const Muon &rule_;
   const Team &team_;
   std::vector<Work> work_;
+  std::vector<Work *> all_, wide_, narrow_;
 };
 
 // The memory that orthogonalization needs besides the matrices.

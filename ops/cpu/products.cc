@@ -2,6 +2,7 @@
 #include "products.h"
 
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512BF16__)
 #include "pairs.h"
@@ -25,17 +26,17 @@ constexpr int kVectorBytes = 16, kPanelRows = 4;
 #endif
 constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(float)), kVectors = 3, kPanel = kWidth * kVectors;
 typedef float Vector __attribute__((vector_size(kVectorBytes)));
+// A vector at any address. Where memcpy copies one, GCC may copy its halves and wait until they are whole.
+typedef float VectorInMemory __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 static_assert(kTileColumns % kPanel == 0 && kTileDepth % 2 == 0, "a tile holds whole panels, of whole pairs");
 
 int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // The multiplication of a type: each Unit of numbers of a row of left is multiplied by the columns of a panel of as
-// many rows of right, which Pack has put side by side.
+// many rows of right, which Pack has put side by side. A type without one is widened to float.
 template <class T>
-struct Kind;
-
-template <>
-struct Kind<float> {
+struct Kind {
+  typedef float Factor;
   typedef float Unit;
   static constexpr int kDepth = 1;
   static Vector MultiplyAdd(Vector sum, float left, Vector right) { return sum + left * right; }
@@ -44,6 +45,7 @@ struct Kind<float> {
 #if defined(__AVX512BF16__)
 template <>
 struct Kind<bfloat16> {
+  typedef bfloat16 Factor;
   typedef uint32_t Unit;
   static constexpr int kDepth = 2;
   static Vector MultiplyAdd(Vector sum, uint32_t left, Vector right) {
@@ -52,37 +54,38 @@ struct Kind<bfloat16> {
                                                      reinterpret_cast<__m512bh>(right)));
   }
 };
-#else
-// A processor without an instruction for bfloat16 multiplies float32 numbers.
-template <>
-struct Kind<bfloat16> {
-  typedef bfloat16 Unit;
-  static constexpr int kDepth = 1;
-  static Vector MultiplyAdd(Vector sum, bfloat16 left, Vector right) { return sum + ToFloat(left) * right; }
-};
 #endif
 
 // Adds the products of a part of the depth to the sums of some rows and a panel of columns.
 template <class T, int kRows>
 void AddPanel(int64_t depth, const T *left, int64_t stride, const float *__restrict panel, float *__restrict sums) {
   typedef typename Kind<T>::Unit Unit;
+  const auto at = [](const float *numbers, int v) {
+    return reinterpret_cast<const VectorInMemory *>(numbers + v * kWidth);
+  };
   Vector sum[kRows][kVectors];
   const T *row[kRows];
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) memcpy(&sum[r][v], sums + r * kTileColumns + v * kWidth, sizeof(Vector));
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = *at(sums + r * kTileColumns, v);
     row[r] = left + r * stride;
   }
   for (int64_t k = 0; k < depth; k += Kind<T>::kDepth, panel += kPanel) {
     Vector right[kVectors];
-    memcpy(right, panel, sizeof(right));
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) right[v] = *at(panel, v);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       Unit unit;
       memcpy(&unit, row[r] + k, sizeof(unit));
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sum[r][v] = Kind<T>::MultiplyAdd(sum[r][v], unit, right[v]);
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) memcpy(sums + r * kTileColumns + v * kWidth, &sum[r][v], sizeof(Vector));
   }
 }
@@ -167,10 +170,21 @@ void Compute(const Product<T> &p, int64_t row, int64_t column, ProductBuffers &b
     const int64_t depth = Least(kTileDepth, p.depth - k), units = depth / Kind<T>::kDepth;
     Pack(p, k, depth, column, columns, units, buffers.panel);
     for (int64_t r = 0; r < rows; r += kPanelRows) {
+      const int64_t count = Least(kPanelRows, rows - r);
       const T *left = p.left + (row + r) * p.depth + k;
-      for (int64_t c = 0; c < columns; c += kPanel) {
-        AddRows(Least(kPanelRows, rows - r), depth, left, p.depth, buffers.panel + c * units,
-                buffers.sums + r * kTileColumns + c);
+      const auto add = [&](const auto *numbers, int64_t stride) {
+        for (int64_t c = 0; c < columns; c += kPanel) {
+          AddRows(count, depth, numbers, stride, buffers.panel + c * units, buffers.sums + r * kTileColumns + c);
+        }
+      };
+      if constexpr (std::is_same<typename Kind<T>::Factor, T>::value) {
+        add(left, p.depth);
+      } else {
+        float widened[kPanelRows * kTileDepth];
+        for (int64_t i = 0; i < count; ++i) {
+          for (int64_t j = 0; j < depth; ++j) widened[i * kTileDepth + j] = ToFloat(left[i * p.depth + j]);
+        }
+        add(widened, kTileDepth);
       }
     }
   }

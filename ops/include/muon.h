@@ -53,6 +53,10 @@ struct Muon : ElementwiseRule {
     matrices.nesterov = (flags & kNesterov) != 0;
   }
 
+  // Returns the most that singular values may grow in a run of iterations on a Gram matrix, by the product of the
+  // iterations' first coefficients. Rounding in the Gram matrix grows by the square of that.
+  static double MostGrowth(bool is_bfloat16) { return is_bfloat16 ? 16.0 : 42.0; }
+
   // Returns the factor of an orthogonalized matrix.
   double ScaleOf(int64_t rows, int64_t columns) const {
     const auto m = static_cast<double>(rows), n = static_cast<double>(columns);

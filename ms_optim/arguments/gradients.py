@@ -34,6 +34,9 @@ def check_shapes(
             f"For '{optimizer}', the argument 'gradients' must hold {len(names)} tensors, one for each parameter, "
             f"but got {len(given_shapes)}."
         )
+    # Each step that is called from Python comes here: to compare all at once takes a third of the time.
+    if given_shapes == shapes and all(dtype in WEIGHT_DTYPES for dtype in given_dtypes):
+        return
     for name, shape, given, dtype in zip(names, shapes, given_shapes, given_dtypes):
         if given is None:
             if not takes_sparse:
@@ -81,5 +84,5 @@ def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any)
         ValueError: If :func:`check_shapes` raises it.
     """
     check_tensors(optimizer, gradients, Tensor)
-    check_shapes(optimizer, names, shapes, tuple(g.shape for g in gradients), tuple(g.dtype for g in gradients))
+    check_shapes(optimizer, names, shapes, tuple([g.shape for g in gradients]), tuple([g.dtype for g in gradients]))
     return [g if g.is_contiguous() else g.contiguous() for g in gradients]

@@ -104,7 +104,7 @@ class Orthogonalize(nn.Cell):
         is_tall = shape[-2] > shape[-1]
         x = self.stored(x.swapaxes(1, 2) if is_tall else x)
         for run in self.runs:
-            x = self.run_on_gram(x, run) if is_on_gram(*shape[-2:], run) else self.run(x, run)
+            x = self.run_on_gram(x, run) if is_on_gram(shape[-2], shape[-1], run) else self.run(x, run)
         x = F.cast(x.swapaxes(1, 2) if is_tall else x, mstype.float32)
         return x.reshape(shape)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
 from ...kernels.interface import AddressColumn, DType, SharedAddressColumn
-from ...kernels.libraries import address_of
+from ...kernels.libraries import addresses_of
 
 if TYPE_CHECKING:
     from ...states.storage import Held
@@ -28,44 +28,42 @@ class AddressTable:
 
     def __init__(self, held: Held):
         parameters, n = held.parameters, len(held.parameters)
-        self._parameters = parameters
+        self._gradient_dtypes: list[Any] = []
         every = range(max(held.state_counts))
-        self._states = [(i, k, state) for k in every for i in range(n) if (state := held.state_of(k, i)) is not None]
-        self._masters = [(i, held.masters[place]) for i, place in enumerate(held.master_places) if place >= 0]
+        states = [(i, k, state) for k in every for i in range(n) if (state := held.state_of(k, i)) is not None]
+        masters = [(i, held.masters[place]) for i, place in enumerate(held.master_places) if place >= 0]
         scales = ((i, k, held.scale_places[place]) for (k, i), place in held.state_places.items())
-        self._scales = [(i, k, held.scales[place]) for i, k, place in scales if place >= 0]
-        self._averages = held.averages
-        self._shared = [
-            (SharedAddressColumn.GLOBAL_STEP_ADDRESS, held.global_step),
-            (SharedAddressColumn.SKIPPED_STEPS_ADDRESS, held.skipped_steps),
-            (SharedAddressColumn.STATISTICS_ADDRESS, held.statistics),
-            *((SharedAddressColumn.STEP_WEIGHTS_ADDRESS, p) for p in held.step_weights),
-            *((SharedAddressColumn.BETA_POWER_ADDRESS + k, p) for k, p in enumerate(held.beta_powers)),
+        entries = [
+            *((i, AddressColumn.WEIGHT_ADDRESS, p) for i, p in enumerate(parameters)),
+            *((i, AddressColumn.STATE_ADDRESS + k, state) for i, k, state in states),
+            *((i, AddressColumn.MASTER_ADDRESS, master) for i, master in masters),
+            *((i, AddressColumn.SCALE_ADDRESS + k, held.scales[place]) for i, k, place in scales if place >= 0),
+            *((i, AddressColumn.AVERAGE_ADDRESS, average) for i, average in enumerate(held.averages)),
+            (n, SharedAddressColumn.GLOBAL_STEP_ADDRESS, held.global_step),
+            (n, SharedAddressColumn.SKIPPED_STEPS_ADDRESS, held.skipped_steps),
+            (n, SharedAddressColumn.STATISTICS_ADDRESS, held.statistics),
+            *((n, SharedAddressColumn.STEP_WEIGHTS_ADDRESS, p) for p in held.step_weights),
+            *((n, SharedAddressColumn.BETA_POWER_ADDRESS + k, p) for k, p in enumerate(held.beta_powers)),
         ]
+        rows, columns, self._tensors = zip(*entries)
+        self._places = np.array(rows), np.array(columns)
         self._table = np.zeros((n + 1, AddressColumn.ADDRESS_COLUMNS), np.int64)
         self._table[:n, AddressColumn.ELEMENTS] = [p.size for p in parameters]
         self._table[:n, AddressColumn.FIRST_DIMENSION] = [p.shape[0] if p.ndim > 1 else 0 for p in parameters]
         self._table[:n, AddressColumn.WEIGHT_TYPE] = [DTYPES[p.dtype] for p in parameters]
-        for i, master in self._masters:
+        for i, master in masters:
             self._table[i, AddressColumn.MASTER_TYPE] = DTYPES[master.dtype]
-        for i, k, state in self._states:
+        for i, k, state in states:
             self._table[i, AddressColumn.STATE_TYPE + k] = DTYPES[state.dtype]
         self._table[n, SharedAddressColumn.STATISTICS_ROWS] = n
 
     def fill(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the table for a step with these gradients; the caller has checked the tensors."""
-        table, n = self._table, len(self._parameters)
-        table[:n, AddressColumn.WEIGHT_ADDRESS] = [address_of(p) for p in self._parameters]
-        table[:n, AddressColumn.GRADIENT_ADDRESS] = [address_of(g) for g in gradients]
-        for i, master in self._masters:
-            table[i, AddressColumn.MASTER_ADDRESS] = address_of(master)
-        for i, k, state in self._states:
-            table[i, AddressColumn.STATE_ADDRESS + k] = address_of(state)
-        for i, k, scale in self._scales:
-            table[i, AddressColumn.SCALE_ADDRESS + k] = address_of(scale)
-        table[:n, AddressColumn.GRADIENT_TYPE] = [DTYPES[g.dtype] for g in gradients]
-        if len(self._averages) > 0:
-            table[:n, AddressColumn.AVERAGE_ADDRESS] = [address_of(a) for a in self._averages]
-        for column, p in self._shared:
-            table[n, column] = address_of(p)
+        table, n = self._table, len(gradients)
+        table[self._places] = addresses_of(self._tensors)
+        table[:n, AddressColumn.GRADIENT_ADDRESS] = addresses_of(gradients)
+        dtypes = [g.dtype for g in gradients]
+        if dtypes != self._gradient_dtypes:
+            table[:n, AddressColumn.GRADIENT_TYPE] = [DTYPES[dtype] for dtype in dtypes]
+            self._gradient_dtypes = dtypes
         return Tensor(table)

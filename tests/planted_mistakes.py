@@ -174,9 +174,9 @@ MISTAKES = (
     ),
     Mistake(
         "paths/fused/addresses.py",
-        "[DTYPES[g.dtype] for g in gradients]",
-        "[DTYPES[p.dtype] for p in self._parameters]",
-        "test_conformance.py -k 'aot and pynative and AdamW'",
+        "if dtypes != self._gradient_dtypes:",
+        "if not self._gradient_dtypes:",
+        "test_step.py -k another_dtype",
     ),
     Mistake(
         "kernels/interface.py",

@@ -63,6 +63,15 @@ def test_gradients_may_lie_in_memory_in_any_way(layout, backend, mode):
     pair.check()
 
 
+def test_gradients_may_be_of_another_dtype_in_each_step(backend, mode):
+    pair = Pair(CASES[0], Scenario(shapes=("matrix", "seven"), groups=plain), backend=backend)
+    for dtype in ("float32", "float16", "bfloat16", "float32"):
+        gradients = [np.round(8.0 * g) / 8.0 for g in pair.gradients()[0]]  # numbers of all three
+        pair.call(mode, [tensor(g, dtype) for g in gradients])
+        pair.follow(gradients)
+    pair.check()
+
+
 @every_case_and_path(mode=MODES_IN_TURN)
 def test_a_step_with_a_nonfinite_gradient_changes_nothing(case, backend, mode):
     scenario = Scenario("bfloat16", shapes=("scalar", "matrix", "tiles+1"), groups=plain)

@@ -98,11 +98,17 @@ def told_of(name: str) -> dict | None:
 
 
 def record(items) -> None:
-    """Write the proofs of tests into the file that comes with the sources, beside those of other surroundings."""
+    """Write the proofs of tests into the file that comes with the sources.
+
+    Beside them stay those of other surroundings, and of tests that are not among these.
+    """
+    if FOLDER is None:
+        raise pytest.UsageError("--record-proofs needs what this machine remembers: unset MS_OPTIM_TEST_PROOFS")
     names = [name for name in map(name_of, items) if name is not None]
     proved = {name: told for name in names if (told := told_of(name)) is not None}
-    current = {name.split()[0] for name in names}
-    proved |= {name: told for name, told in recorded().items() if name.split()[0] in current}
+    current, tests = {name.split()[0] for name in names}, {item.nodeid for item in items}
+    others = {name: told for name, told in recorded().items() if told["test"] not in tests}
+    proved |= {name: told for name, told in recorded().items() if name.split()[0] in current} | others
     lines = [f" {json.dumps(name)}: {json.dumps(proved[name])}" for name in sorted(proved)]
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

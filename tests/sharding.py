@@ -77,6 +77,7 @@ def _configurations():
     yield Configuration(ms_optim.Lamb, "composite", "pynative", {})
     yield Configuration(ms_optim.LANS, "composite", "graph", ALL)
     yield Configuration(ms_optim.AdamW, "composite", "pynative", ALL)
+    yield Configuration(ms_optim.LANS, "akg", "pynative", ALL)
     above = (ms_optim.AdamW, ms_optim.Lamb, ms_optim.LANS, ms_optim.AdamOffload)
     # Muon puts matrices together by MindSpore's operators.
     splits = {"splits": {"split.matrix": (6, 7), "split.rows of experts": ((2, 1), 4)}}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -15,13 +16,13 @@ from cases import CASES, MUON_COEFFICIENTS, SCENARIOS, SHAPES, Scenario, plain
 from harness import Pair, Step, check_close, numbers, peak_of_weight
 from mindspore import Parameter, Tensor, ops
 from reference.muon import orthogonalized
-from sources import TESTS
+from sources import ROOT, TESTS
 from tolerances import STEPS, TOLERANCE
 
 from ms_optim import Muon
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
-from ms_optim.rules.orthogonalization import Orthogonalize
+from ms_optim.rules.orthogonalization import MOST_GROWTH, Orthogonalize, work
 
 needs_kernel = pytest.mark.skipif(kernels.why_not("muon", "CPU") is not None, reason="it is the kernel's")
 MUON = next(case for case in CASES if case.name == "Muon")
@@ -213,6 +214,15 @@ def test_products_are_of_the_shorter_side_and_of_a_wide_matrix_few(shape, count,
     made.product = lambda left, right: seen.append((*left.shape, right.shape[-1])) or ops.bmm(left, right)
     assert made.construct(Tensor(drawn({"x": shape})["x"])).shape == shape
     assert seen == expected
+    # Of a product that is symmetric, the kernel computes one half.
+    operations = sum(m * k * n * (1 if m == n else 2) for _, m, k, n in seen)
+    assert work([TRIPLE] * count, *shape[1:]) == pytest.approx(operations)
+
+
+def test_the_kernel_ends_runs_where_the_operators_do():
+    header = (ROOT / "ops" / "include" / "muon.h").read_text()
+    growth = re.search(r"MostGrowth\(bool is_bfloat16\) \{ return is_bfloat16 \? ([\d.]+) : ([\d.]+); \}", header)
+    assert dict(zip(("bfloat16", "float32"), map(float, growth.groups()))) == MOST_GROWTH
 
 
 # Coefficients that make small singular values grow fast, little, and for many iterations that end near 1.

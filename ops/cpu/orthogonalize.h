@@ -3,10 +3,10 @@
 // A matrix of A rows and B columns is taken as X of a rows and b columns, transposed if A > B, of norm 1. An iteration
 // with the coefficients a, b and c is S = X X^T, Z = b S + c S S, X <- Z X + a X.
 //
-// If X is wide, a run of iterations multiplies with it twice only, at the begin and at the end, and else with matrices
-// of a by a (Dao-AILab, "Gram Newton-Schulz", 2026): with S = X X^T and Q = I, each iteration is Z = b S + c S S, Q <-
-// Q Z + a Q, W = S Z + a S, S <- Z W + a W, and at the end X <- Q X. Rounding grows in S by all that X grows, so a run
-// ends in time: see Muon::MostGrowth.
+// If X is wide, a run of iterations multiplies with it twice only, at its beginning and at its end, and else with
+// matrices of a by a (Dao-AILab, "Gram Newton-Schulz", 2026): with S = X X^T and Q = I, each iteration is Z = b S + c S
+// S, Q <- Q Z + a Q, W = S Z + a S, S <- Z W + a W, and at the end X <- Q X. Rounding grows in S by all that X grows,
+// so a run ends in time: see Muon::MostGrowth.
 //
 // One thread computes a number, always in the same order, so no bit depends on the thread.
 #pragma once
@@ -312,6 +312,7 @@ class Orthogonalization {
 
   template <class Of>
   void Multiply(const std::vector<Work *> &works, Of of) {
+    if (works.empty()) return;
     struct Tile {
       const Work *work;
       int64_t row, column;

@@ -89,12 +89,18 @@ const float *LoadGradient(const Tensor &t, const Task &task, const Chunk &chunk,
   return b.gradient;
 }
 
+// The elements of a tile whose states are float32 numbers. The weights move in a loop of their own, which leaves the
+// memory idle. Where tiles are short, the processor reads the next one meanwhile. Where states are converted, the start
+// of a loop takes longer than that gains.
+constexpr int kWholeTile = kTile / 2;
+
 // Calls body(begin, n, centralized gradient) for each tile of the chunk.
 template <class Body>
 void ForTiles(const Tensor &t, const Task &task, const Chunk &chunk, Buffers &b, Body body) {
   if (task.row != 0) RowMeans(t, task, chunk, b);
-  for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
-    const int n = static_cast<int>(Min(kTile, chunk.end - begin));
+  const int64_t tile = task.low_states ? kTile : kWholeTile;
+  for (int64_t begin = chunk.begin; begin < chunk.end; begin += tile) {
+    const int n = static_cast<int>(Min(tile, chunk.end - begin));
     body(begin, n, LoadGradient(t, task, chunk, begin, n, b));
   }
 }
@@ -108,23 +114,26 @@ void GradientSum(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
 // ---- The rule, over one tile -----------------------------------------------------------------------------------
 
 // Sums of a tile, in lanes. The loop of the rule adds them up: a loop of their own would take as long as the rule.
+template <class Rule>
 struct TileSums {
-  float lane[kSums][kLanes] = {};
+  static constexpr int kCount = Rule::kDirections < 2 ? kDirectionSum + 1 : kSums;
+  alignas(64) float lane[kCount][kLanes] = {};
 
   MS_OPTIM_FN double Total(enum Sum sum) const { return SumOfLanes(lane[sum]); }
 };
 
 template <class Rule, bool kUpdateStates, bool kSum>
 MS_OPTIM_FN void RuleElement(const Rule &rule, const Task &task, float w, float g, float *s, float *d, int lane,
-                             TileSums &sums) {
+                             TileSums<Rule> &sums) {
   Advance<Rule, kUpdateStates>(rule, task, w, g, s, d);
   if (!kSum) return;
   sums.lane[kGradientSum][lane] += g * g;
   sums.lane[kWeightSum][lane] += w * w;
   sums.lane[kDirectionSum][lane] += d[0] * d[0];
-  if (Rule::kDirections < 2) return;
-  sums.lane[kDirection2Sum][lane] += d[1] * d[1];
-  sums.lane[kDirectionsDot][lane] += d[0] * d[1];
+  if constexpr (Rule::kDirections > 1) {
+    sums.lane[kDirection2Sum][lane] += d[1] * d[1];
+    sums.lane[kDirectionsDot][lane] += d[0] * d[1];
+  }
 }
 
 // Returns the move of a weight along its directions.
@@ -145,10 +154,10 @@ enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4 };
 
 template <class Rule, unsigned kParts>
 void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, const float *__restrict g,
-              float *const *s, float (*__restrict d)[kTile], TileSums &total) {
+              float *const *s, float (*__restrict d)[kTile], TileSums<Rule> &total) {
   const Rule r = rule;
   const Task p = task;
-  TileSums sums = total;
+  TileSums<Rule> sums = total;
   // A rule has one to three states, and the loop names each: compilers do not vectorize a loop over them. A pointer to
   // a state that the rule lacks is a copy of another pointer, against the promise of __restrict, but the constants
   // kSecond and kThird keep the loop from using it.
@@ -189,12 +198,13 @@ MS_OPTIM_FN void FetchAhead(const float *w, const float *g, const State0 *s0, co
 // loop. It takes whole lanes, and returns the number of their elements.
 template <class Rule, class Format>
 int ConvertedTile(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, int n, const float *__restrict w,
-                  const float *__restrict g, float *__restrict d, const uint32_t *__restrict noise, TileSums &total) {
+                  const float *__restrict g, float *__restrict d, const uint32_t *__restrict noise,
+                  TileSums<Rule> &total) {
   typedef FirstCode<Format> First;
   typedef SecondCode<Format> Second;
   const Rule r = rule;
   const Task p = task;
-  TileSums sums = total;
+  TileSums<Rule> sums = total;
   constexpr bool kSecond = Rule::kStates > 1;
   constexpr int kInWord = First::kInWord;
   auto *__restrict c0 = CodesOf<First>(t, 0, begin);
@@ -220,6 +230,10 @@ int ConvertedTile(const Rule &rule, const Task &task, const Tensor &t, int64_t b
   total = sums;
   return whole;
 }
+
+// Whether the loop over a block encodes the block before it. Where vectors are short and registers few, such a loop
+// loads its constants again and again, which takes longer than it gains.
+constexpr bool kOverlapsBlocks = kVectorBytes == 64;
 
 // A block of new states, one or two, that waits to be encoded: its scale is known only when the rule has run over all
 // of it. The loop over a block therefore encodes the block before it:
@@ -270,14 +284,14 @@ struct PendingBlock {
 template <class Rule, class Format, bool kPending>
 void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, const float *__restrict w,
                 const float *__restrict g, float *__restrict s0, float *__restrict s1, float *__restrict d,
-                TileSums &total, PendingBlock<(Rule::kStates > 1)> &pending) {
+                TileSums<Rule> &total, PendingBlock<(Rule::kStates > 1)> &pending) {
   typedef FirstCode<Format> First;
   typedef SecondCode<Format> Second;
   constexpr bool kSecond = Rule::kStates > 1;
   const Rule r = rule;
   const Task p = task;
   const PendingBlock<kSecond> last = pending;
-  TileSums sums = total;
+  TileSums<Rule> sums = total;
   const int64_t block = begin / kCodeBlock;
   constexpr int kInWord = First::kInWord;
   auto *__restrict c0 = CodesOf<First>(t, 0, begin);
@@ -316,6 +330,7 @@ void CodedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
   pending.factor[1] = FactorOf<Second>(scale1);
   pending.noise = noise_table.bits + begin % kNoises;
   pending.noise_above = task.noise.Above(begin);
+  if (!kOverlapsBlocks) pending.Finish();
 }
 
 // Tells whether the loop of a rule converts the states of a tensor: it does if there are one or two, of the format.
@@ -338,7 +353,8 @@ MS_OPTIM_FN bool IsFusedWithScales(const Tensor &t) {
 // Runs the rule over the first elements of a tile, as many as its loop can convert, and returns their number.
 template <class Rule, class Format>
 MS_OPTIM_FN int FusedTile(const Rule &rule, const Task &task, const Tensor &t, int64_t begin, int n, const float *w,
-                          const float *g, Buffers &b, TileSums &sums, PendingBlock<(Rule::kStates > 1)> &pending) {
+                          const float *g, Buffers &b, TileSums<Rule> &sums,
+                          PendingBlock<(Rule::kStates > 1)> &pending) {
   if constexpr (FirstCode<Format>::kHasScales) {
     constexpr int kBlock = static_cast<int>(kCodeBlock);
     int first = 0;
@@ -357,7 +373,7 @@ MS_OPTIM_FN int FusedTile(const Rule &rule, const Task &task, const Tensor &t, i
 // it took: states of lower precision are stored and read back before the directions are computed.
 template <class Rule>
 void StatesAndDirections(const Rule &rule, const Tensor &t, const Task &task, int64_t begin, int n, float *w,
-                         const float *g, const uint32_t *noise, float (*d)[kTile], Buffers &b, TileSums &sums) {
+                         const float *g, const uint32_t *noise, float (*d)[kTile], Buffers &b, TileSums<Rule> &sums) {
   float *s[Rule::kStates];
   for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
   const bool again = Rule::kLayerwise && task.low_states;
@@ -373,14 +389,15 @@ void StatesAndDirections(const Rule &rule, const Tensor &t, const Task &task, in
   RuleTile<Rule, kSumUp>(rule, task, n, w, g, s, d, sums);
 }
 
-void AddTileSums(const TileSums &sums, const float *g, const float *w, float (*d)[kTile], int n, int directions,
-                 double *sum) {
+template <class Rule>
+void AddTileSums(const TileSums<Rule> &sums, const float *g, const float *w, float (*d)[kTile], int n, double *sum) {
   sum[kGradientSum] += ExactWhereLost(sums.Total(kGradientSum), g, n);
   sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
   sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), d[0], n);
-  if (directions < 2) return;
-  sum[kDirection2Sum] += ExactWhereLost(sums.Total(kDirection2Sum), d[1], n);
-  sum[kDirectionsDot] += sums.Total(kDirectionsDot);
+  if constexpr (Rule::kDirections > 1) {
+    sum[kDirection2Sum] += ExactWhereLost(sums.Total(kDirection2Sum), d[1], n);
+    sum[kDirectionsDot] += sums.Total(kDirectionsDot);
+  }
 }
 
 // The moments stage of a chunk: new states, and the sums of weights and directions. Where nothing waits for these sums,
@@ -392,7 +409,7 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chu
   const bool from_table = kMove && IsFusedWithScales<Rule>(t);
   const bool has_noise = (task.low_states && !from_table) || (kMove && task.noisy_weight);
   ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
-    TileSums sums;
+    TileSums<Rule> sums;
     float *w = LoadWeight(t, begin, n, b.weight);
     if (kMove && t.average != nullptr) FetchTile(t.average + begin, n);
     StartTile<Rule>(t, task, begin, n, w);
@@ -414,7 +431,7 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chu
       auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
       StatesAndDirections(rule, t, task, begin + first, n - first, w + first, g + first, b.noise + first, d, b, sums);
     }
-    AddTileSums(sums, g, w, b.direction, n, Rule::kDirections, sum);
+    AddTileSums(sums, g, w, b.direction, n, sum);
     if (kMove) {
       MoveTile<Rule::kDirections>(task, n, b.direction, w);
       StoreWeight(t, begin, n, w, task.noisy_weight ? b.noise : nullptr);
@@ -429,7 +446,7 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chu
 template <class Rule>
 void MoveChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
   ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
-    TileSums unused;
+    TileSums<Rule> unused;
     float *w = LoadWeight(t, begin, n, b.weight), *s[Rule::kStates];
     if (t.average != nullptr) StartTile<ElementwiseRule>(t, task, begin, n, w);
     for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);

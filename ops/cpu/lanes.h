@@ -9,7 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -66,7 +66,8 @@ struct Lanes {
 template <class T>
 using LanesOf [[gnu::vector_size(kLanes * sizeof(T))]] = T;
 
-// AVX-512 has an instruction for each, which compilers do not find.
+// AVX-512 has an instruction for each, and AVX2 has shorter ways, which compilers do not find. Bytes are the lowest
+// bits of a number, whatever is above them; shorts must be able to hold it.
 template <class T>
 MS_OPTIM_FN void Widen(const T *from, int32_t (&to)[kLanes]) {
 #if defined(__AVX512F__)
@@ -74,25 +75,44 @@ MS_OPTIM_FN void Widen(const T *from, int32_t (&to)[kLanes]) {
   const __m512i numbers = std::is_signed<T>::value ? _mm512_maskz_cvtepi8_epi32(0xffff, packed)
                                                    : _mm512_maskz_cvtepu8_epi32(0xffff, packed);
   memcpy(to, &numbers, sizeof(numbers));
-  return;
-#endif
+#elif defined(__AVX2__)
+  for (int half = 0; half < 2; ++half) {
+    const __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from + 8 * half));
+    const __m256i numbers = std::is_signed<T>::value ? _mm256_cvtepi8_epi32(packed) : _mm256_cvtepu8_epi32(packed);
+    memcpy(to + 8 * half, &numbers, sizeof(numbers));
+  }
+#else
   LanesOf<T> bytes;
   memcpy(&bytes, from, sizeof(bytes));
   const auto wide = __builtin_convertvector(__builtin_convertvector(bytes, LanesOf<int16_t>), LanesOf<int32_t>);
   memcpy(to, &wide, sizeof(wide));
+#endif
 }
 
 template <class T>
 MS_OPTIM_FN void Narrow(const int32_t (&from)[kLanes], T *to) {
+#if defined(__AVX512F__)
+  __m512i wide;
+  memcpy(&wide, from, sizeof(wide));
+  const __m128i packed = _mm512_maskz_cvtepi32_epi8(0xffff, wide);
+  memcpy(to, &packed, sizeof(packed));
+#elif defined(__AVX2__)
+  // Of each half, the lowest bytes move to the first or second four bytes of each 16, and then side by side.
+  const __m256i lowest = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                          0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i second = _mm256_setr_epi8(-1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                          -1, -1, -1, -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1);
+  __m256i half[2];
+  memcpy(half, from, sizeof(half));
+  const __m256i bytes = _mm256_or_si256(_mm256_shuffle_epi8(half[0], lowest), _mm256_shuffle_epi8(half[1], second));
+  const __m256i ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 0, 0, 0));
+  memcpy(to, &ordered, kLanes);
+#else
   LanesOf<int32_t> wide;
   memcpy(&wide, from, sizeof(wide));
-#if defined(__AVX512F__)
-  const __m128i packed = _mm512_maskz_cvtepi32_epi8(0xffff, reinterpret_cast<__m512i>(wide));
-  memcpy(to, &packed, sizeof(packed));
-  return;
-#endif
   const auto bytes = __builtin_convertvector(__builtin_convertvector(wide, LanesOf<int16_t>), LanesOf<T>);
   memcpy(to, &bytes, sizeof(bytes));
+#endif
 }
 
 // Converts numbers of 4 bits, two in a byte, the first in its lower bits: first to bytes, and these as above. Vectors
@@ -127,19 +147,36 @@ MS_OPTIM_FN void NarrowNibbles(const int32_t (&from)[kLanes], void *to) {
 template <class T>
 MS_OPTIM_FN void WidenShorts(const T *from, int32_t (&to)[kLanes]) {
   static_assert(sizeof(T) == sizeof(int16_t), "shorts");
-  LanesOf<std::conditional_t<std::is_signed<T>::value, int16_t, uint16_t>> shorts;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  for (int half = 0; half < 2; ++half) {
+    const __m128i shorts = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + 8 * half));
+    const __m256i numbers = std::is_signed<T>::value ? _mm256_cvtepi16_epi32(shorts) : _mm256_cvtepu16_epi32(shorts);
+    memcpy(to + 8 * half, &numbers, sizeof(numbers));
+  }
+#else
+  LanesOf<std::conditional_t<std::is_signed<T>::value, int16_t, uint16_t> > shorts;
   memcpy(&shorts, from, sizeof(shorts));
   const auto wide = __builtin_convertvector(shorts, LanesOf<int32_t>);
   memcpy(to, &wide, sizeof(wide));
+#endif
 }
 
 template <class T>
 MS_OPTIM_FN void NarrowToShorts(const int32_t (&from)[kLanes], T *to) {
   static_assert(sizeof(T) == sizeof(int16_t), "shorts");
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  __m256i half[2];
+  memcpy(half, from, sizeof(half));
+  const bool is_signed = std::is_signed<T>::value;
+  const __m256i packed = is_signed ? _mm256_packs_epi32(half[0], half[1]) : _mm256_packus_epi32(half[0], half[1]);
+  const __m256i ordered = _mm256_permute4x64_epi64(packed, 0xd8);
+  memcpy(to, &ordered, sizeof(ordered));
+#else
   LanesOf<int32_t> wide;
   memcpy(&wide, from, sizeof(wide));
   const auto shorts = __builtin_convertvector(wide, LanesOf<uint16_t>);
   memcpy(to, &shorts, sizeof(shorts));
+#endif
 }
 
 // Returns a sum in float64: a mean is subtracted from numbers that may be close to it, and the difference would show

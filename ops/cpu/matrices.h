@@ -18,7 +18,7 @@ inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, 
                            Buffers &b) {
   double sum = 0.0;
   ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
-    TileSums sums;
+    TileSums<MuonMomentum> sums;
     float *w = LoadWeight(t, begin, n, b.weight);
     if (task.low_states) FillNoise(task.noise, begin, n, b.noise);
     StatesAndDirections(rule.matrices, t, task, begin, n, w, g, b.noise, b.direction, b, sums);
@@ -34,7 +34,7 @@ inline void MoveMatrix(const Tensor &t, const Task &task, float *directions, Chu
   unscaled.factor = 1.0f;
   for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
     const int n = static_cast<int>(Min(kTile, chunk.end - begin));
-    TileSums sums;
+    TileSums<KnownDirection> sums;
     float *w = LoadWeight(t, begin, n, b.weight), *direction = directions + begin;
     StartTile<ElementwiseRule>(t, task, begin, n, w);
     RuleTile<KnownDirection, kSumUp>(KnownDirection{}, unscaled, n, w, direction, &direction, b.direction, sums);

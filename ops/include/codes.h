@@ -169,13 +169,9 @@ MS_OPTIM_FN float FactorOf(float scale) {
   return scale > 1e-37f ? Code::Largest() / scale : 0.0f;
 }
 
-// Rounds to bfloat16 stochastically, with 16 bits of noise; returns its bits.
-MS_OPTIM_FN uint32_t BFloat16WithNoise(float x, uint32_t noise) {
-  const uint32_t bits = BitsOf(x);
-  const uint32_t rounded = (bits + noise) >> 16;
-  const uint32_t special = (bits >> 16) | ((bits & 0x7fffffffu) > 0x7f800000u ? 0x40u : 0u);
-  return (bits & 0x7fffffffu) >= 0x7f800000u ? special : rounded;
-}
+// Rounds to bfloat16 stochastically, with 16 bits of noise; returns its bits. A NaN must be quiet, as that of every
+// operation is: then it has a bit that is kept.
+MS_OPTIM_FN uint32_t BFloat16WithNoise(float x, uint32_t noise) { return (BitsOf(x) + (x == x ? noise : 0u)) >> 16; }
 
 template <NoiseUse kUse>
 struct BFloat16Code {

@@ -38,7 +38,7 @@ from step_cpu import (
     off,
 )
 
-from ms_optim.kernels import libraries
+from ms_optim.kernels import interface, libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.kernels.interface import CODE_BLOCK, SharedFlag
 from ms_optim.states.formats import FORMATS
@@ -79,30 +79,26 @@ class Row:
         self.states, self.scales = self._states(shapes, states)
         clip = options.get("clip", 0.0)
         shared = SharedFlag.MASTERS * bool(self.masters) | SharedFlag.CLIPS * (clip > 0)
-        numbers = [1.0, clip, 0.0, BETA1, BETA2, EPS, *constants]
-        layout = [[0, 1, 0, i] for i in range(n)]
-        flags = torch.zeros((1 + kernels.ALL_STAGES, 1 + shared, 1 + rule_flags), dtype=torch.int8, device="cuda")
-        zeros = [
-            torch.zeros(1, dtype=torch.int32, device="cuda"),
-            torch.zeros(1, dtype=torch.int32, device="cuda"),
-            torch.zeros((n, len(kernels.STATISTICS)), device="cuda"),
-        ]
         room = libraries.workspace_bytes(self.library, [tuple(s) for s in shapes], False, False)
-        arguments = [
-            flags,
-            torch.tensor(layout, dtype=torch.int32, device="cuda"),
-            torch.tensor(numbers, dtype=torch.float64, device="cuda"),
-            torch.tensor([RATE, DECAY], device="cuda"),
-            torch.zeros((1, len(kernels.SUMS)), dtype=torch.float64, device="cuda"),
-            *zeros,
-            *self.weights,
-            *self.gradients,
-            *self.states,
-            *self.masters,
-            *self.scales,
-            torch.zeros((n, len(kernels.SUMS)), dtype=torch.float64, device="cuda"),
-            torch.zeros(room, dtype=torch.uint8, device="cuda"),
+        # Small arrays, in the order that the operator takes them.
+        small = [
+            interface.flags(kernels.ALL_STAGES, shared, rule_flags),
+            interface.layout([0] * n, [1] * n, [False] * n),
+            interface.constants(1.0, 0, (BETA1, BETA2, EPS, *constants), CLIP_NORM=clip),
+            np.array([RATE, DECAY], np.float32),
+            np.zeros((1, len(kernels.SUMS))),
         ]
+        counters = [
+            np.zeros(1, np.int32),
+            np.zeros(1, np.int32),
+            np.zeros((n, len(kernels.STATISTICS)), np.float32),
+        ]
+        outputs = [np.zeros((n, len(kernels.SUMS))), np.zeros(room, np.uint8)]
+        small, counters, outputs = (
+            [torch.from_numpy(a).cuda() for a in arrays] for arrays in (small, counters, outputs)
+        )
+        held = [*self.states, *self.masters, *self.scales]
+        arguments = [*interface.inputs(*small, (), counters, self.weights, self.gradients, held), *outputs]
         self.kept = arguments
         self.call = self._prepared(arguments)
         self.bytes = self.element_bytes * sum(w.numel() for w in self.weights)

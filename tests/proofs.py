@@ -74,7 +74,8 @@ def surroundings() -> bytes:
 def name_of(item) -> str | None:
     """Return what a proof of a test is called: by its sources, and by what surrounds them; None if it has none."""
     marks = list(item.iter_markers("proof"))
-    if not marks or FOLDER is None or "gpu" in item.fixturenames:
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    if not marks or FOLDER is None or "gpu" in (*item.fixturenames, *parameters):
         return None
     # The helpers of all tests, and the test's own module.
     sources = [file for file in files_of(TESTS) if not file.name.startswith("test_")]

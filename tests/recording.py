@@ -171,8 +171,8 @@ def kinds_of(rule, states):
 
 
 def states_of(rule, rule_flags, kinds, shapes):
-    """Return the arrays of each state; a matrix has none but the first, or one number a row."""
-    states = [[state_of(shape, kind) for shape in shapes] for kind in kinds]
+    """Return the arrays of each state, of dtypes by tensor; a matrix has none but the first, or one number a row."""
+    states = [[state_of(shape, kind) for shape, kind in zip(shapes, of_tensors)] for of_tensors in zip(*kinds)]
     if rule == "muon":
         rows = [np.zeros(s[0] * (s[1] if len(s) == 3 else 1), np.float32) if len(s) > 1 else None for s in shapes]
         normalizes = bool(rule_flags & MuonFlag.NORMALIZES_ROWS)
@@ -192,14 +192,17 @@ def scales_of(state):
 
 
 def launch(rule, rng, weights=WEIGHTS[0], states="float32", gradients="float32", shapes=SHAPES, shared=0, **options):
-    """A launch with decay on every other tensor, and on request centralization of every tensor that has rows."""
+    """A launch with decay on every other tensor, and on request centralization of every tensor that has rows.
+
+    `states` is a row of STATES for all tensors, or one for each.
+    """
     _, constants, rule_flags = RULES[rule]
     rule_flags |= options.pop("more_flags", 0)
     dtype, masters, stochastic = weights
     shared |= SharedFlag.MASTERS * bool(masters) | SharedFlag.STOCHASTIC_ROUNDING * stochastic
     centralized = bool(shared & SharedFlag.CENTRALIZES)
     columns = [[i % 2, -1 if i % 2 else 2, int(centralized and len(s) > 1), i] for i, s in enumerate(shapes)]
-    kinds = kinds_of(rule, states)
+    kinds = [kinds_of(rule, s) for s in ([states] * len(shapes) if isinstance(states, str) else states)]
     averages = zeros(shapes) if shared & SharedFlag.AVERAGES else []
     formula = reference.KERNELS[rule][0] if rule in reference.KERNELS else reference.Reference
     held = states_of(rule, rule_flags, kinds, shapes)
@@ -295,6 +298,14 @@ def skipped(rng):
             gradient = made.arrays[made.first + 2]
             gradient[17], gradient[200] = np.inf, np.nan
             yield Recorded(f"{rule} with infinity and NaN, {shared}", made.function, made.arrays)
+
+
+def mixed(rng):
+    """Tensors with states of each format, as groups of parameters may have them."""
+    shapes = [(5,), (300,), (4, 65), (4097,), (33, 31), (256,), (1025,), (7,)]
+    for rule in ("adamw", "ademamix", "lion"):
+        made = launch(rule, rng, states=[STATES[i % 4] for i in range(len(shapes))], shapes=shapes)
+        yield Recorded(f"{rule}, states of all formats", made.function, made.arrays)
 
 
 def staged(rng):
@@ -492,4 +503,5 @@ def cases():
         *compressed(rng),
         *denormal(rng),
         *local_steps(rng),
+        *mixed(rng),
     ]

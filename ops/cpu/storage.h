@@ -200,12 +200,6 @@ void SplitTile(const Tensor &t, int64_t begin, int n, const float *tile, const u
 
 // The compiler computes the table: code that runs when the library is loaded could use instructions that the processor
 // lacks.
-struct NoiseTable {
-  alignas(64) uint32_t bits[kNoises];
-  constexpr NoiseTable() : bits() {
-    for (uint32_t i = 0; i < kNoises; ++i) bits[i] = Hash(i);
-  }
-};
 constexpr NoiseTable noise_table;
 
 // Computes Noise::At for the elements of a tile.

@@ -23,8 +23,12 @@ __device__ T SumOfWarp(T x) {
 }
 
 __device__ inline uint32_t LargestOfWarp(uint32_t x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffffu, x);
+#else
   for (int lane = kWarp / 2; lane > 0; lane /= 2) x = Max(x, __shfl_xor_sync(0xffffffffu, x, lane));
   return x;
+#endif
 }
 
 // Returns the sum over a block, in all its threads.
@@ -61,14 +65,18 @@ __device__ T SumBefore(T x, T *total) {
   return before + up_to - x;
 }
 
-// Returns the tensor, of n, that a chunk or a row belongs to, from the first one of each tensor.
+// Returns the tensor, of n, that a chunk or a row belongs to, from the first one of each tensor. A whole warp asks, for
+// the same index: its lanes compare it with 32 tensors at once, because each load waits for the one before.
 __device__ inline int OwnerOf(const int64_t *first, int n, int64_t index) {
-  int low = 0, high = n;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (first[middle] <= index ? low : high) = middle;
+  int owner = 0;
+  for (int left = n; left > 1;) {
+    const int stride = (left + kWarp - 1) / kWarp, i = LaneOfThread() * stride;
+    const bool begins_before = i < left && first[owner + i] <= index;
+    const int found = __popc(__ballot_sync(0xffffffffu, begins_before)) - 1;
+    owner += found * stride;
+    left = Min(stride, left - found * stride);
   }
-  return low;
+  return owner;
 }
 
 // The part of a tensor for a block.
@@ -82,13 +90,22 @@ struct Chunk {
         end(Min(begin + kChunk, step.tensors[tensor].size)) {}
 };
 
-// Adds up the sums of a block's threads, and stores them.
-__device__ inline void StorePartial(const Workspace &work, const double (&sum)[kSums]) {
+// Adds up the sums of a block's threads, and stores them. Without a second direction there are fewer of them.
+template <int kDirections>
+__device__ void StorePartial(const Workspace &work, const double (&sum)[kSums]) {
+  constexpr int kMade = kDirections < 2 ? kDirectionSum + 1 : kSums;
+  __shared__ double of_warp[kMade][kWarps];
   MS_OPTIM_UNROLL
-  for (int s = 0; s < kSums; ++s) {
-    const double total = SumOfBlock(sum[s]);
-    if (threadIdx.x == 0) work.partial[static_cast<int64_t>(blockIdx.x) * kSums + s] = total;
+  for (int s = 0; s < kMade; ++s) {
+    const double of_lanes = SumOfWarp(sum[s]);
+    if (LaneOfThread() == 0) of_warp[s][WarpOfThread()] = of_lanes;
   }
+  __syncthreads();
+  const auto s = static_cast<int>(threadIdx.x);
+  if (s >= kSums) return;
+  double total = 0.0;
+  for (int i = 0; s < kMade && i < kWarps; ++i) total += of_warp[s][i];
+  work.partial[static_cast<int64_t>(blockIdx.x) * kSums + s] = total;
 }
 
 }  // namespace

@@ -17,15 +17,11 @@ __device__ inline bool Aligned(const Tensor &t) {
   return aligned;
 }
 
-__device__ inline bool AllFloat32(const Tensor &t, int states) {
-  bool all = t.weight_type == DType::kFloat32 && t.gradient_type == DType::kFloat32;
-  for (int k = 0; k < states; ++k) all = all && t.state_type[k] == DType::kFloat32;
-  return all;
-}
-
 __device__ inline void LoadGradient(const Tensor &t, const Task &task, const Workspace &work, int tensor,
                                     const Tile &tile, float (&g)[kEach]) {
-  LoadAs(t.gradient_type, t.gradient, tile, g);
+  FetchedFloats gradient;
+  gradient.From(t.gradient_type, t.gradient, tile);
+  gradient.To(t.gradient_type, g);
   if (task.row != 0) Centralize(work.means + work.first_row[tensor], task.row, tile, g);
 }
 
@@ -40,26 +36,40 @@ __device__ void ForTiles(const Chunk &chunk, const Tensor &t, Body body) {
 
 __device__ inline void AddSquare(double *sum, float x) { *sum += static_cast<double>(x) * static_cast<double>(x); }
 
-// The elements of a tile that belong to a thread. kFloats: weight, gradient and states are float32, and all loads are
-// issued before any is waited for.
-template <class Rule>
+// Adds up the squares of a thread's elements in float32, which takes a third of the instructions; in float64 where
+// squares may have overflowed or vanished.
+__device__ inline void AddSquares(double *sum, const Tile &tile, const float (&x)[kEach]) {
+  float squares = 0.0f;
+  MS_OPTIM_UNROLL
+  for (int e = 0; e < kEach; ++e) squares = fmaf(x[e], x[e], squares);
+  if (tile.whole && squares > 1e-30f && squares < 1e38f) {
+    *sum += static_cast<double>(squares);
+    return;
+  }
+  MS_OPTIM_UNROLL
+  for (int e = 0; e < kEach; ++e) {
+    if (tile.Has(e)) AddSquare(sum, x[e]);
+  }
+}
+
+// The elements of a tile that belong to a thread.
+template <class Rule, class Format>
 struct Elements {
   static constexpr int kRoom = Rule::kStates > 0 ? Rule::kStates : 1;  // there are no arrays of nothing
   float w[kEach], g[kEach], s[kRoom][kEach], d[kMaxDirections][kEach];
 
-  template <bool kFloats>
-  __device__ void Take(const Tensor &t, const Task &task, const RowMean *means, const Tile &tile) {
-    if (kFloats) {
-      if (!Rule::kReturnsDirections) Load<float>(t.weight, tile, w);
-      Load<float>(t.gradient, tile, g);
-      MS_OPTIM_UNROLL
-      for (int k = 0; k < Rule::kStates; ++k) Load<float>(t.state[k], tile, s[k]);
-    } else {
-      if (!Rule::kReturnsDirections) LoadWeight(t, tile, w);
-      LoadAs(t.gradient_type, t.gradient, tile, g);
-      MS_OPTIM_UNROLL
-      for (int k = 0; k < Rule::kStates; ++k) LoadState(t, k, tile, s[k]);
-    }
+  __device__ Elements(const Tensor &t, const Task &task, const RowMean *means, const Tile &tile) {
+    FetchedWeight weight;
+    FetchedFloats gradient;
+    FetchedState<Format> state[kRoom];
+    if (!Rule::kReturnsDirections) weight.From(t, tile);
+    gradient.From(t.gradient_type, t.gradient, tile);
+    MS_OPTIM_UNROLL
+    for (int k = 0; k < Rule::kStates; ++k) state[k].From(t, k, tile);
+    if (!Rule::kReturnsDirections) weight.To(t, w);
+    gradient.To(t.gradient_type, g);
+    MS_OPTIM_UNROLL
+    for (int k = 0; k < Rule::kStates; ++k) state[k].To(t, k, s[k]);
     if (task.row != 0) Centralize(means, task.row, tile, g);
     MS_OPTIM_UNROLL
     for (int e = 0; Rule::kReturnsDirections && e < kEach; ++e) w[e] = 0.0f;
@@ -89,15 +99,14 @@ struct Elements {
   }
 
   __device__ void Sum(const Tile &tile, double (&sum)[kSums]) const {
+    AddSquares(&sum[kGradientSum], tile, g);
+    AddSquares(&sum[kWeightSum], tile, w);
+    AddSquares(&sum[kDirectionSum], tile, d[0]);
+    if (Rule::kDirections < 2) return;
+    AddSquares(&sum[kDirection2Sum], tile, d[1]);
     MS_OPTIM_UNROLL
     for (int e = 0; e < kEach; ++e) {
-      if (!tile.Has(e)) continue;
-      AddSquare(&sum[kGradientSum], g[e]);
-      AddSquare(&sum[kWeightSum], w[e]);
-      AddSquare(&sum[kDirectionSum], d[0][e]);
-      if (Rule::kDirections < 2) continue;
-      AddSquare(&sum[kDirection2Sum], d[1][e]);
-      sum[kDirectionsDot] += static_cast<double>(d[0][e]) * static_cast<double>(d[1][e]);
+      if (tile.Has(e)) sum[kDirectionsDot] += static_cast<double>(d[0][e]) * static_cast<double>(d[1][e]);
     }
   }
 
@@ -123,34 +132,116 @@ __device__ inline void Average(const Tensor &t, const Task &task, const Tile &ti
 
 // Computes new states, and the sums of weights and directions. Where nothing waits for these sums, the weights move,
 // too (kMove).
-template <class Rule, bool kMove, bool kFloats>
+template <bool kMove, class Format, class Rule>
 __device__ void UpdateTile(const Rule &rule, const Tensor &t, const Task &task, const RowMean *means, bool noisy,
                            const Tile &tile, double (&sum)[kSums]) {
-  Elements<Rule> x;
-  x.template Take<kFloats>(t, task, means, tile);
+  constexpr bool kConverts = FirstCode<Format>::kIsConverted;
+  Elements<Rule, Format> x(t, task, means, tile);
+  TileNoise noise;
+  if (kConverts || noisy) noise.From(task.noise, tile);
   x.Start(t, task, tile);
   x.template Apply<true>(rule, task);
   MS_OPTIM_UNROLL
   for (int k = 0; k < Rule::kStates; ++k) {
-    if (kFloats) {
-      StoreFloats(t.state[k], tile, x.s[k]);
-      continue;
-    }
-    StoreState(t, k, tile, task.noise, x.s[k]);
+    StoreState<Format>(t, k, tile, noise, x.s[k]);
     // A layer-wise rule must move along the directions whose norms it took.
-    if (Rule::kLayerwise) LoadState(t, k, tile, x.s[k]);
+    if (Rule::kLayerwise && kConverts) LoadState<Format>(t, k, tile, x.s[k]);
   }
-  if (Rule::kLayerwise && !kFloats) x.template Apply<false>(rule, task);
+  if (Rule::kLayerwise && kConverts) x.template Apply<false>(rule, task);
   if (Rule::kReturnsDirections) StoreFloats(t.direction, tile, x.d[0]);
   x.Sum(tile, sum);
   if (!kMove) return;
   x.Move(task);
-  if (kFloats) {
-    StoreFloats(t.weight, tile, x.w);
-  } else {
-    StoreWeight(t, tile, x.w, noisy ? &task.noise : nullptr);
-  }
+  StoreWeight(t, tile, x.w, noisy, noise);
   Average(t, task, tile, x.w);
+}
+
+// Moves the weights along the directions of states that an earlier pass made.
+template <class Format, class Rule>
+__device__ void MoveTile(const Rule &rule, const Tensor &t, const Task &task, const RowMean *means, bool noisy,
+                         const Tile &tile) {
+  Elements<Rule, Format> x(t, task, means, tile);
+  TileNoise noise;
+  if (noisy) noise.From(task.noise, tile);
+  x.Start(t, task, tile);
+  x.template Apply<false>(rule, task);
+  x.Move(task);
+  StoreWeight(t, tile, x.w, noisy, noise);
+  Average(t, task, tile, x.w);
+}
+
+// What most tensors of a model have in common. Where the compiler knows it, and that a tile is whole, there are no
+// branches and fewer registers are needed.
+template <class Rule, class Format, DType kWeightAndGradient>
+struct UsualOf {
+  static constexpr bool kHasMaster = kWeightAndGradient != DType::kFloat32;
+  NeverCautious<Rule> rule;
+  Tensor t;
+  Task task;
+
+  __device__ static bool Is(const Tensor &t, const Task &task) {
+    bool is = t.weight_type == kWeightAndGradient && t.gradient_type == kWeightAndGradient;
+    is = is && t.average == nullptr && task.row == 0 && task.cautious == 0u && (t.master != nullptr) == kHasMaster;
+    for (int k = 0; k < Rule::kStates; ++k) is = is && HasFormat<Format>(t.state_type[k]);
+    return is && t.remainder == nullptr;
+  }
+
+  __device__ UsualOf(const Rule &its_rule, const Tensor &tensor, const Task &its_task)
+      : rule(its_rule), t(tensor), task(its_task) {
+    t.weight_type = t.gradient_type = kWeightAndGradient;
+    t.remainder_type = DType::kFloat32;
+    t.average = nullptr;
+    if (!kHasMaster) t.master = nullptr;
+    task.row = 0;
+    // A third state may be signed or not.
+    if (Rule::kStates > 0) t.state_type[0] = Format::kSigned;
+    if (Rule::kStates > 1) t.state_type[1] = Format::kUnsigned;
+  }
+};
+
+// Calls run(rule, tensor, task, noisy, tile) for each tile of a chunk that belongs to this warp, with as much known as
+// can be.
+template <class Format, class Rule, class Run>
+__device__ void ForTilesOf(const Chunk &chunk, const Rule &rule, const Tensor &t, const Task &task, unsigned flags,
+                           const Run &run) {
+  constexpr int64_t kStride = kThreads / kWarp * kTile;
+  const bool aligned = Aligned(t);
+  int64_t begin = chunk.begin + WarpOfThread() * kTile;
+  const auto run_usual = [&](const auto &usual) {
+    for (; begin + kTile <= chunk.end; begin += kStride) {
+      run(usual.rule, usual.t, usual.task, false, Tile(begin));
+    }
+  };
+  if (aligned && UsualOf<Rule, Format, DType::kFloat32>::Is(t, task)) {
+    run_usual(UsualOf<Rule, Format, DType::kFloat32>(rule, t, task));
+  } else if (aligned && UsualOf<Rule, Format, DType::kBFloat16>::Is(t, task)) {
+    run_usual(UsualOf<Rule, Format, DType::kBFloat16>(rule, t, task));
+  }
+  const bool noisy = NeedsNoise(t, flags);
+  for (; begin < chunk.end; begin += kStride) run(rule, t, task, noisy, Tile(begin, t.size, aligned));
+}
+
+// Tells whether states of a tensor are of a format.
+template <class Format>
+MS_OPTIM_FN bool HasStatesOf(const Tensor &t) {
+  bool has = false;
+  for (int k = 0; k < kMaxStates; ++k) has = has || (t.state[k] != nullptr && HasFormat<Format>(t.state_type[k]));
+  return has;
+}
+
+// Returns the number of formats, besides float32, that states of a tensor have.
+MS_OPTIM_FN int FormatsOf(const Tensor &t) {
+  int formats = 0;
+#define MS_OPTIM_ROW(Format) formats += FirstCode<Format>::kIsConverted && HasStatesOf<Format>(t);
+  MS_OPTIM_FORMATS(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
+  return formats;
+}
+
+// Tells whether a pass over states of a format takes a tensor.
+template <class Format>
+__device__ bool Takes(const Tensor &t, bool takes_floats) {
+  return HasStatesOf<Format>(t) || (takes_floats && FormatsOf(t) == 0);
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) SumLocal(const Step step, const Work
       if (tile.Has(e)) AddSquare(&sum[kGradientSum], local.Gradient(rule, task, 1.0f, e));
     }
   });
-  StorePartial(work, sum);
+  StorePartial<1>(work, sum);
 }
 
 __global__ void __launch_bounds__(kThreads) ClipLocally(const Step step, const Workspace work) {
@@ -112,7 +112,10 @@ __device__ inline void Momentum(const DgcMomentum &rule, const Step &step, const
     if (tile.Has(e)) AddSquare(sum, g[e]);
   }
   StoreFloats(U(t), tile, u);
-  StoreWeight(t, tile, w, NeedsNoise(t, step.flags) ? &task.noise : nullptr);
+  const bool noisy = NeedsNoise(t, step.flags);
+  TileNoise noise;
+  if (noisy) noise.From(task.noise, tile);
+  StoreWeight(t, tile, w, noisy, noise);
 }
 
 __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Workspace work) {
@@ -146,7 +149,7 @@ __global__ void __launch_bounds__(kThreads) Accumulate(const Step step, const Wo
       StoreFloats(values, Tile(tile.begin, tile.end, false), local.g);
     }
   });
-  StorePartial(work, sum);
+  StorePartial<1>(work, sum);
 }
 
 // ---- What is sent -----------------------------------------------------------------------------------------------
@@ -277,8 +280,8 @@ __global__ void __launch_bounds__(kThreads) Receive(const Step step, const Works
 }
 
 template <>
-inline Status RunRule<DgcMomentum>(const Step &step, const WorkspaceLayout &layout, const Workspace &work,
-                                   Launcher &launch) {
+inline Status RunRule<DgcMomentum>(const Step &step, const std::vector<Tensor> &, const WorkspaceLayout &layout,
+                                   const Workspace &work, Launcher &launch) {
   const bool moments = (step.stages & kMomentsStage) != 0, apply = (step.stages & kApplyStage) != 0;
   const bool sums_gradients = Prologue(step, false).sums_gradients;  // a worker clips its own gradient
   const int64_t n = step.count;

@@ -9,7 +9,8 @@
 namespace ms_optim {
 namespace {
 
-typedef Status (*Runner)(const Step &, const WorkspaceLayout &, const Workspace &, Launcher &);
+typedef Status (*Runner)(const Step &, const std::vector<Tensor> &, const WorkspaceLayout &, const Workspace &,
+                         Launcher &);
 
 Status Check(const Step &step, bool exchanges) {
   for (int i = 0; i < step.count && exchanges; ++i) {
@@ -18,6 +19,10 @@ Status Check(const Step &step, bool exchanges) {
     for (int k = 0; k < DgcMomentum::kStates && t.state[k] != nullptr; ++k) {
       if (t.state_type[k] != DType::kFloat32) return kWrongDType;
     }
+  }
+  // A pass takes the tensors with states of its format: one with states of two formats would be updated twice.
+  for (int i = 0; i < step.count; ++i) {
+    if (FormatsOf(step.tensors[i]) > 1) return kWrongDType;
   }
   return exchanges && step.count == 0 ? kWrongCount : kOk;
 }
@@ -49,7 +54,7 @@ Status Launch(int count, void **data, int *ndims, int64_t **shapes, const char *
     Launcher launch(stream);
     PutTables(tensors, centralizes, layout, work, &launch);
     step.tensors = work.tensors;
-    return run(step, layout, work, launch);
+    return run(step, tensors, layout, work, launch);
   } catch (const std::exception &) {
     return kNoMemory;
   }

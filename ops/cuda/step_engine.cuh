@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) SumGradients(const Step step, const 
     MS_OPTIM_UNROLL
     for (int e = 0; e < kEach; ++e) AddSquare(&sum[kGradientSum], g[e]);
   });
-  StorePartial(work, sum);
+  StorePartial<1>(work, sum);
 }
 
 // Starts the averages, or moves them towards the weights, for a rule whose pass does not reach all weights.

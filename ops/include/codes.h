@@ -47,10 +47,17 @@ struct Noise {
   MS_OPTIM_FN Noise(int64_t seed, int64_t step, int64_t row)
       : key(Hash(Hash(Hash(static_cast<uint32_t>(seed)) + static_cast<uint32_t>(step)) + static_cast<uint32_t>(row))) {}
   // Mixes two hashes: that of the element's index in its group of 1,024, which a table may hold, and that of the group.
-  MS_OPTIM_FN uint32_t At(int64_t element) const {
-    return Hash(static_cast<uint32_t>(element) & (kNoises - 1u)) ^ Above(element);
-  }
+  MS_OPTIM_FN uint32_t At(int64_t element) const { return InGroup(element) ^ Above(element); }
+  MS_OPTIM_FN static uint32_t InGroup(int64_t element) { return Hash(static_cast<uint32_t>(element) & (kNoises - 1u)); }
   MS_OPTIM_FN uint32_t Above(int64_t element) const { return Hash(key + static_cast<uint32_t>(element / kNoises)); }
+};
+
+// Noise::InGroup of each element of a group.
+struct NoiseTable {
+  alignas(64) uint32_t bits[kNoises];
+  constexpr NoiseTable() : bits() {
+    for (uint32_t i = 0; i < kNoises; ++i) bits[i] = Hash(i);
+  }
 };
 
 enum NoiseUse { kFirstState, kSecondState, kThirdState, kWeight };

@@ -126,17 +126,20 @@ inline int64_t LengthOfState(DType state, int64_t elements) {
 // Returns the bytes of so many elements of a state.
 inline int64_t BytesOfState(DType state, int64_t elements) { return LengthOfState(state, elements) * SizeOf(state); }
 
+// Calls work(code) with the code of state k, whose dtype is one of a format.
+template <class Format, class Work>
+MS_OPTIM_CALLER void WithCodeOf(DType type, int k, const Work &work) {
+  if (k == 0) return work(FirstCode<Format>());
+  if (k == 1) return work(SecondCode<Format>());
+  if (type == Format::kSigned) return work(typename Format::template Code<true, kThirdState>());
+  return work(typename Format::template Code<false, kThirdState>());
+}
+
 // Calls work(code) with the code of state k.
 template <class Work>
 MS_OPTIM_CALLER void WithCode(DType type, int k, const Work &work) {
-#define MS_OPTIM_ROW(Format)                                                         \
-  if (HasFormat<Format>(type)) {                                                     \
-    const bool is_signed = type == Format::kSigned;                                  \
-    if (k == 0) return work(FirstCode<Format>());                                    \
-    if (k == 1) return work(SecondCode<Format>());                                   \
-    if (is_signed) return work(typename Format::template Code<true, kThirdState>()); \
-    return work(typename Format::template Code<false, kThirdState>());               \
-  }
+#define MS_OPTIM_ROW(Format) \
+  if (HasFormat<Format>(type)) return WithCodeOf<Format>(type, k, work);
   MS_OPTIM_FORMATS(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 }

@@ -14,13 +14,15 @@ from tolerances import TOLERANCE
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
-from ms_optim.kernels.interface import SharedFlag
+from ms_optim.kernels.interface import CODE_BLOCK, SharedFlag
 from ms_optim.kernels.libraries import invoke
 
 SIZES = [(), (1,), (7,), (127,), (129,), (255,), (257,), (4097,), (13, 11), (6, 4, 3, 3), (3, 8193)]
 # Operators that keep numbers to weigh steps by, which stand before the weights.
 WEIGH_STEPS = tuple(name for name, (formula, *_) in reference.KERNELS.items() if formula.weighs_steps)
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror"]
+# Some distributions' compilers check that longjmp() returns to a caller; the stand-in's threads jump to each other.
+FLAGS += ["-U_FORTIFY_SOURCE"]
 INCLUDE = [f"-I{TESTS / 'gpu' / 'standin'}", f"-I{ROOT / 'ops' / 'include'}", f"-I{ROOT / 'ops' / 'cuda'}"]
 
 
@@ -100,13 +102,30 @@ def backwards(run):
         del os.environ["MS_OPTIM_STANDIN_BACKWARDS"]
 
 
+def meaningless(case, arrays):
+    """Return, by the indices of arrays of codes, which codes lie in a block whose scale is not finite.
+
+    All of them stand for NaN or infinity. They are bits of NaNs, which each device makes in its own way.
+    """
+    narrow = [i for i, a in enumerate(arrays) if i >= 8 and a.dtype.kind in "iu" and a.itemsize < 4]
+    coded = [i for i in narrow if i not in case.remainders]
+    scales = arrays[len(arrays) - 1 - len(coded) : -1]
+    found = {}
+    for i, scale in zip(coded, scales):
+        block = CODE_BLOCK // (4 if arrays[i].itemsize == 2 else 1)
+        assert (scale.dtype, scale.size) == (np.float32, -(-arrays[i].size // block)), case.name
+        found[i] = np.repeat(~np.isfinite(scale), block)[: arrays[i].size].reshape(arrays[i].shape)
+    return found
+
+
 def compare(case, actual, expected, exactly):
     """Compare what two devices make of a launch: sums to rounding, all else to the bit or to rounding."""
     assert actual[0] == expected[0] == 0, case.name
+    lost = meaningless(case, expected[1])
     for i, (a, b) in enumerate(zip(actual[1], expected[1])):
         sums = b.dtype == np.float64 or (b.ndim == 2 and b.shape[1] == len(kernels.STATISTICS))
         a, b = a.astype(np.float64), b.astype(np.float64)
-        same = (a == b) | ((a != a) & (b != b))
+        same = (a == b) | ((a != a) & (b != b)) | lost.get(i, False)
         if exactly and not sums:
             assert same.all(), f"{case.name}: array {i}: {np.flatnonzero(~same)[:5]}"
             continue

@@ -178,6 +178,19 @@ def test_what_only_the_host_can_do_is_refused(stand_in, flag):
         assert a.tobytes() == b.tobytes()
 
 
+def test_states_of_two_formats_of_one_tensor_are_refused(stand_in):
+    """A GPU has a pass for each format; a tensor is in one of them."""
+    made = recording.launch("adamw", np.random.default_rng(0), states="bfloat16", shapes=[(300,)])
+    second, scale = np.zeros(300, np.uint8), np.zeros(2, np.float32)
+    arrays = [*made.arrays[:11], second, scale, made.sums]
+    before = [a.copy() for a in arrays]
+    assert stand_in.call(made.function, arrays) == 2
+    for a, b in zip(arrays, before):
+        assert a.tobytes() == b.tobytes()
+    arrays[10] = np.zeros(300, np.float32)
+    assert stand_in.call(made.function, arrays) == 0
+
+
 def test_a_workspace_that_does_not_fit_is_refused(stand_in):
     made = small()
     needed = machines.workspace_bytes(stand_in.library, made.function, made.arrays)
@@ -214,18 +227,38 @@ def test_where_nvcc_is_the_library_is_built():
 MISTAKES = {
     "no barrier before warps' sums are read": (
         "blocks.cuh",
-        "  if (LaneOfThread() == 0) of_warp[WarpOfThread()] = x;\n  __syncthreads();",
-        "  if (LaneOfThread() == 0) of_warp[WarpOfThread()] = x;",
+        "of_warp[s][WarpOfThread()] = of_lanes;\n  }\n  __syncthreads();",
+        "of_warp[s][WarpOfThread()] = of_lanes;\n  }",
+    ),
+    "a warp takes a chunk's neighbor for its tensor": (
+        "blocks.cuh",
+        "first[owner + i] <= index",
+        "first[owner + i] < index",
     ),
     "a warp leaves the last tile out": (
         "chunk_passes.cuh",
-        "begin < chunk.end; begin += kThreads / kWarp * kTile",
-        "begin + kTile < chunk.end; begin += kThreads / kWarp * kTile",
+        "for (; begin < chunk.end; begin += kStride) run(",
+        "for (; begin + kTile < chunk.end; begin += kStride) run(",
+    ),
+    "a tile that is not whole is taken for one": (
+        "chunk_passes.cuh",
+        "for (; begin + kTile <= chunk.end; begin += kStride)",
+        "for (; begin < chunk.end; begin += kStride)",
     ),
     "two warps take the same tile": (
         "chunk_passes.cuh",
-        "begin = chunk.begin + WarpOfThread() * kTile;",
-        "begin = chunk.begin + WarpOfThread() / 2 * kTile;",
+        "  int64_t begin = chunk.begin + WarpOfThread() * kTile;\n  const auto run_usual",
+        "  int64_t begin = chunk.begin + WarpOfThread() / 2 * kTile;\n  const auto run_usual",
+    ),
+    "states of another format are taken for float32": (
+        "chunk_passes.cuh",
+        "takes_floats && FormatsOf(t) == 0",
+        "takes_floats",
+    ),
+    "every pass takes float32": (
+        "engine.cuh",
+        "      takes_floats = false;",
+        "      takes_floats = true;",
     ),
     "the tail is written whole": (
         "storage.cuh",
@@ -331,13 +364,18 @@ def test_a_mistake_is_found(stand_in, mistake, tmp_path):
     assert text.count(right) == 1
     (ops / "cuda" / name).write_text(text.replace(right, wrong))
     program = sanitized(tmp_path, ops)
-    made = recording.launch("adamw", np.random.default_rng(0), shapes=[(4097,), (300,)])
-    case = Recorded("small", made.function, made.arrays)
-    expected = case.run(stand_in.call)
+    rng, kept = np.random.default_rng(0), []
+    for states in ("float32", ["float32", "8bit", "bfloat16"]):
+        made = recording.launch("adamw", rng, states=states, shapes=[(4097,), (300,), (600,)])
+        kept.append(Recorded("small", made.function, made.arrays))
+    expected = [case.run(stand_in.call)[1] for case in kept]
 
     def wrong_somewhere(order):
-        results, _ = replayed(tmp_path, program, [add_workspace(stand_in, case)], **order)
-        return results is None or any(a.tobytes() != b.tobytes() for a, b in zip(results[0][1], expected[1]))
+        results, _ = replayed(tmp_path, program, [add_workspace(stand_in, case) for case in kept], **order)
+        if results is None:
+            return True
+        pairs = [pair for (_, arrays), right in zip(results, expected) for pair in zip(arrays, right)]
+        return any(a.tobytes() != b.tobytes() for a, b in pairs)
 
     assert any(wrong_somewhere(order) for order in ({}, BACKWARDS))
 

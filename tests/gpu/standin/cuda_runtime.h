@@ -235,6 +235,18 @@ inline int __syncthreads_count(int condition) {
   return count;
 }
 
+inline unsigned __ballot_sync(unsigned, bool condition) {
+  standin::Block &block = standin::TheBlock();
+  const unsigned warp = block.current() / standin::kWarp * standin::kWarp;
+  block.Show(condition);
+  block.Wait(false);
+  unsigned lanes = 0;
+  for (unsigned i = 0; i < standin::kWarp; ++i) lanes |= static_cast<unsigned>(block.Shown(warp + i)) << i;
+  block.Wait(false);
+  return lanes;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 [[noreturn]] inline void __trap() { standin::Fail("a kernel has stopped by itself"); }
 
 template <class T>

@@ -59,7 +59,10 @@ def test_the_record_keeps_what_is_current(item, tmp_path, monkeypatch):
     proofs.record([item])
     (name,) = json.loads(proofs.RECORD.read_text())
     sources, surroundings = name.split()
-    others = {f"{sources} elsewhere": {"day": "2026-01-01"}, f"outdated {surroundings}": {"day": "2025-01-01"}}
+    others = {
+        f"{sources} elsewhere": {"day": "2026-01-01", "test": item.nodeid},
+        f"outdated {surroundings}": {"day": "2025-01-01", "test": item.nodeid},
+    }
     proofs.RECORD.write_text(json.dumps(json.loads(proofs.RECORD.read_text()) | others))
     monkeypatch.setattr(proofs, "FOLDER", tmp_path / "a new clone's")
     assert is_skipped(item)

@@ -27,7 +27,7 @@ class Engine : StepEngine {
       if (Rule::kNormalizesGradient && gradients && !prologue.sums_gradients) SumGradients(first, last);
       for (int i = first; i < last; ++i) Decide(i);
       if (moments) {
-        const auto update = apply && !Rule::kLayerwise ? UpdateChunk<Rule, true> : UpdateChunk<Rule, false>;
+        const auto update = apply ? UpdateChunk<Rule, !Rule::kLayerwise> : UpdateChunk<Rule, false>;
         Pass(first, last, false, update);
         AddSums(first, last);
       }

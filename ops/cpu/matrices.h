@@ -21,7 +21,8 @@ inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, 
     TileSums<MuonMomentum> sums;
     float *w = LoadWeight(t, begin, n, b.weight);
     if (task.low_states) FillNoise(task.noise, begin, n, b.noise);
-    StatesAndDirections(rule.matrices, t, task, begin, n, w, g, b.noise, b.direction, b, sums);
+    StatesAndDirections<MuonMomentum, false>(rule.matrices, t, task, begin, n, w, g, b.noise, b.direction, nullptr, b,
+                                             sums);
     sum += ExactWhereLost(sums.Total(kGradientSum), g, n);
     memcpy(directions + begin, b.direction[0], static_cast<size_t>(n) * sizeof(float));
   });
@@ -37,7 +38,8 @@ inline void MoveMatrix(const Tensor &t, const Task &task, float *directions, Chu
     TileSums<KnownDirection> sums;
     float *w = LoadWeight(t, begin, n, b.weight), *direction = directions + begin;
     StartTile<ElementwiseRule>(t, task, begin, n, w);
-    RuleTile<KnownDirection, kSumUp>(KnownDirection{}, unscaled, n, w, direction, &direction, b.direction, sums);
+    RuleTile<KnownDirection, kSumUp>(KnownDirection{}, unscaled, n, w, direction, &direction, b.direction, nullptr,
+                                     sums);
     chunk.sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
     chunk.sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), b.direction[0], n);
     MoveTile<1>(task, n, b.direction, w);

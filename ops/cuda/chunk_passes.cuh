@@ -161,7 +161,7 @@ template <class Format, class Rule>
 __device__ void MoveTile(const Rule &rule, const Tensor &t, const Task &task, const RowMean *means, bool noisy,
                          const Tile &tile) {
   Elements<Rule, Format> x(t, task, means, tile);
-  TileNoise noise;
+  TileNoise noise = {};
   if (noisy) noise.From(task.noise, tile);
   x.Start(t, task, tile);
   x.template Apply<false>(rule, task);

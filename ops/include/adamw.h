@@ -12,14 +12,15 @@ struct AdamW : ElementwiseRule {
   enum Flags : unsigned { kAmsgrad = 1, kMaximize = 2, kBiasCorrection = 4 };
 
   AdamMoments moments;
-  float eps, sign;
+  float eps;
+  double sign;
 
   MS_OPTIM_FN AdamW(const double *constants, int64_t t, unsigned flags)
       : moments(constants[0], constants[1], t, (flags & kBiasCorrection) != 0),
         eps(static_cast<float>(constants[2])),
-        sign((flags & kMaximize) != 0 ? -1.0f : 1.0f) {}
+        sign((flags & kMaximize) != 0 ? -1.0 : 1.0) {}
 
-  MS_OPTIM_FN float Gradient(float, float g, float) const { return sign * g; }
+  MS_OPTIM_FN double Sign() const { return sign; }
 
   MS_OPTIM_FN void Moments(float g, float *s) const {
     moments.Update(g, s);  // lines 7 and 8

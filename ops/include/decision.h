@@ -79,7 +79,7 @@ MS_OPTIM_FN void Decide(const Rule &rule, const Step &step, int i, const double 
   if (Rule::kNormalizesGradient) {
     factor = sums[kGradientSum] == 0.0 ? 0.0 : Min(3e38, 1.0 / sqrt(sums[kGradientSum]));
   }
-  decision->factor = static_cast<float>(factor);
+  decision->factor = static_cast<float>(rule.Sign() * factor);
   if constexpr (Rule::kWeighsSteps) {
     rule.Weigh(step.step_weights + LayoutOf(step, i, kRow) * 2, decision);
     return;

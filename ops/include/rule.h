@@ -53,6 +53,9 @@ struct ElementwiseRule {
   static constexpr bool kReturnsDirections = false;  // its direction is an output, and the weight does not move
   static constexpr bool kTakesDirections = false;    // directions come in place of gradients
 
+  // Returns -1 if the rule climbs, else 1. The factor of the gradient includes it.
+  MS_OPTIM_FN double Sign() const { return 1.0; }
+
   MS_OPTIM_FN float Gradient(float, float g, float) const { return g; }
 
   MS_OPTIM_FN void Follow(const Decision &, float, float *, float *) const {}

@@ -11,6 +11,7 @@ from mindspore import Tensor
 
 from ...kernels.interface import AddressColumn, DType, SharedAddressColumn
 from ...kernels.libraries import addresses_of
+from ...kernels.questions import dtypes_of
 
 if TYPE_CHECKING:
     from ...states.storage import Held
@@ -62,7 +63,7 @@ class AddressTable:
         table, n = self._table, len(gradients)
         table[self._places] = addresses_of(self._tensors)
         table[:n, AddressColumn.GRADIENT_ADDRESS] = addresses_of(gradients)
-        dtypes = [g.dtype for g in gradients]
+        dtypes = dtypes_of(gradients)
         if dtypes != self._gradient_dtypes:
             table[:n, AddressColumn.GRADIENT_TYPE] = [DTYPES[dtype] for dtype in dtypes]
             self._gradient_dtypes = dtypes

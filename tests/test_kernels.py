@@ -1,8 +1,11 @@
 """The operators through their C interface: any shape, any instruction set, and arguments that do not fit."""
 
+import copy
+
 import ml_dtypes
 import numpy as np
 import pytest
+import recording
 from harness import NUMPY, flushed
 from hypothesis import given, settings
 from native import Launch, call, instruction_sets
@@ -170,3 +173,23 @@ def test_arguments_that_do_not_fit_change_nothing(what, change, status):
     returned, w = misfit(change)
     assert returned != 0 if status is None else returned == status, what
     np.testing.assert_array_equal(w, np.ones(8, np.float32))
+
+
+@pytest.mark.parametrize("states", recording.STATES)
+def test_a_launch_without_states_bounds_the_norm_to_the_bit(states):
+    """A launch of the gradient stage knows no states; its sums are those of a launch that does all."""
+    rng = np.random.default_rng(8)
+    whole = recording.launch("adamw", rng, states=states, shapes=[(300,), (5000,), (64, 75)], clip=0.5)
+    parts = copy.deepcopy(whole)
+    gradients = parts.arrays[parts.first + 3 : parts.first + 6]
+    sums, rest = np.zeros_like(parts.sums), kernels.ALL_STAGES - kernels.GRADIENT_STAGE
+    flags = [np.zeros((1 + stages, *whole.arrays[0].shape[1:]), np.int8) for stages in (kernels.GRADIENT_STAGE, rest)]
+    for _ in range(12):
+        for i, gradient in enumerate(gradients):
+            gradient[...] = whole.arrays[whole.first + 3 + i][...] = rng.standard_normal(gradient.shape)
+        assert whole.run() == 0
+        assert call(parts.function, [flags[0], *parts.arrays[1 : parts.first], *gradients, sums]) == 0
+        parts.arrays[0], parts.arrays[4] = flags[1], sums
+        assert parts.run() == 0
+        for array, expected in zip(parts.arrays[5:], whole.arrays[5:]):
+            assert array.tobytes() == expected.tobytes()

@@ -1,7 +1,6 @@
 """States in fewer bits, and weights without masters: what is rounded, how, and that nothing is lost on average."""
 
 import dataclasses
-from typing import NamedTuple
 
 import mindspore as ms
 import ml_dtypes
@@ -12,6 +11,7 @@ from harness import Pair, Step, digest, numbers, tensor
 from mindspore import Parameter
 from native import Launch
 from refusals import refused
+from stated_formats import BLOCK, CODES, coded, codes_in, noise, numbers_in
 
 from ms_optim import AdamW, DGCMomentum
 from ms_optim.kernels import libraries
@@ -19,78 +19,8 @@ from ms_optim.states.formats import FORMATS
 
 WITH_MOMENTS = [case for case in CASES if case.name != "DGCMomentum"]
 STATE_DTYPES = ["bfloat16", "8bit", "4bit"]
-BLOCK = 256
 
-# ---- The formats, stated once more ---------------------------------------------------------------------------------
-
-
-def scrambled(x):
-    x = np.asarray(x, np.uint64)
-    x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x7FEB352D)) & np.uint64(0xFFFFFFFF)
-    x = ((x ^ (x >> np.uint64(15))) * np.uint64(0x846CA68B)) & np.uint64(0xFFFFFFFF)
-    return x ^ (x >> np.uint64(16))
-
-
-def noise(seed, step, row, n):
-    """Return the 32 random bits of each element of a tensor."""
-    mask = 0xFFFFFFFF
-    key = int(scrambled((int(scrambled((int(scrambled(seed)) + step) & mask)) + row) & mask))
-    i = np.arange(n)
-    return scrambled(i % 1024) ^ scrambled((key + i // 1024) & mask)
-
-
-class Codes(NamedTuple):
-    """How codes are made: bits of mantissa, octaves of a signed and of an unsigned one, dtypes, codes in an element."""
-
-    mantissa: int
-    octaves: tuple[int, int]
-    dtypes: tuple[type, type]
-    each: int
-
-
-CODES = {"8bit": Codes(3, (15, 31), (np.int8, np.uint8), 1), "4bit": Codes(1, (3, 7), (np.int16, np.uint16), 4)}
-
-
-def noise_of(kind, k, bits):
-    """Return the noise of a state's codes: as many bits as a code lacks of the 23 of a float32 mantissa."""
-    lacking = 23 - CODES[kind].mantissa
-    if k == 0:
-        return bits % np.uint64(2**lacking)
-    bits = bits * np.uint64(0x9E3779B1) % np.uint64(2**32) if k == 2 else bits
-    return bits >> np.uint64(32 - lacking)
-
-
-def coded(x, kind, k, bits, is_signed=None):
-    """Return codes without their signs, and scales: z = |x| / scale (1 - delta) + delta, its upper bits counted."""
-    is_signed = k == 0 if is_signed is None else is_signed
-    octaves, bits = CODES[kind].octaves[not is_signed], noise_of(kind, k, bits)
-    delta = np.float32(2.0**-octaves)
-    padded = np.zeros(-(-x.size // BLOCK) * BLOCK, np.float32)
-    padded[: x.size] = np.abs(x)
-    scales = padded.reshape(-1, BLOCK).max(1)
-    factors = np.where(scales > 1e-37, (1 - delta) / np.where(scales > 0, scales, 1), 0).astype(np.float32)
-    z = padded[: x.size] * np.repeat(factors, BLOCK)[: x.size] + delta
-    offset = z.view(np.uint32).astype(np.uint64) - int(delta.view(np.uint32)) + bits
-    return (offset >> np.uint64(23 - CODES[kind].mantissa)).astype(int), scales
-
-
-def codes_in(array, kind, n):
-    """Return the codes that an array holds; of 4 bits, the first of two is in the lower half of a byte."""
-    if kind == "8bit":
-        return array.astype(int)
-    raw = array.view(np.uint8)
-    assert array.size == -(-n // 4)
-    digits = np.stack([raw % 16, raw // 16], 1).reshape(-1).astype(int)
-    assert (digits[n:] == 0).all()
-    return np.where((digits > 7) & (array.dtype == np.int16), digits - 16, digits)[:n]
-
-
-def numbers_in(array, scales, kind, k, n):
-    """Return what an array of codes stands for, as z is delta times a power of two and a fraction."""
-    codes, steps, delta = codes_in(array, kind, n), 2 ** CODES[kind].mantissa, 2.0 ** -CODES[kind].octaves[k > 0]
-    octave, fraction = np.divmod(np.abs(codes), steps)
-    z = delta * 2.0**octave * (1 + fraction / steps)
-    return np.sign(codes) * (z - delta) / (1 - delta) * np.repeat(scales.astype(np.float64), BLOCK)[:n]
+# ---- The kernels ---------------------------------------------------------------------------------------------------
 
 
 def halved_moments(n, seed=0, **arguments):
@@ -290,15 +220,17 @@ def test_conversion_there_and_back(kind, k):
     x = (rng.standard_normal((37, 41)) * np.exp(2 * rng.standard_normal((37, 41)))).astype(np.float32)
     x = np.abs(x) if k else x
     dtype, unit = CODES[kind].dtypes[k], 2.0 ** -CODES[kind].mantissa
-    codes, scales = FORMATS[kind].codes.encode(x, dtype)
+    of_kind = FORMATS[kind]
+    state, of_blocks = of_kind.encode(x, (of_kind.unsigned if k else of_kind.signed))
+    codes, scales = state.asnumpy(), of_blocks.asnumpy()
     assert codes.dtype == dtype
-    back = FORMATS[kind].codes.decode(codes, scales, x.shape)
+    back = of_kind.decode(state, of_blocks, x.shape)
     assert back.shape == x.shape
     expected = numbers_in(codes.reshape(-1), scales, kind, k, x.size)
     np.testing.assert_allclose(back.reshape(-1), expected, rtol=1e-6, atol=1e-12)
-    again, scales_again = FORMATS[kind].codes.encode(back, dtype)
-    np.testing.assert_array_equal(again, codes)
-    np.testing.assert_allclose(scales_again, scales, rtol=1e-6)
+    again, scales_again = of_kind.encode(back, state.dtype)
+    np.testing.assert_array_equal(again.asnumpy(), codes)
+    np.testing.assert_allclose(scales_again.asnumpy(), scales, rtol=1e-6)
     # To nearest: half a unit of mantissa off at most, or of the smallest number that a block knows.
     smallest = np.repeat(scales, BLOCK)[: x.size].reshape(x.shape) / (2.0 ** CODES[kind].octaves[k] - 1)
     bound = 0.51 * unit * (np.abs(x) + smallest)
@@ -308,9 +240,10 @@ def test_conversion_there_and_back(kind, k):
 
 
 def test_a_second_moment_is_0_only_if_it_is_0_in_a_checkpoint_too():
-    codes, scales = FORMATS["8bit"].codes.encode(np.array([1.0, 1e-30, 0.0], np.float32), np.uint8)
-    assert codes.tolist() == [248, 1, 0]
-    assert scales.tolist() == [1.0]
+    numbers = np.array([1.0, 1e-30, 0.0], np.float32)
+    codes, scales = FORMATS["8bit"].encode(numbers, FORMATS["8bit"].unsigned)
+    assert codes.asnumpy().tolist() == [248, 1, 0]
+    assert scales.asnumpy().tolist() == [1.0]
 
 
 def test_blocks_of_codes_are_not_cut_where_rows_are_taken_together():
@@ -435,20 +368,6 @@ def test_who_does_not_take_low_states_says_so():
             ValueError,
             "For 'DGCMomentum', the argument 'state_dtype' must be 'float32'",
             lambda d=state_dtype: DGCMomentum(params, 0.1, 0.9, 0, state_dtype=d),
-        )
-
-
-@every_case(WITH_MOMENTS)
-def test_the_kernel_is_needed(case):
-    params = [Parameter(tensor(np.ones(3), "bfloat16"), name="w")]
-    for name, arguments in (
-        ("state_dtype", {"state_dtype": "8bit"}),
-        ("stochastic_rounding", {"stochastic_rounding": True, "master_weights": False}),
-    ):
-        refused(
-            RuntimeError,
-            f"'{name}' needs the fused kernel: backend='composite'",
-            lambda a=arguments: case.optimizer(params, 0.1, backend="composite", **a),
         )
 
 

@@ -346,8 +346,6 @@ def test_what_cannot_be_split_is_refused():
         why = "because 16 bits cannot restore the master of a small float16 number, and 'w' is float16"
         asked = lambda s=split: made("float16", master_weights=s)  # noqa: E731
         refused(ValueError, f"'master_weights' must be True or False, {why}", asked)
-        refused(RuntimeError, "master_weights='split' needs the fused kernel: backend='composite'",
-                lambda s=split: made(master_weights=s, backend="composite"))  # fmt: skip
     refused(ValueError, "'master_weights' must be True, False or one of", lambda: made(master_weights="half"))
     refused(TypeError, "'master_weights' must be True, False or one of", lambda: made(master_weights=1))
     assert len(made("float32", master_weights="split").masters) == 0

@@ -23,7 +23,13 @@ TOLERANCE = {
     # The norms of an exchange: a lane adds up to 2,048 squares in float32, of a chunk of 65,536 elements. Roundings of
     # either sign mostly cancel: the square root of 2,048 is 45, of which the root halves what the sum is off.
     "exchange": 24 * U,
+    # Of two paths in float32, after four steps and relative to the largest element: a few roundings in each step, and
+    # iterations on matrices, which multiply them; see ORTHOGONAL.
+    "other path": 512 * U,
 }
+# The part of the elements of few bits that may differ then by one unit: rounding in float32, a few of 2^-24, leads a
+# number across a border between two of at most 2^-11. In what is tested it is at most one element in 1,000.
+MOST_ON_OTHER_PATH = 2e-3
 
 # Newton and Schulz's iteration multiplies a small singular value by 3.4445 each of 5 times, and what is no more than
 # rounding along with it: all of that shows where a centralized gradient has lost a rank, and the momentum's errors are

@@ -213,13 +213,13 @@ class StateEntries:
             source = None if value is None else OF_DTYPE.get(value.dtype)
             stored = tuple(shape) if source is None else source.stored(shape)
             if value is None or value.dtype == state.dtype or value.shape != stored:
-                if to.codes is not None and (name in given) != (scale in given):
+                if to.has_scales and (name in given) != (scale in given):
                     given.pop(name, None)
                     given.pop(scale, None)
                 continue
-            if source is None or (source.codes is not None and scale not in given):
+            if source is None or (source.has_scales and scale not in given):
                 continue
-            scales = None if source.codes is None else given.pop(scale)
+            scales = given.pop(scale) if source.has_scales else None
             if scales is not None and scales.shape != source.scales(shape):
                 raise ValueError(
                     f"For '{self.parts.layout.optimizer}', the entry {scale!r} must have the shape "

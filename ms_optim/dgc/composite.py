@@ -12,7 +12,6 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ..kernels.interface import LIMB_BITS, LIMBS, MARK_WORDS
-from ..paths.operators.averages import averages_of
 from ..paths.operators.counting import Counting, RatesOfEach
 from ..paths.operators.held_stacks import HeldStacks
 from ..paths.operators.stacks import column, first_of
@@ -74,13 +73,12 @@ class CompressedCompositePath(nn.Cell):
         layout, held, settings = parts.layout, parts.held, parts.settings
         unregistered(self, statement=parts.statement)
         at_most = tuple(int(k) for k in schedule.counts.max(axis=0))
-        self.stacks = stacks = HeldStacks(layout, held, False, at_most)
+        self.stacks = stacks = HeldStacks(parts, False, at_most)
         self.stack_at_most = tuple(at_most[stack[0]] for stack in stacks.places)
         self.ranges = ranges_of([sum(layout.sizes[i] for i in stack) for stack in stacks.places])
         self.dtype, self.clip_norm, self.each = settings.step_dtype, parts.options.grad_clip_norm, C.Map()
         self.prepare, self.rates_of_each = Prepare(settings.unscale), RatesOfEach(layout)
         self.counting = Counting(parts)
-        self.averages = averages_of(parts.options)
         workers = schedule.workers
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
         self.has_periods, self.begins, self.sent = len(schedule.ends) > 0, begins(schedule), Tensor(schedule.counts)
@@ -98,7 +96,7 @@ class CompressedCompositePath(nn.Cell):
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""
         stacks = self.stacks
-        if self.averages is not None:
+        if stacks.averages is not None:
             self.counting.check()
         gradients = self.each(self.prepare, stacks(self.local_mean(gradients)), stacks.centralized)
         finite = self.each(usable, gradients)
@@ -117,7 +115,7 @@ class CompressedCompositePath(nn.Cell):
         reports = self.each(self.received, shared, finite, rate, accumulated, means, *columns)
         return self.counting(applied, stacks.in_order(reports))
 
-    def accumulated(self, decay, gradients, at_most, count, weights, masters, has_master, *states):
+    def accumulated(self, decay, gradients, at_most, count, weights, masters, has_master, rows, *states):
         """Return a stack's weights, the sent values, their mask, and u and r before the sent values are removed."""
         weights = self.stacks.weights(weights, masters, has_master)
         u, r = self.stacks.held(states[0]), self.stacks.held(states[1])
@@ -148,6 +146,7 @@ class CompressedCompositePath(nn.Cell):
         parameters,
         masters,
         has_master,
+        rows,
         *states,
     ):
         """Write the new weights and states of a stack; return their rows of statistics."""
@@ -166,10 +165,8 @@ class CompressedCompositePath(nn.Cell):
         update = normal(column(rate, direction) * direction)
         found = (norms(gradients, self.dtype), norms(weights, self.dtype))
         new_weights = ops.where(applied, normal(weights - update), weights)
-        if self.averages is not None:
-            step = (applied, t, weights, new_weights, states[2])
-            written += (self.stacks.write_average(self.averages, parameters, has_master, *step),)
-        written += (self.stacks.write_weights(parameters, masters, has_master, new_weights),)
+        step, noise = (applied, t, weights, new_weights), self.stacks.noise_of(parameters, rows)
+        written += (self.stacks.write_weights(step, parameters, masters, has_master, noise, states),)
         size = norms(update, self.dtype)
         moved = (ops.where(applied, size, ops.zeros_like(size)), F.cast(applied, mstype.float32) * ops.ones_like(size))
         return F.depend(ops.stack((*found, *moved, F.cast(finite, mstype.float32)), 1), written)

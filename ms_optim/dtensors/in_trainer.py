@@ -48,7 +48,7 @@ SUMS = tuple(stage.keyword for stage in STAGES if stage.reads_all)
 # Arguments that are not supported with parameters sharded over processes.
 NOT_IN_SHARDS = {
     # Codes and scales of a shard are not part of those of the whole tensor.
-    "state_dtype": tuple(name for name, one in FORMATS.items() if one.codes),
+    "state_dtype": tuple(name for name, one in FORMATS.items() if one.has_scales),
     "normalize_rows": (True,),
     "shard_states": (True,),
     "grad_centralization": (True,),

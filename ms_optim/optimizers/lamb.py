@@ -126,8 +126,14 @@ class Lamb(AdamFamily):
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
         """Compute the update: the direction u, including the decay."""
-        m, v = self.moments(gradient, states)
-        return (self.with_decay(self.adam_direction(scalars, m, v), weight, weight_decay),), (m, v)
+        states = self.moments(gradient, states)
+        return self.directions_of(scalars, weight, gradient, weight_decay, states), states
+
+    def directions_of(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> Tensors:
+        """Compute the direction u from the new moments."""
+        return (self.with_decay(self.adam_direction(scalars, states[0], states[1]), weight, weight_decay),)
 
     def coefficients(
         self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors

@@ -150,10 +150,16 @@ class LANS(AdamFamily):
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
         """Compute the update: the directions c of the moments and s of the gradient, including the decay."""
-        m, v = self.moments(gradient, states)
-        d = ops.sqrt(v) / scalars[1] + self.eps
-        c = self.with_decay(m / scalars[0] / d, weight, weight_decay)
-        return (c, self.with_decay(gradient / d, weight, weight_decay)), (m, v)
+        states = self.moments(gradient, states)
+        return self.directions_of(scalars, weight, gradient, weight_decay, states), states
+
+    def directions_of(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> Tensors:
+        """Compute the directions c and s from the new moments."""
+        d = ops.sqrt(states[1]) / scalars[1] + self.eps
+        c = self.with_decay(states[0] / scalars[0] / d, weight, weight_decay)
+        return c, self.with_decay(gradient / d, weight, weight_decay)
 
     def coefficients(
         self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors

@@ -160,6 +160,15 @@ class Statement:
         """
         raise NotImplementedError
 
+    def directions_of(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> Tensors:
+        """Return the directions alone, from the new states; only for a layer-wise rule whose states are in fewer bits.
+
+        Its arguments are those of :meth:`directions`, but for `states`: what was made of the new states by rounding.
+        """
+        raise NotImplementedError
+
     def matrix_directions(
         self, scalars: Scalars, form: int, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors, Tensor]:

@@ -1,7 +1,8 @@
 """The formats that states are stored in: a row of FORMATS is all that makes one known in Python.
 
-ops/include/formats.h states the same for the kernels. Checkpoints convert between formats. A step rounds to codes
-stochastically; a checkpoint rounds to the nearest code, because it has no step to draw random numbers for.
+ops/include/formats.h states the same for the kernels. The step in MindSpore's operators and checkpoints convert states
+here. A step rounds to codes stochastically; a checkpoint rounds to the nearest code, because it has no step to draw
+random numbers for.
 """
 
 from __future__ import annotations
@@ -12,84 +13,137 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ..kernels.interface import CODE_BLOCK
+from . import bits
 
 ROWS = "rows"  # the kind of a state that has one number for each row
 
 
-class Codes(NamedTuple):
+class BFloat16(nn.Cell):
+    """Numbers that are rounded to bfloat16 stochastically; see ops/include/codes.h."""
+
+    has_scales = False
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+
+    def noise(self, noise, use):
+        """Return the random bits of a state that rounding takes, of the 32 for each element."""
+        return bits.noise_of_16_bits(noise, use)
+
+    def encode(self, numbers, noise, is_signed):
+        """Return rounded numbers, still in float32; see :meth:`Codes.encode`."""
+        return bits.bfloat16_with_noise(numbers, noise[:, : F.shape(numbers)[1]]), ()
+
+    def decode(self, numbers, scales, size, is_signed):
+        """Return the numbers; see :meth:`Codes.decode`."""
+        return numbers
+
+
+class Codes(nn.Cell):
     """Codes with one float32 scale for each block of 256; see ops/include/codes.h.
 
-    Attributes:
+    Args:
         bits: The bits of a code.
         mantissa: The mantissa bits among these.
         in_word: Number of codes in an element of the state. The first is in the lowest bits.
     """
 
-    bits: int
-    mantissa: int
-    in_word: int = 1
+    has_scales = True
 
-    def encode(self, numbers: np.ndarray, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return codes and scales of float32 numbers.
+    def __init__(self, bits: int, mantissa: int, in_word: int = 1):
+        super().__init__(auto_prefix=False)
+        self.bits, self.in_word, self.cut_off = bits, in_word, 23 - mantissa
+        self.half = 1 << (self.cut_off - 1)
+        # The number of octaves of unsigned and of signed codes; in each pair below, signed codes come second.
+        self.octaves = tuple((1 << (bits - is_signed - mantissa)) - 1 for is_signed in (0, 1))
+        self.deltas = tuple(2.0**-octaves for octaves in self.octaves)
+        self.largest = tuple(float(1 - np.float32(delta)) for delta in self.deltas)
+        self.first = (0, -(1 << (bits - 1)))
+        self.numbers = tuple(Tensor(self._numbers(is_signed)) for is_signed in (0, 1))
+
+    def _numbers(self, is_signed):
+        """Return the number of each code, from the first code on."""
+        codes = np.arange(1 << self.bits, dtype=np.int32) + self.first[is_signed]
+        delta = np.float32(self.deltas[is_signed])
+        upper = np.abs(codes).astype(np.uint32) << self.cut_off
+        return np.copysign((upper + delta.view(np.uint32)).view(np.float32) - delta, codes).astype(np.float32)
+
+    def noise(self, noise, use):
+        """Return the random bits of a state that rounding takes, of the 32 for each element."""
+        return bits.noise_of_code(noise, use, self.cut_off)
+
+    def encode(self, numbers, noise, is_signed):
+        """Return the codes and scales of some tensors.
 
         Args:
-            numbers: float32, of any shape.
-            dtype: The NumPy dtype of the codes, signed or unsigned.
+            numbers: Float32 of shape (tensors, elements).
+            noise: int32, what is added to the bits that are cut off: what :meth:`noise` returned, for whole blocks, or
+                `half`, which rounds to nearest.
+            is_signed: Whether the codes are signed.
+
+        Returns:
+            The words that hold the codes, int32 of shape (tensors, words), and the scales, float32 of shape (tensors,
+            blocks).
         """
-        flat, is_signed = numbers.astype(np.float32).reshape(-1), np.dtype(dtype).kind == "i"
-        padded = np.zeros(-(-flat.size // CODE_BLOCK) * CODE_BLOCK, np.float32)
-        padded[: flat.size] = np.abs(flat)
-        scales = padded.reshape(-1, CODE_BLOCK).max(axis=1)
-        delta, shift = self._delta(is_signed), 23 - self.mantissa
-        factors = np.divide(1 - delta, scales, out=np.zeros_like(scales), where=scales > np.float32(1e-37))
-        z = padded[: flat.size] * np.repeat(factors, CODE_BLOCK)[: flat.size] + delta
-        half = np.uint32(1 << (shift - 1))
-        magnitude = ((z.view(np.uint32) - delta.view(np.uint32) + half) >> shift).astype(np.int32)
-        if not is_signed:
-            magnitude = np.maximum(magnitude, flat > 0)
-        codes = np.where(flat < 0, -magnitude, magnitude)
-        return (codes.astype(dtype).reshape(numbers.shape) if self.in_word == 1 else self._packed(codes, dtype)), scales
+        size, delta, top = F.shape(numbers)[1], self.deltas[is_signed], self.largest[is_signed]
+        numbers = self._in_blocks(numbers)
+        is_nan = ops.isnan(numbers)
+        magnitude = ops.where(is_nan, ops.zeros_like(numbers), ops.abs(numbers))
+        scales = ops.amax(magnitude, 2, True)
+        factors = ops.where(scales > 1e-37, top / scales, ops.zeros_like(scales))
+        magnitude = ops.where(ops.isinf(magnitude), ops.zeros_like(magnitude), magnitude)
+        exponent, mantissa = bits.significand(magnitude * factors + delta)
+        upper = (exponent + (self.octaves[is_signed] - 1)) * bits.MANTISSA + mantissa
+        rounding = noise if isinstance(noise, int) else noise.reshape(F.shape(upper))
+        codes = ops.bitwise_right_shift(upper + rounding, self.cut_off)
+        if is_signed:
+            codes = ops.where(numbers < 0.0, -codes, codes)
+        else:
+            # Code 0 stands for 0 alone.
+            codes = ops.maximum(codes, F.cast(numbers > 0.0, mstype.int32))
+        has_nan = ops.amax(F.cast(is_nan, mstype.float32), 2, True) > 0.0
+        scales = ops.where(has_nan, float("nan"), scales)
+        return self._words(codes, is_signed)[:, : -(-size // self.in_word)], scales[:, :, 0]
 
-    def decode(self, codes: np.ndarray, scales: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """Return the float32 numbers of codes.
+    def decode(self, words, scales, size, is_signed):
+        """Return the float32 numbers, of shape (tensors, size), of what :meth:`encode` returned."""
+        codes = words if self.in_word == 1 else self._unpacked(words, is_signed)
+        numbers = ops.gather(self.numbers[is_signed], self._in_blocks(codes) - self.first[is_signed], 0)
+        units = scales / self.largest[is_signed]
+        return (numbers * units.expand_dims(2)).reshape((F.shape(words)[0], -1))[:, :size]
 
-        Args:
-            codes: What :meth:`encode` returned.
-            scales: float32, one for each block.
-            shape: The shape of the numbers, which words of several codes do not determine.
-        """
-        delta = self._delta(codes.dtype.kind == "i")
-        flat = codes.reshape(-1) if self.in_word == 1 else self._unpacked(codes.reshape(-1), math.prod(shape))
-        magnitude = np.abs(flat.astype(np.int32)).astype(np.uint32)
-        numbers = ((magnitude << (23 - self.mantissa)) + delta.view(np.uint32)).view(np.float32) - delta
-        numbers = np.where(flat < 0, -numbers, numbers)
-        units = scales / (1 - delta)
-        return (numbers * np.repeat(units, CODE_BLOCK)[: flat.size]).reshape(tuple(shape))
+    def _in_blocks(self, x):
+        """Return x of shape (tensors, elements) in blocks, the last of which is filled up with zeros."""
+        tensors, size = F.shape(x)
+        rest = -size % CODE_BLOCK
+        if rest > 0:
+            x = ops.concat((x, ops.zeros((tensors, rest), x.dtype)), 1)
+        return x.reshape((tensors, -1, CODE_BLOCK))
 
-    def _delta(self, is_signed: bool) -> np.ndarray:
-        """Return the offset that is added to a number before its upper bits are taken as the code."""
-        octaves = (1 << (self.bits - is_signed - self.mantissa)) - 1
-        return np.array(2.0**-octaves, np.float32)
+    def _words(self, codes, is_signed):
+        """Return codes in words."""
+        codes = codes.reshape((F.shape(codes)[0], -1))
+        if self.in_word == 1:
+            return codes
+        codes = ops.bitwise_and(codes, (1 << self.bits) - 1).reshape((F.shape(codes)[0], -1, self.in_word))
+        words = codes[:, :, 0]
+        for k in range(1, self.in_word):
+            words = words + codes[:, :, k] * (1 << (self.bits * k))
+        return ops.where(words >= 2**15, words - 2**16, words) if is_signed else words
 
-    def _bits(self) -> np.ndarray:
-        """Return the first bit of each code in a word."""
-        return (self.bits * np.arange(self.in_word)).astype(np.uint32)
-
-    def _unpacked(self, words: np.ndarray, size: int) -> np.ndarray:
+    def _unpacked(self, words, is_signed):
         """Return the codes in words, sign-extended."""
-        codes = words.reshape(-1, 1).astype(np.uint32) >> self._bits() & np.uint32((1 << self.bits) - 1)
-        codes, sign = codes.astype(np.int32).reshape(-1)[:size], 1 << (self.bits - 1)
-        return (codes ^ sign) - sign if words.dtype.kind == "i" else codes
-
-    def _packed(self, codes: np.ndarray, dtype: Any) -> np.ndarray:
-        """Return the words that hold codes."""
-        whole = np.zeros(-(-codes.size // self.in_word) * self.in_word, np.uint32)
-        whole[: codes.size] = codes & ((1 << self.bits) - 1)
-        words = np.bitwise_or.reduce(whole.reshape(-1, self.in_word) << self._bits(), axis=1)
-        return words.astype(f"u{np.dtype(dtype).itemsize}").view(dtype)
+        codes = ()
+        for k in range(self.in_word):
+            codes += (ops.bitwise_and(ops.bitwise_right_shift(words, self.bits * k), (1 << self.bits) - 1),)
+        codes = ops.stack(codes, 2).reshape((F.shape(words)[0], -1))
+        sign = 1 << (self.bits - 1)
+        return ops.bitwise_xor(codes, sign) - sign if is_signed else codes
 
 
 class Format(NamedTuple):
@@ -99,20 +153,25 @@ class Format(NamedTuple):
         name: The value of the argument `state_dtype`.
         signed: The dtype of states that may be negative. The dtype of a state alone says its format.
         unsigned: The dtype of states that are never negative.
-        codes: How numbers become codes with scales; None if elements are numbers.
+        conversion: How numbers become what is stored; None if they are stored as they are.
         least: The elements of the smallest tensor whose states are stored so; the states of others are float32.
     """
 
     name: str
     signed: Any
     unsigned: Any
-    codes: Codes | None = None
+    conversion: BFloat16 | Codes | None = None
     least: int = 0
 
     @property
     def in_element(self) -> int:
         """How many numbers an element of a state holds."""
-        return 1 if self.codes is None else self.codes.in_word
+        return self.conversion.in_word if isinstance(self.conversion, Codes) else 1
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether each block of a state has a scale."""
+        return self.conversion is not None and self.conversion.has_scales
 
     def stored(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a state that represents numbers of a shape."""
@@ -120,7 +179,7 @@ class Format(NamedTuple):
 
     def scales(self, shape: Sequence[int]) -> tuple[int, ...] | None:
         """Return the shape of the scales of numbers of a shape; None if the format has no scales."""
-        return None if self.codes is None else (-(-math.prod(shape) // CODE_BLOCK),)
+        return (-(-math.prod(shape) // CODE_BLOCK),) if self.has_scales else None
 
     def part(self, begin: int, end: int) -> tuple[int, int]:
         """Return the range of a state's elements that hold a range of numbers; it begins with a whole element."""
@@ -128,16 +187,19 @@ class Format(NamedTuple):
 
     def encode(self, numbers: np.ndarray, dtype: Any) -> tuple[Tensor, Tensor | None]:
         """Return a state of a dtype of this format that represents float32 numbers, and its scales if it has any."""
-        if self.codes is None:
+        if not isinstance(self.conversion, Codes):
             return Tensor(numbers, dtype), None
-        codes, scales = self.codes.encode(numbers, ms.dtype_to_nptype(dtype))
-        return Tensor(codes), Tensor(scales)
+        flat = Tensor(numbers.astype(np.float32).reshape(1, -1))
+        words, scales = self.conversion.encode(flat, self.conversion.half, dtype == self.signed)
+        return ops.cast(words, dtype).reshape(self.stored(numbers.shape)), scales[0]
 
     def decode(self, state: Tensor, scales: Tensor | None, shape: Sequence[int]) -> np.ndarray:
         """Return the float32 numbers of a shape that a state represents."""
-        if self.codes is None or scales is None:
+        if not isinstance(self.conversion, Codes) or scales is None:
             return ops.cast(state, ms.float32).asnumpy()
-        return self.codes.decode(state.asnumpy(), scales.asnumpy(), shape)
+        words, size = ops.cast(state, ms.int32).reshape((1, -1)), math.prod(shape)
+        numbers = self.conversion.decode(words, scales.reshape((1, -1)), size, state.dtype == self.signed)
+        return numbers.asnumpy().reshape(tuple(shape))
 
 
 _LEAST = 4096
@@ -145,7 +207,7 @@ FORMATS = {
     row.name: row
     for row in (
         Format("float32", ms.float32, ms.float32),
-        Format("bfloat16", ms.bfloat16, ms.bfloat16),
+        Format("bfloat16", ms.bfloat16, ms.bfloat16, BFloat16()),
         Format("8bit", ms.int8, ms.uint8, Codes(8, mantissa=3), _LEAST),
         Format("4bit", ms.int16, ms.uint16, Codes(4, mantissa=1, in_word=4), _LEAST),
     )

@@ -1,7 +1,8 @@
 """Converts masters between float32 and remainders, the format of split masters: see ops/include/weights.h.
 
 A remainder is the difference between the bits of a master and those of its bfloat16 weight: all 16 lower bits, in
-int16, or the upper 8 of these, in int8. A step rounds to 8 bits stochastically; a checkpoint rounds to nearest.
+int16, or the upper 8 of these, in int8. A step rounds to 8 bits stochastically; a checkpoint rounds to nearest, and
+keeps denormal numbers, which a step takes for 0.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Container
 
 import numpy as np
+from mindspore import ops
+
+from . import bits
 
 # Name prefixes of masters, and of float32 masters in MindFormers' PyNative trainer.
 PREFIXES = MASTER, MAIN_PARAM = "master.", "main_param."
@@ -18,6 +22,43 @@ SHIFT = {np.dtype(np.int16): 0, np.dtype(np.int8): 8}
 def entry_of(entries: Container[str], weight: str) -> str | None:
     """Return the name of a weight's master among entries; None if there is none."""
     return next((prefix + weight for prefix in PREFIXES if prefix + weight in entries), None)
+
+
+def restored_bits(weights, remainders, is_8_bit):
+    """Return the float32 masters of a step, in MindSpore's operators.
+
+    A remainder that would lead across 0, or from infinity to NaN, belongs to a weight that was set since, and is left
+    out.
+
+    Args:
+        weights: float32, each a bfloat16 number.
+        remainders: int32, of the same shape.
+        is_8_bit: Whether remainders have 8 bits; else 16.
+    """
+    upper = bits.bits_of(weights)
+    magnitude = ops.bitwise_and(upper, 2**31 - 1)
+    below = remainders * 256 if is_8_bit else remainders
+    fits = ops.where(below < 0, magnitude != 0, magnitude < bits.INFINITY)
+    return bits.from_bits(upper + ops.where(fits, below, ops.zeros_like(below)))
+
+
+def split_bits(masters, noise, is_8_bit):
+    """Return float32 masters split in a step, in MindSpore's operators: weights, remainders, and restored masters.
+
+    The weights are rounded with ties away from 0, so that the remainder is 32767 at most.
+
+    Args:
+        masters: float32.
+        noise: Random bits, the lowest 8 of which are used, if remainders have 8 bits.
+        is_8_bit: Whether remainders have 8 bits; else 16.
+    """
+    whole, kept = bits.bits_of(masters), masters
+    if is_8_bit:
+        whole = bits.truncated(whole + ops.bitwise_and(noise, 0xFF), 8)
+        kept = bits.from_bits(whole)
+    upper = bits.truncated(whole + 0x8000, 16)
+    below = whole - upper
+    return bits.from_bits(upper), ops.bitwise_right_shift(below, 8) if is_8_bit else below, kept
 
 
 def restored(weights: np.ndarray, remainders: np.ndarray) -> np.ndarray:

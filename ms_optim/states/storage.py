@@ -231,6 +231,15 @@ class Held:
             for k in range(max(self.state_counts))
         )
 
+    def scales_of_each(self) -> tuple[ParameterTuple, ...]:
+        """Return, for each state of the rule, the scales of all parameters; the parameter itself if it has none."""
+        found = []
+        for k in range(max(self.state_counts)):
+            places = [self.state_places.get((k, i)) for i in range(len(self.parameters))]
+            scales = [-1 if place is None else self.scale_places[place] for place in places]
+            found.append(ParameterTuple([p if s < 0 else self.scales[s] for p, s in zip(self.parameters, scales)]))
+        return tuple(found)
+
     def own_range(self, i: int) -> tuple[int, int]:
         """Return the range of a parameter's elements whose states this process has."""
         return (0, self.parameters[i].size) if self.own_ranges is None else tuple(self.own_ranges[i].tolist())

@@ -38,10 +38,10 @@ class AscendMatricesPath(nn.Cell):
 
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
-        layout, held, rule = parts.layout, parts.held, parts.rule
+        layout, rule = parts.layout, parts.rule
         assert rule.others is not None
         unregistered(self, statement=parts.statement)
-        self.stacks = HeldStacks(layout, held, False)
+        self.stacks = HeldStacks(parts, False)
         self.survey = Survey(self.stacks, self.stacks.centralized, parts)
         self.counting, self.rates_of_each = Counting(parts), RatesOfEach(layout)
         self.others = AscendOperators(dataclasses.replace(parts, rule=rule.others))
@@ -74,7 +74,7 @@ class AscendMatricesPath(nn.Cell):
         return self.counting(applied, stacks.in_order(self.each(self.updated, *columns, *stacks.columns)))
 
     def updated(
-        self, every, form, kind, rate, decay, gradients, sizes, finite, parameters, masters, has_master, *states
+        self, every, form, kind, rate, decay, gradients, sizes, finite, parameters, masters, has_master, rows, *states
     ):
         """Update the tensors of a stack; return their rows of statistics."""
         shared, clip, applied = every

@@ -16,7 +16,6 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ...rules.arithmetic import moved_along, normal, norms
 from ...unregistered import unregistered
-from .averages import averages_of
 from .counting import Counting, RatesOfEach
 from .held_stacks import HeldStacks
 from .slices import WholeNorms
@@ -45,15 +44,16 @@ class CompositePath(nn.Cell):
         self.normalizes, self.is_elementwise = parts.statement.normalizes_gradient, parts.rule.is_elementwise
         self.dtype, self.akg = settings.step_dtype, akg
         rule = parts.rule
-        self.state_columns, self.starts_at_weights = max(held.state_counts), rule.starts_at_weights
+        self.starts_at_weights = rule.starts_at_weights
         # Number of states of tensors of each form; the last entry is for tensors that hold no matrices.
         self.state_counts = (*(len(rule.states) for _ in layout.forms), len(rule.of_tensor(False).states))
-        self.averages = averages_of(parts.options)
         self.weighs_steps, self.step_weights = rule.weighs_steps, ()
-        self.may_be_averaged = self.averages is not None or parts.statement.averages_iterates
         self.whole = None if parts.slices is None else WholeNorms(parts.slices, self.dtype)
-        self.stacks = HeldStacks(layout, held, akg is not None or not self.is_elementwise)
+        self.stacks = HeldStacks(parts, akg is not None or not self.is_elementwise)
+        self.may_be_averaged = self.stacks.averages is not None or parts.statement.averages_iterates
         self.survey = Survey(self.stacks, self.stacks.centralized, parts, self.whole)
+        # The norms of a layer-wise rule are those of the directions that follow from the states as they are stored.
+        self.reads_again = rule.is_layerwise and self.stacks.conversion is not None
         self.counting = Counting(parts)
         self.rates_of_each = RatesOfEach(layout)
         self.each, self.takes_turns = C.Map(), layout.exchanges_by_form
@@ -123,7 +123,7 @@ class CompositePath(nn.Cell):
             found, before = (*found, directed), directed[1]
         return found
 
-    def directed(self, shared, form, decay, gradients, sizes, parameters, masters, has_master, *states):
+    def directed(self, shared, form, decay, gradients, sizes, parameters, masters, has_master, rows, *states):
         """Return a stack's weights, directions, new and old states, and a factor of the trust ratio."""
         scalars, clip, t = shared
         weights = self.stacks.weights(parameters, masters, has_master)
@@ -132,9 +132,7 @@ class CompositePath(nn.Cell):
             gradients = gradients / column(ops.where(sizes == 0, ops.ones_like(sizes), sizes), gradients)
         else:
             gradients = gradients * clip
-        old_states = ()
-        for k in range(self.state_counts[form]):
-            old_states += (self.stacks.held(states[k]),)
+        old_states = self.stacks.states_of(self.state_counts[form], weights, states)
         known = self.started(t, weights, old_states)
         gradients = normal(gradients)
         if form >= 0:
@@ -142,6 +140,11 @@ class CompositePath(nn.Cell):
             directions, new_states, ratio = self.statement.matrix_directions(*taken)
             return weights, directions, new_states, old_states, ratio
         directions, new_states = self.stated(scalars, weights, gradients, decay, known)
+        if self.reads_again:
+            new_states = self.stacks.encoded(new_states, self.stacks.noise_of(parameters, rows), states)
+            read = self.stacks.decoded(new_states, weights, states)
+            taken = (scalars, weights, self.statement.entering(gradients), column(decay, gradients), read)
+            directions = self.statement.directions_of(*taken)
         return weights, directions, new_states, old_states, ops.ones_like(sizes)
 
     def started(self, t, weights, states):
@@ -168,7 +171,7 @@ class CompositePath(nn.Cell):
             found += (norms(d, self.dtype),)
         return ops.stack(found, 1)
 
-    def moved(self, shared, rate, decay, directed, norms_of_each, parameters, masters, has_master, *states):
+    def moved(self, shared, rate, decay, directed, norms_of_each, parameters, masters, has_master, rows, *states):
         """Write the new weights and states of a stack; return the norms of the updates, and the trust ratios."""
         applied, t = shared
         weights, directions, new_states, old_states, factor = directed
@@ -178,13 +181,12 @@ class CompositePath(nn.Cell):
         new_states = self.statement.followed(self.over(rate, weights), directions, new_states)
         update, new_weights = self.along(coefficients, weights, directions)
         new_weights = ops.where(applied, new_weights, weights)
-        written = ()
-        if self.averages is not None:
-            step = (applied, t, weights, new_weights, states[self.state_columns])
-            written += (self.stacks.write_average(self.averages, parameters, has_master, *step),)
-        written += (self.stacks.write_weights(parameters, masters, has_master, new_weights),)
-        for k in range(len(new_states)):
-            written += (self.stacks.write_stack(states[k], ops.where(applied, normal(new_states[k]), old_states[k])),)
+        noise = self.stacks.noise_of(parameters, rows)
+        if not self.reads_again:
+            new_states = self.stacks.encoded(new_states, noise, states)
+        written = self.stacks.write_states(applied, new_states, old_states, states)
+        step = (applied, t, weights, new_weights)
+        written += (self.stacks.write_weights(step, parameters, masters, has_master, noise, states),)
         moved = ops.stack((norms(update, self.dtype), ratio), 1)
         return F.depend(ops.where(applied, moved, ops.zeros_like(moved)), written)
 

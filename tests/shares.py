@@ -10,6 +10,7 @@ import ms_optim
 SHAPES = [(300, 256), (7,), (5, 2048), (), (13, 11), (40, 3, 5, 5)]
 STEPS, SAVED, POISONED = 6, 3, 4
 LOW = {"master_weights": False, "stochastic_rounding": True, "state_dtype": "8bit"}
+ON_OPERATORS = {"backend": "composite"}
 CONFIGURATIONS = {
     "adamw": (ms_optim.AdamW, "float32", {}),
     "adamw, clipped": (ms_optim.AdamW, "float32", {"grad_clip_norm": 3.0, "skip_nonfinite": True, "amsgrad": True}),
@@ -26,6 +27,20 @@ CONFIGURATIONS = {
     "muon, 8bit": (ms_optim.Muon, "bfloat16", {"state_dtype": "8bit", "grad_clip_norm": 3.0}),
     "adamw, 4bit": (ms_optim.AdamW, "bfloat16", {**LOW, "state_dtype": "4bit", "amsgrad": True}),
     "muon, 4bit": (ms_optim.Muon, "float32", {"state_dtype": "4bit"}),
+    "adamw, operators": (ms_optim.AdamW, "bfloat16", {**LOW, "grad_clip_norm": 3.0, **ON_OPERATORS}),
+    "lamb, operators": (
+        ms_optim.Lamb,
+        "bfloat16",
+        {
+            "master_weights": "split8",
+            "state_dtype": "4bit",
+            "average_decay": 0.9,
+            "skip_nonfinite": True,
+            **ON_OPERATORS,
+        },
+    ),
+    "lans, operators": (ms_optim.LANS, "float32", ON_OPERATORS),
+    "muon, operators": (ms_optim.Muon, "float32", {"normalize_rows": True, "state_dtype": "8bit", **ON_OPERATORS}),
     "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
 }
 _LISTED = {optimizer for optimizer, *_ in CONFIGURATIONS.values()}
@@ -36,17 +51,24 @@ CONFIGURATIONS |= {
 }
 # What so many workers run, and what two of them save and resume in between.
 RUNS = {
-    2: [*(("pynative", name) for name in CONFIGURATIONS), ("graph", "adamw, rounded"), ("graph", "lamb, clipped")],
+    2: [
+        *(("pynative", name) for name in CONFIGURATIONS),
+        ("graph", "adamw, rounded"),
+        ("graph", "lamb, clipped"),
+        ("graph", "lamb, operators"),
+    ],
     4: [
         ("pynative", "adamw, averaged"),
         ("pynative", "adamw, rounded"),
         ("graph", "ScheduleFreeAdamW"),
         ("pynative", "muon, 8bit"),
         ("graph", "muon"),
+        ("graph", "adamw, operators"),
+        ("pynative", "muon, operators"),
     ],
 }
 RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, 4bit", "adamw, masters", "adamw, split8", "lamb", "muon")
-RESUMED += ("ScheduleFreeAdamW",)
+RESUMED += ("ScheduleFreeAdamW", "lamb, operators")
 ELEMENTWISE = [name for name, (optimizer, *_) in CONFIGURATIONS.items() if not optimizer.rules[0].is_layerwise]
 
 

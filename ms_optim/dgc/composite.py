@@ -115,9 +115,9 @@ class CompressedCompositePath(nn.Cell):
         reports = self.each(self.received, shared, finite, rate, accumulated, means, *columns)
         return self.counting(applied, stacks.in_order(reports))
 
-    def accumulated(self, decay, gradients, at_most, count, weights, masters, has_master, rows, *states):
+    def accumulated(self, decay, gradients, at_most, count, weights, masters, has_master, place, *states):
         """Return a stack's weights, the sent values, their mask, and u and r before the sent values are removed."""
-        weights = self.stacks.weights(weights, masters, has_master)
+        weights = self.stacks.weights(weights, masters, has_master, place)
         u, r = self.stacks.held(states[0]), self.stacks.held(states[1])
         g = self.statement.decayed(gradients, weights, column(decay, weights))
         if at_most == 0:
@@ -146,7 +146,7 @@ class CompressedCompositePath(nn.Cell):
         parameters,
         masters,
         has_master,
-        rows,
+        place,
         *states,
     ):
         """Write the new weights and states of a stack; return their rows of statistics."""
@@ -165,8 +165,9 @@ class CompressedCompositePath(nn.Cell):
         update = normal(column(rate, direction) * direction)
         found = (norms(gradients, self.dtype), norms(weights, self.dtype))
         new_weights = ops.where(applied, normal(weights - update), weights)
-        step, noise = (applied, t, weights, new_weights), self.stacks.noise_of(parameters, rows)
-        written += (self.stacks.write_weights(step, parameters, masters, has_master, noise, states),)
+        step, noise = (applied, t, weights, new_weights), self.stacks.noise_of(place)
+        moved, _ = self.stacks.write_weights(step, parameters, masters, has_master, place, noise, states)
+        written += (moved,)
         size = norms(update, self.dtype)
         moved = (ops.where(applied, size, ops.zeros_like(size)), F.cast(applied, mstype.float32) * ops.ones_like(size))
         return F.depend(ops.stack((*found, *moved, F.cast(finite, mstype.float32)), 1), written)

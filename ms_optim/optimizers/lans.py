@@ -102,6 +102,7 @@ class LANS(AdamFamily):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     """
 
+    direction_count = 2
     normalizes_gradient = True
     rules: tuple[Rule, ...] = (Rule("lans", ("lans_m", "lans_v"), is_layerwise=True, is_elementwise=True),)
 

@@ -86,6 +86,8 @@ class Statement:
 
     # Whether the gradient is divided by its norm before the rule sees it.
     normalizes_gradient = False
+    # The number of directions that `directions` returns.
+    direction_count = 1
     # Whether weights that move away from zero are not decayed; the constructor sets it.
     is_cautious: bool = False
     # Whether the weights during training differ from the weights to use, which `averaged_weight` computes.

@@ -238,8 +238,10 @@ def sharded(layout: Layout, rule: Rule, options: Any, is_parallel: bool, is_slic
             f"For '{layout.optimizer}', shard_states=True requires the parallel mode 'stand_alone' or "
             f"'data_parallel', without enable_parallel_optimizer, but got {what}."
         )
-    whole = [layout.holds_matrices(i) for i in range(layout.count)]
-    costs = share_costs(rule, options, layout.shapes, layout.dtypes, whole)
+    are_matrices = [layout.holds_matrices(i) for i in range(layout.count)]
+    costs = share_costs(rule, options, layout.shapes, layout.dtypes, are_matrices)
+    # A rule that is not elementwise needs whole tensors.
+    whole = [is_matrix or not rule.is_elementwise for is_matrix in are_matrices]
     prefixes = (*rule.prefixes, "master", "average")
     return Shares(these, layout.names, layout.shapes, costs, layout.centralized, prefixes, whole, rule.row_prefixes)
 

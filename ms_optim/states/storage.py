@@ -240,6 +240,12 @@ class Held:
             found.append(ParameterTuple([p if s < 0 else self.scales[s] for p, s in zip(self.parameters, scales)]))
         return tuple(found)
 
+    def averages_of_each(self) -> ParameterTuple:
+        """Return the averages of all parameters; the parameter itself if it has none."""
+        return ParameterTuple(
+            [self.averages[self.rows[i]] if i in self.rows else p for i, p in enumerate(self.parameters)]
+        )
+
     def own_range(self, i: int) -> tuple[int, int]:
         """Return the range of a parameter's elements whose states this process has."""
         return (0, self.parameters[i].size) if self.own_ranges is None else tuple(self.own_ranges[i].tolist())

@@ -74,7 +74,7 @@ class AscendMatricesPath(nn.Cell):
         return self.counting(applied, stacks.in_order(self.each(self.updated, *columns, *stacks.columns)))
 
     def updated(
-        self, every, form, kind, rate, decay, gradients, sizes, finite, parameters, masters, has_master, rows, *states
+        self, every, form, kind, rate, decay, gradients, sizes, finite, parameters, masters, has_master, place, *states
     ):
         """Update the tensors of a stack; return their rows of statistics."""
         shared, clip, applied = every

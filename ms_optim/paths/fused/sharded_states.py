@@ -15,13 +15,13 @@ from mindspore import ParameterTuple, Tensor, nn
 
 from ...kernels import table as kernels
 from ...unregistered import unregistered
-from ..operators.slices import packed, unpacked
+from ..operators.gathered_weights import SumOverWorkers
 from .step import FusedPath
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ...states.shares import Peers, Shares
+    from ...states.shares import Shares
     from ..parts import Parts
 
 # Bytes that a worker sends at once. They bound the additional memory of a step, which is this number per worker.
@@ -82,22 +82,6 @@ def windows(shares: Shares, bytes_each: Sequence[int]) -> nn.CellList:
     longest = int(((shares.ranges[:, :, 1] - shares.ranges[:, :, 0]) * np.array(bytes_each)).sum(axis=1).max())
     begins = range(0, longest, WINDOW_BYTES)
     return nn.CellList([Window(shares, bytes_each, k, min(longest, k + WINDOW_BYTES)) for k in begins])
-
-
-class SumOverWorkers(nn.Cell):
-    """Sums a table of sums over the workers, in their order."""
-
-    def __init__(self, workers: Peers):
-        super().__init__(auto_prefix=False)
-        self.worker_count, self.gather = workers.count, workers.all_gather()
-
-    def construct(self, parts):
-        """Return the sums of all workers from this worker's part of them."""
-        pairs = self.gather(packed(parts))
-        total = unpacked(pairs[0], pairs[1], parts.dtype)
-        for k in range(1, self.worker_count):
-            total = total + unpacked(pairs[2 * k], pairs[2 * k + 1], parts.dtype)
-        return total
 
 
 class GatheredWeights(nn.Cell):

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore import nn, ops
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...rules.arithmetic import moved_along, normal, norms
+from ...states.formats import ROWS
 from ...unregistered import unregistered
 from .counting import Counting, RatesOfEach
+from .gathered_weights import GatheredWeights, SumOverWorkers
 from .held_stacks import HeldStacks
 from .slices import WholeNorms
 from .stacks import alone, column
@@ -33,13 +35,17 @@ class CompositePath(nn.Cell):
     Args:
         parts: The parts that every path is built from.
         akg: AKG's kernels for the elementwise parts; None for MindSpore's operators.
+        alone: Whether each tensor is a stack of its own.
+
+    Attributes:
+        gathered: Gathers the weights of sharded states; None without.
     """
 
     addresses = None
 
-    def __init__(self, parts: Parts, akg: AkgKernels | None = None):
+    def __init__(self, parts: Parts, akg: AkgKernels | None = None, alone: bool = False):
         super().__init__(auto_prefix=False)
-        layout, held, settings = parts.layout, parts.held, parts.settings
+        layout, held, settings, shares = parts.layout, parts.held, parts.settings, parts.shares
         unregistered(self, statement=parts.statement)
         self.normalizes, self.is_elementwise = parts.statement.normalizes_gradient, parts.rule.is_elementwise
         self.dtype, self.akg = settings.step_dtype, akg
@@ -47,11 +53,21 @@ class CompositePath(nn.Cell):
         self.starts_at_weights = rule.starts_at_weights
         # Number of states of tensors of each form; the last entry is for tensors that hold no matrices.
         self.state_counts = (*(len(rule.states) for _ in layout.forms), len(rule.of_tensor(False).states))
+        kinds = [kind for _, kind in rule.kinds]
+        self.row_state = kinds.index(ROWS) if ROWS in kinds else -1
         self.weighs_steps, self.step_weights = rule.weighs_steps, ()
-        self.whole = None if parts.slices is None else WholeNorms(parts.slices, self.dtype)
-        self.stacks = HeldStacks(parts, akg is not None or not self.is_elementwise)
+        self.stacks = HeldStacks(parts, alone or akg is not None or not self.is_elementwise)
         self.may_be_averaged = self.stacks.averages is not None or parts.statement.averages_iterates
-        self.survey = Survey(self.stacks, self.stacks.centralized, parts, self.whole)
+        of_slices = None if parts.slices is None else WholeNorms(parts.slices, self.dtype)
+        self.survey = Survey(self.stacks, self.stacks.centralized, parts, of_slices)
+        # Norms of whole tensors, from those of the parts that processes update; each ratio is told by one process.
+        self.whole, self.gathered, self.tells_ratio = of_slices, None, None
+        if shares is not None:
+            self.whole = WholeNorms(SumOverWorkers(shares.workers), self.dtype)
+            self.gathered = GatheredWeights(held.parameters, shares, settings.weights_on)
+            self.tells_ratio = Tensor((shares.own[:, 0] == 0) & (shares.own[:, 1] > 0), mstype.float32)
+        self.waits_for_norms = self.whole is not None and (rule.is_layerwise or layout.exchanges_by_form)
+        self.norm_count = 1 + parts.statement.direction_count
         # The norms of a layer-wise rule are those of the directions that follow from the states as they are stored.
         self.reads_again = rule.is_layerwise and self.stacks.conversion is not None
         self.counting = Counting(parts)
@@ -76,39 +92,63 @@ class CompositePath(nn.Cell):
             before = stacks.spread(self.step_weights, gradients)
             weighed = self.each(self.statement.weighed, (t,) * len(gradients), rate, before)
             rate, after = self.each(_first, weighed), stacks.in_order(self.each(_second, weighed))
-            applied = F.depend(applied, F.assign(self.step_weights, ops.where(applied, after, self.step_weights)))
+            applied = F.depend(applied, self.weigh(applied, after))
         decay = stacks.spread(table[1], gradients)
         held = stacks.columns
-        if self.whole is None:
-            # With a partial function, Map replaces elements of nested tuples by 0 if several tuples have the same type.
-            shared = ((scalars, clip, t, applied),) * len(gradients)
+        # With a partial function, Map replaces elements of nested tuples by 0 if several tuples have the same type.
+        shared, weight_norms = ((scalars, clip, t, applied),) * len(gradients), ()
+        if self.waits_for_norms:
+            columns = (shared, stacks.owned, stacks.forms, decay, gradients, norms, *held)
+            directed = self.in_turn(*columns) if self.takes_turns else self.each(self.directed, *columns)
+            found = self.whole(stacks.in_order(self.each(self.norms_of, stacks.owned, directed, norms)))
+            of_each, weight_norms = stacks.spread(found, gradients), (found[:, 0],)
+            columns = (shared, stacks.owned, rate, decay, directed, of_each, gradients, norms, finite)
+            moved = self.each(self.moved, *columns, *held)
+        else:
             rows = stacks.spread(self.statistics, gradients)
             columns = (shared, stacks.owned, stacks.forms, rows, rate, decay, gradients, norms, finite)
-            return self.counting(applied, stacks.in_order(self.each(self.updated, *columns, *held)))
-        shared = ((scalars, clip, t),) * len(gradients)
-        columns = (shared, stacks.forms, decay, gradients, norms, *held)
-        directed = self.in_turn(*columns) if self.takes_turns else self.each(self.directed, *columns)
-        found = self.whole(stacks.in_order(self.each(self.norms_of, directed)))
-        norms_of_each = stacks.spread(found, gradients)
-        shared = ((applied, t),) * len(gradients)
-        moved = stacks.in_order(self.each(self.moved, shared, rate, decay, directed, norms_of_each, *held))
-        update_norms = self.whole(moved[:, :1])[:, 0]
-        all_finite = F.cast(stacks.in_order(finite), mstype.float32)
-        columns = (stacks.in_order(norms), found[:, 0], update_norms, moved[:, 1], all_finite)
-        return self.counting(applied, ops.stack(columns, 1))
+            moved = self.each(self.updated, *columns, *held)
+        rows = stacks.in_order(self.each(_first, moved))
+        if self.whole is not None:
+            rows = self.of_whole(rows, weight_norms)
+        if self.gathered is not None:
+            applied = F.depend(applied, self.gathered.exchange(stacks.tensors_in_order(self.each(_second, moved))))
+        return self.counting(applied, rows)
+
+    def weigh(self, applied, after):
+        """Write what a rule keeps that weighs steps."""
+        return F.assign(self.step_weights, ops.where(applied, after, self.step_weights))
+
+    def of_whole(self, rows, weight_norms):
+        """Return the rows of statistics of whole tensors from those of the parts that this process updated.
+
+        Args:
+            rows: The rows.
+            weight_norms: The norms of whole weights, in a tuple; () if they are not known yet.
+        """
+        sums = (rows[:, 2],) if len(weight_norms) > 0 else (rows[:, 2], rows[:, 1])
+        ratios = rows[:, 3]
+        if self.tells_ratio is None:
+            found = self.whole(ops.stack(sums, 1))
+        else:
+            found = self.whole(ops.stack((*sums, ratios * self.tells_ratio), 1))
+            ratios = found[:, -1]
+        norms = weight_norms[0] if len(weight_norms) > 0 else found[:, 1]
+        return ops.stack((rows[:, 0], norms, found[:, 0], ratios, rows[:, 4]), 1)
 
     def updated(self, shared, is_owned, form, rows, rate, decay, gradients, sizes, finite, *held):
-        """Update the tensors of a stack, unless another process does; return their rows of statistics."""
-        scalars, clip, t, applied = shared
-        if not is_owned:
-            return rows
-        directed = self.directed((scalars, clip, t), form, decay, gradients, sizes, *held)
-        norms = self.norms_of(directed)
-        moved = self.moved((applied, t), rate, decay, directed, norms, *held)
-        before = ops.stack((sizes, norms[:, 0]), 1)
-        return ops.concat((before, moved, F.cast(finite, mstype.float32).reshape((-1, 1))), 1)
+        """Update the tensors of a stack, unless another process does.
 
-    def in_turn(self, shared, forms, decay, gradients, norms, *held):
+        Returns:
+            Their rows of statistics; and with sharded states, the weights that are still to be gathered.
+        """
+        if not is_owned and self.gathered is None:
+            return rows, ()
+        directed = self.directed(shared, is_owned, form, decay, gradients, sizes, *held)
+        norms = self.norms_of(is_owned, directed, sizes)
+        return self.moved(shared, is_owned, rate, decay, directed, norms, gradients, sizes, finite, *held)
+
+    def in_turn(self, shared, owned, forms, decay, gradients, norms, *held):
         """Return the result of :meth:`directed` for each stack, one after the other.
 
         Processes then exchange slices of matrices in the same order, and at most one stack is whole at a time.
@@ -119,20 +159,28 @@ class CompositePath(nn.Cell):
             columns = ()
             for column_of_each in held:
                 columns += (column_of_each[k],)
-            directed = self.directed(shared[k], forms[k], decay[k], own, norms[k], *columns)
+            directed = self.directed(shared[k], owned[k], forms[k], decay[k], own, norms[k], *columns)
             found, before = (*found, directed), directed[1]
         return found
 
-    def directed(self, shared, form, decay, gradients, sizes, parameters, masters, has_master, rows, *states):
+    def directed(
+        self, shared, is_owned, form, decay, gradients, sizes, parameters, masters, has_master, place, *states
+    ):
         """Return a stack's weights, directions, new and old states, and a factor of the trust ratio."""
-        scalars, clip, t = shared
-        weights = self.stacks.weights(parameters, masters, has_master)
+        if not is_owned:
+            return ()
+        scalars, clip, t, _ = shared
+        weights, gradients = (
+            self.stacks.weights(parameters, masters, has_master, place),
+            self.stacks.own(gradients, place),
+        )
         if self.normalizes:
             # This cancels clipping.
             gradients = gradients / column(ops.where(sizes == 0, ops.ones_like(sizes), sizes), gradients)
         else:
             gradients = gradients * clip
-        old_states = self.stacks.states_of(self.state_counts[form], weights, states)
+        row_state = self.row_state if form >= 0 else -1
+        old_states = self.stacks.states_of(self.state_counts[form], row_state, weights, states)
         known = self.started(t, weights, old_states)
         gradients = normal(gradients)
         if form >= 0:
@@ -141,7 +189,7 @@ class CompositePath(nn.Cell):
             return weights, directions, new_states, old_states, ratio
         directions, new_states = self.stated(scalars, weights, gradients, decay, known)
         if self.reads_again:
-            new_states = self.stacks.encoded(new_states, self.stacks.noise_of(parameters, rows), states)
+            new_states = self.stacks.encoded(new_states, self.stacks.noise_of(place), states)
             read = self.stacks.decoded(new_states, weights, states)
             taken = (scalars, weights, self.statement.entering(gradients), column(decay, gradients), read)
             directions = self.statement.directions_of(*taken)
@@ -164,16 +212,37 @@ class CompositePath(nn.Cell):
         directions, new_states = rule.directions(*taken) if self.akg is None else self.akg.stated(*taken)
         return self.each(alone, directions), self.each(alone, new_states)
 
-    def norms_of(self, directed):
+    def norms_of(self, is_owned, directed, sizes):
         """Return the norms of the weights and directions from :meth:`directed`: a row for each tensor."""
+        if not is_owned:
+            return ops.zeros((F.shape(sizes)[0], self.norm_count), mstype.float32)
         found = (norms(directed[0], self.dtype),)
         for d in directed[1]:
             found += (norms(d, self.dtype),)
         return ops.stack(found, 1)
 
-    def moved(self, shared, rate, decay, directed, norms_of_each, parameters, masters, has_master, rows, *states):
-        """Write the new weights and states of a stack; return the norms of the updates, and the trust ratios."""
-        applied, t = shared
+    def moved(
+        self,
+        shared,
+        is_owned,
+        rate,
+        decay,
+        directed,
+        norms_of_each,
+        gradients,
+        sizes,
+        finite,
+        parameters,
+        masters,
+        has_master,
+        place,
+        *states,
+    ):
+        """Write the new weights and states of a stack; return what :meth:`updated` does."""
+        if not is_owned:
+            none = ops.zeros_like(sizes)
+            return ops.stack((sizes, none, none, none, F.cast(finite, mstype.float32)), 1), parameters
+        _, _, t, applied = shared
         weights, directions, new_states, old_states, factor = directed
         found = ops.unstack(norms_of_each, 1)
         coefficients, ratio = self.coefficients_of(rate, decay, found[0], found[1:])
@@ -181,14 +250,16 @@ class CompositePath(nn.Cell):
         new_states = self.statement.followed(self.over(rate, weights), directions, new_states)
         update, new_weights = self.along(coefficients, weights, directions)
         new_weights = ops.where(applied, new_weights, weights)
-        noise = self.stacks.noise_of(parameters, rows)
+        noise = self.stacks.noise_of(place)
         if not self.reads_again:
             new_states = self.stacks.encoded(new_states, noise, states)
         written = self.stacks.write_states(applied, new_states, old_states, states)
         step = (applied, t, weights, new_weights)
-        written += (self.stacks.write_weights(step, parameters, masters, has_master, noise, states),)
-        moved = ops.stack((norms(update, self.dtype), ratio), 1)
-        return F.depend(ops.where(applied, moved, ops.zeros_like(moved)), written)
+        moved, sent = self.stacks.write_weights(step, parameters, masters, has_master, place, noise, states)
+        none = ops.zeros_like(ratio)
+        report = (ops.where(applied, norms(update, self.dtype), none), ops.where(applied, ratio, none))
+        rows = ops.stack((sizes, found[0], *report, F.cast(finite, mstype.float32)), 1)
+        return F.depend(rows, (written, moved)), sent
 
     def over(self, rate, weights):
         """Return the learning rates of a stack, or the weighted rates, in a shape that broadcasts over the stack."""

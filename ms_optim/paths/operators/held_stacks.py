@@ -39,12 +39,16 @@ class HeldStacks(Stacks):
         has_master = held.has_master()
         own_kind = range(n) if alone else (0,) * n
         forms = layout.form_places or (-1,) * n
-        known = (layout.shapes, layout.dtypes, has_master, layout.centralized, layout.owned, forms)
+        # The elements of each parameter that this process updates.
+        ranges = [(0, size) for size in layout.sizes] if parts.shares is None else parts.shares.own.tolist()
+        ranges = [tuple(own) if is_owned else (0, 0) for own, is_owned in zip(ranges, layout.owned)]
+        known = (layout.shapes, layout.dtypes, has_master, layout.centralized, ranges, forms)
         common = zip(own_kind, *known, *kinds)
         # If processes exchange for each stack, all of them have the same stacks.
         super().__init__(stacked_places(list(common), layout.whole_sizes))
         first = [stack[0] for stack in self.places]
-        self.owned = tuple(layout.owned[i] for i in first)
+        self.owned = tuple(ranges[i] != (0, 0) or layout.sizes[i] == 0 for i in first)
+        self.is_sharded = parts.shares is not None
         self.forms = tuple(forms[i] for i in first)
         self.centralized = tuple(layout.centralized[i] for i in first)
         self.rounds_weights, self.splits_masters = options.stochastic_rounding, options.master_weights in SPLIT_MASTERS
@@ -54,58 +58,69 @@ class HeldStacks(Stacks):
         self.noise: Any = bits.Noise(parts.settings.seed, max(layout.sizes)) if self.draws_noise else None
         self.averages = averages_of(options)
         columns = [self.by_stack(held.parameters), self.by_stack(held.masters_or_weights())]
-        columns += [
-            tuple(has_master[i] for i in first),
-            tuple(Tensor(stack, mstype.int32) for stack in self.places),
-        ]
+        columns += [tuple(has_master[i] for i in first)]
+        columns += [tuple((Tensor(stack, mstype.int32), *ranges[stack[0]]) for stack in self.places)]
         columns += [self.by_stack(states) for states in held.states_of_each()]
         self.scale_column = len(columns) - FIRST_STATE
         self.has_scales = FORMATS[options.state_dtype].has_scales
         columns += [self.by_stack(scales) for scales in held.scales_of_each()] if self.has_scales else []
-        columns += [self.by_stack(held.averages)] if len(held.averages) > 0 else []
-        # For Map: parameters, masters, whether there are masters, the parameters' indices, each state, the scales of
-        # each state if the format has any, and averages if they are kept.
+        columns += [self.by_stack(held.averages_of_each())] if len(held.averages) > 0 else []
+        # For Map: parameters, masters, whether there are masters, the parameters' indices and the elements that this
+        # process updates, each state, the scales of each state if the format has any, and averages if there are any.
         unregistered(self, columns=tuple(columns), global_step=held.global_step)
         # The function of the same name would be compiled again for each tensor.
         self.assign = ops.Assign()
 
-    def weights(self, parameters, masters, has_master):
-        """Return the weights of a stack in float32."""
-        weights = self.held(parameters)
+    def weights(self, parameters, masters, has_master, place):
+        """Return the weights of a stack in float32: the elements that this process updates; see :meth:`own`."""
+        weights = self.own(self.held(parameters), place)
         if has_master and self.splits_masters:
-            return normal(restored_bits(weights, self.integers(masters), F.dtype(masters[0]) == mstype.int8))
-        known = self.held(masters) if has_master else weights
+            rest = self.like(self.integers(masters), weights)
+            return normal(restored_bits(weights, rest, F.dtype(masters[0]) == mstype.int8))
+        known = self.like(self.held(masters), weights) if has_master else weights
         return weights_of(F.dtype(parameters[0]), weights, known, has_master)
 
     def integers(self, parameters):
         """Return the values of a stack's parameters in int32."""
         return ops.stack(self.each(_in_int32, parameters))
 
-    def noise_of(self, parameters, rows):
+    def own(self, stack, place):
+        """Return the elements of a stack of whole tensors that this process updates: flat, unless these are all.
+
+        Args:
+            stack: The stack.
+            place: The column with the range of elements.
+        """
+        _, begin, end = place
+        flat = stack.reshape((F.shape(stack)[0], -1))
+        return flat[:, begin:end] if end - begin < F.shape(flat)[1] else stack
+
+    def like(self, held, weights):
+        """Return what is held for a stack in the shape of its weights; with sharded states, it is flat."""
+        return held.reshape(F.shape(weights)) if self.is_sharded else held
+
+    def noise_of(self, place):
         """Return 32 random bits for each element of a stack, in whole blocks; 0 if nothing is rounded by them.
 
         Args:
-            parameters: The parameters of the stack.
-            rows: Their indices among all.
+            place: The indices of its parameters among all, and the range of their elements.
         """
         if not self.draws_noise:
             return 0
-        size = 1
-        for extent in F.shape(parameters[0]):
-            size *= extent
-        return self.noise(self.global_step, rows, 0, -(-size // CODE_BLOCK) * CODE_BLOCK)
+        rows, begin, end = place
+        return self.noise(self.global_step, rows, begin, begin + -(-(end - begin) // CODE_BLOCK) * CODE_BLOCK)
 
     def stored(self, parameters, masters, has_master, weights, noise):
         """Return what is written for new float32 weights: weights, masters, and the weights that a step then reads."""
         dtype = F.dtype(parameters[0])
         if has_master and self.splits_masters:
             is_8_bit = F.dtype(masters[0]) == mstype.int8
-            random = like(bits.noise_of_16_bits(noise, bits.WEIGHT), weights) if is_8_bit else 0
+            random = cut_like(bits.noise_of_16_bits(noise, bits.WEIGHT), weights) if is_8_bit else 0
             return split_bits(weights, random, is_8_bit)
         if has_master or dtype == mstype.float32:
             return weights, weights, weights
         if self.rounds_weights:
-            random = like(bits.noise_of_16_bits(noise, bits.WEIGHT), weights)
+            random = cut_like(bits.noise_of_16_bits(noise, bits.WEIGHT), weights)
             with_noise = bits.bfloat16_with_noise if dtype == mstype.bfloat16 else bits.float16_with_noise
             weights = with_noise(weights, random)
         else:
@@ -115,11 +130,13 @@ class HeldStacks(Stacks):
     def write_stack(self, parameters, stack):
         """Write the tensors of a stack to parameters; a graph must depend on the result, or it may remove the write."""
         dtype = F.dtype(parameters[0])
+        if self.is_sharded:
+            stack = stack.reshape((F.shape(stack)[0], *F.shape(parameters[0])))
         if dtype == mstype.bfloat16:
             return self.each(write, parameters, ops.unstack(stack, 0))
         return self.each(self.assign, parameters, ops.unstack(F.cast(stack, dtype), 0))
 
-    def write_weights(self, step, parameters, masters, has_master, noise, states):
+    def write_weights(self, step, parameters, masters, has_master, place, noise, states):
         """Write the weights of a stack, with their masters and averages; a graph must also depend on the result.
 
         Args:
@@ -127,39 +144,59 @@ class HeldStacks(Stacks):
             parameters: The parameters of the stack.
             masters: Their masters.
             has_master: Whether they have masters.
+            place: The column with the range of elements.
             noise: What :meth:`noise_of` returned.
             states: The columns from the states on.
+
+        Returns:
+            The results of the writes; and with sharded states the weights, which are not written but still to be
+            gathered: whole tensors, in a tuple, with zeros in place of the elements of other processes.
         """
         applied, t, before, after = step
         weights, kept, read = self.stored(parameters, masters, has_master, after, noise)
         written = ()
         if self.averages is not None:
-            average = self.held(states[-1])
+            average = self.like(self.held(states[-1]), before)
             new = ops.where(applied, self.averages(t, before, average, read), average)
             written += (self.write_stack(states[-1], new),)
-        written += (self.write_stack(parameters, weights),)
-        return (*written, self.write_stack(masters, kept)) if has_master else written
+        if has_master:
+            written += (self.write_stack(masters, kept),)
+        if self.is_sharded:
+            return written, ops.unstack(self.whole(weights, parameters, place), 0)
+        return (*written, self.write_stack(parameters, weights)), ()
+
+    def whole(self, weights, parameters, place):
+        """Return a stack of flat whole tensors from the elements that this process updates, with zeros elsewhere."""
+        _, begin, end = place
+        count, size = len(parameters), 1
+        for extent in F.shape(parameters[0]):
+            size *= extent
+        flat = weights.reshape((count, -1))
+        if begin > 0:
+            flat = ops.concat((ops.zeros((count, begin), flat.dtype), flat), 1)
+        return flat if end == size else ops.concat((flat, ops.zeros((count, size - end), flat.dtype)), 1)
 
     # ---- States ------------------------------------------------------------------------------------------------------
 
-    def states_of(self, count, weights, held):
+    def states_of(self, count, rows_of, weights, held):
         """Return the states of a stack in float32, as many as its rule has.
 
         Args:
             count: The number of states.
+            rows_of: The index of the state that has one number for each row; -1 if none has.
             weights: The stack of weights.
             held: The columns from the states on.
         """
         found = ()
         for k in range(count):
-            found += (self.state_of(k, weights, held),)
+            found += (self.held(held[k]) if k == rows_of else self.state_of(k, weights, held),)
         return found
 
     def state_of(self, k, weights, held):
         """Return one state of a stack in float32."""
         dtype = F.dtype(held[k][0])
         if dtype == mstype.float32 or dtype == mstype.bfloat16:
-            return self.held(held[k])
+            return self.like(self.held(held[k]), weights)
         words = self.integers(held[k])
         words = words.reshape((F.shape(words)[0], -1))
         return self.decoded_state(words, ops.stack(held[self.scale_column + k]), weights, dtype)
@@ -227,7 +264,7 @@ def _is_signed(dtype):
     return 1 if dtype == mstype.int8 or dtype == mstype.int16 else 0
 
 
-def like(numbers, stack):
+def cut_like(numbers, stack):
     """Return as many of the first numbers as the tensors of a stack have, in their shape."""
     shape = F.shape(stack)
     return numbers[:, : F.shape(stack.reshape((shape[0], -1)))[1]].reshape(shape)

@@ -12,7 +12,7 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
-from .selection import MOST_TURNS, chosen, picked
+from .selection import MOST_TURNS, chosen, in_parts, picked
 
 # Stacks are copies: a step holds a few copies of a stack of up to this many elements, or of the largest tensor.
 MOST_ELEMENTS = 1 << 22
@@ -89,7 +89,9 @@ class Stacks(nn.Cell):
         for row, stack in zip(table, places):
             row[: len(stack)] = stack
         self.table = Tensor(table)
-        self.order = Tensor(np.argsort([i for stack in places for i in stack]).astype(np.int32))
+        order = np.argsort([i for stack in places for i in stack])
+        self.stacks_in_parts, self.order_slices = in_parts(range(len(self.places))), chosen(order.tolist())
+        self.order = Tensor(order.astype(np.int32))
 
     def by_stack(self, tensors: Sequence[Parameter]) -> tuple[ParameterTuple, ...]:
         """Return the parameters of each stack, when an optimizer is built."""
@@ -119,6 +121,20 @@ class Stacks(nn.Cell):
     def in_order(self, parts: tuple[Tensor, ...]) -> Tensor:
         """Return rows for the tensors of each stack in the order of all tensors."""
         return ops.gather(ops.concat(parts), self.order, 0)
+
+    def tensors_in_order(self, parts: tuple[tuple[Tensor, ...], ...]) -> tuple[Tensor, ...]:
+        """Return the tensors of all stacks, each stack in a tuple, in the order of all tensors."""
+        found = ()
+        for some in self.stacks_in_parts:
+            found += _joined(parts, some)
+        return picked(found, self.order_slices)
+
+
+def _joined(parts, places):
+    found = ()
+    for k in places:
+        found += tuple(parts[k])
+    return found
 
 
 def _cut(rows, stack):

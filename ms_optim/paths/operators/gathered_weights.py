@@ -1,0 +1,114 @@
+"""Sums and weights of sharded states, which workers exchange in MindSpore's operators.
+
+Each worker has updated its share of the weights, and puts zeros in place of all others: their sum over the workers is
+the new weights, since adding zeros rounds nothing. This needs no operator but AllReduce, for any share.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mindspore import ParameterTuple, nn, ops
+from mindspore import dtype as mstype
+from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+from ...rules.arithmetic import write
+from ...unregistered import unregistered
+from .selection import MOST_TURNS, chosen, picked
+from .slices import packed, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...states.shares import Peers, Shares
+
+# Bytes that are exchanged at once: the additional memory of a step is a few times this, or the largest tensor.
+GROUP_BYTES = 16 << 20
+
+
+class SumOverWorkers(nn.Cell):
+    """Sums a table of sums over the workers, in their order."""
+
+    def __init__(self, workers: Peers):
+        super().__init__(auto_prefix=False)
+        self.worker_count, self.gather = workers.count, workers.all_gather()
+
+    def construct(self, parts):
+        """Return the sums of all workers from this worker's part of them."""
+        pairs = self.gather(packed(parts))
+        total = unpacked(pairs[0], pairs[1], parts.dtype)
+        for k in range(1, self.worker_count):
+            total = total + unpacked(pairs[2 * k], pairs[2 * k + 1], parts.dtype)
+        return total
+
+
+def groups_of(dtypes: Sequence[object], sizes: Sequence[int]) -> list[list[int]]:
+    """Return the indices of the tensors that are exchanged together: of one dtype, in order, and of limited bytes."""
+    most = max(GROUP_BYTES, math.ceil(4 * sum(sizes) / (MOST_TURNS - 4)))
+    groups: dict[object, list[list[int]]] = {}
+    for i, (dtype, size) in enumerate(zip(dtypes, sizes)):
+        of_dtype = groups.setdefault(dtype, [[]])
+        if of_dtype[-1] and 4 * (size + sum(sizes[k] for k in of_dtype[-1])) > most:
+            of_dtype.append([])
+        of_dtype[-1].append(i)
+    return [group for of_dtype in groups.values() for group in of_dtype]
+
+
+class GatheredWeights(nn.Cell):
+    """Gathers the weights of all shares on every worker.
+
+    Args:
+        weights: The weights.
+        shares: Which part of them each worker has.
+        device: The device of the weights.
+    """
+
+    def __init__(self, weights: ParameterTuple, shares: Shares, device: str):
+        super().__init__(auto_prefix=False)
+        groups = groups_of([p.dtype for p in weights], shares.sizes)
+        self.places = tuple(chosen(group) for group in groups)
+        self.sizes = tuple(tuple(shares.sizes[i] for i in group) for group in groups)
+        self.ranges = tuple((int(begin), int(end)) for begin, end in shares.own)
+        # On CPU, collectives know no numbers of 16 bits.
+        self.dtypes = tuple(mstype.float32 if device == "CPU" else p.dtype for p in weights)
+        self.group_count, self.each = len(groups), C.Map()
+        self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, shares.workers.group)
+        of_groups = tuple(ParameterTuple([weights[i] for i in group]) for group in groups)
+        unregistered(self, weights=weights, of_groups=of_groups)
+
+    def construct(self):
+        """Gather the weights; return the results of the writes."""
+        return self.exchange(self.weights)
+
+    def exchange(self, tensors):
+        """Gather tensors that are the new weights where this worker updates them, and write the weights."""
+        own = self.each(_own_part, tensors, self.ranges, self.dtypes)
+        done = ()
+        for k in range(self.group_count):
+            sent = ops.concat(picked(own, self.places[k]))
+            whole = self.all_reduce(F.depend(sent, done))
+            done = self.each(_receive_flat, self.of_groups[k], ops.split(whole, self.sizes[k]))
+        return done
+
+
+def _own_part(tensor, own, dtype):
+    """Return a tensor, flat, with zeros in place of the elements of other workers."""
+    begin, end = own
+    flat = F.cast(tensor, dtype).reshape(-1)
+    size = F.shape(flat)[0]
+    if end - begin == size:
+        return flat
+    if end == begin:
+        return ops.zeros_like(flat)
+    parts = (flat[begin:end],)
+    if begin > 0:
+        parts = (ops.zeros((begin,), dtype), *parts)
+    if end < size:
+        parts = (*parts, ops.zeros((size - end,), dtype))
+    return ops.concat(parts)
+
+
+def _receive_flat(parameter, flat):
+    return write(parameter, flat.reshape(F.shape(parameter)))

@@ -7,7 +7,7 @@ import weakref
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, every_case
+from cases import CASES, OF_EACH_KIND, dealt, every_case, for_each
 from harness import digest_of, tensor
 from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
@@ -71,6 +71,9 @@ def check_same(ordinary, releasing, *without):
     assert digest_of(ordinary, *without) == digest_of(releasing, *without)
 
 
+# Where MindSpore's operators take what is special about a rule into account: elementwise, layer-wise, of matrices,
+# weighing its steps, keeping powers of betas.
+ON_OPERATORS = (*OF_EACH_KIND, "Muon", "AdamOffload")
 # What needs one pass, and what needs two.
 ASKED = {
     "plain": {"weight_decay": 0.1},
@@ -89,6 +92,14 @@ def test_weights_and_states_are_those_of_ordinary_steps(case, kind):
 @every_case(RELEASED, kind=["clip", "skip"])
 def test_weights_and_states_are_those_of_ordinary_steps_with_two_passes(case, kind):
     check_training(case, ASKED[kind], 2)
+
+
+@for_each(
+    dealt([{"case": case} for case in RELEASED if case.name in ON_OPERATORS], kind=["skip", "8bit", "clip", "plain"])
+)
+def test_weights_and_states_are_those_of_ordinary_steps_on_operators(case, kind):
+    asked = {"skip_nonfinite": False, **ASKED[kind], "backend": "composite"}
+    check_training(case, asked, 2 if kind in ("clip", "skip") else 1)
 
 
 def check_training(case, asked, passes):
@@ -486,7 +497,6 @@ def test_who_cannot_says_why():
         return kind([Parameter(tensor(np.ones((3, 2)), "float32"), name="w")], 0.1, **arguments)
 
     refused(RuntimeError, "exchanges gradients", made(DGCMomentum, momentum=0.9, rampup_begin_step=0).attach)
-    refused(RuntimeError, "attach.. needs the fused kernel: backend='composite'", made(backend="composite").attach)
     refused(ValueError, "'passes' must be 2, because 'grad_clip_norm'", made(grad_clip_norm=1.0).attach)
     refused(ValueError, "'passes' must be 2, because 'skip_nonfinite'", made(skip_nonfinite=True).attach)
     for wrong in (0, 3, True, "1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 from mindspore import Tensor, ops
@@ -13,8 +13,6 @@ from mindspore import Tensor, ops
 from ..arguments.checks import fail
 from ..arguments.gradients import check_shapes
 from ..arguments.options import stage_reading_all
-from ..kernels import capabilities
-from ..paths.fused.released import ReleasedPath
 from .weight_readers import Readers
 
 if TYPE_CHECKING:
@@ -58,13 +56,13 @@ class Release:
 
     Args:
         parts: The parts that the optimizer's path is built from.
-        passes: Number of backward passes of a step: 1, or 2, the first of which only measures the gradients.
+        path: The path of its steps.
+        measures: Whether a step has two backward passes, the first of which only measures the gradients.
         check: Raises an error if no step may begin.
     """
 
-    def __init__(self, parts: Parts, passes: int, check: Callable[[], None]):
-        self.parts, self.check, self.measures = parts, check, passes == 2
-        self.path = ReleasedPath(parts, self.measures)
+    def __init__(self, parts: Parts, path: Any, measures: bool, check: Callable[[], None]):
+        self.parts, self.path, self.measures, self.check = parts, path, measures, check
         self.is_suspect = False
         self._rates: Tensor | None = None
         self._measured: Tensor | None = None
@@ -176,12 +174,12 @@ class Attachment:
 
     Args:
         parts: The parts that the optimizer's path is built from.
-        no_kernel: Returns why steps run no fused kernel, now; None if they do.
+        path_for: Makes the path of such steps; it takes whether a first backward pass measures the gradients.
         check_begin: Raises an error if no step may begin.
     """
 
-    def __init__(self, parts: Parts, no_kernel: Callable[[], str | None], check_begin: Callable[[], None]):
-        self.parts, self.no_kernel, self.check_begin = parts, no_kernel, check_begin
+    def __init__(self, parts: Parts, path_for: Callable[[bool], Any], check_begin: Callable[[], None]):
+        self.parts, self.path_for, self.check_begin = parts, path_for, check_begin
         self.release: Release | None = None
 
     def attach(self, passes: int) -> None:
@@ -199,7 +197,7 @@ class Attachment:
         if self.release is not None:
             raise RuntimeError(f"For '{name}', gradients are released already: call detach() before attach().")
         self._check_no_other()
-        self.release = Release(self.parts, passes, self.check_begin)
+        self.release = Release(self.parts, self.path_for(passes == 2), passes == 2, self.check_begin)
 
     def attached(self, what: str) -> Release:
         """Return the object that updates the parameters."""
@@ -234,8 +232,8 @@ class Attachment:
     def _why_not(self):
         """Return why gradients cannot be released, or None."""
         parts = self.parts
-        if (reason := self.no_kernel()) is not None:
-            return f"attach() needs the fused kernel: {reason}"
+        if (reason := type(parts.statement).refuses.get("attach")) is not None:
+            return f"it {reason}"
         if ms.get_context("mode") == ms.GRAPH_MODE:
             return "attach() needs PyNative mode: a graph passes all gradients to the optimizer at once"
         if parts.slices is not None or parts.shares is not None or parts.settings.is_parallel:
@@ -245,9 +243,7 @@ class Attachment:
                 "attach() needs the parallel mode 'stand_alone': other workers' gradients arrive after the backward "
                 "pass"
             )
-        features = ("attach", *(["offload"] if parts.options.offload else []))
-        device, rule = parts.settings.weights_on, parts.rule.name
-        return capabilities.path_of(type(parts.statement), device, features, rule).reason
+        return None
 
     def _check_no_other(self):
         """Raise an error if another optimizer updates one of the parameters inside the backward pass."""

@@ -20,7 +20,7 @@ from ..arguments.gradients import check_gradients, check_shapes, check_tensors
 from ..arguments.options import Options, keywords_of
 from ..arguments.params import check_learning_rate, check_params, check_weight_decay, warn_of_unused_decay
 from ..arguments.rates import check_step, collected
-from ..paths.choice import Choice, choose, path_for
+from ..paths.choice import Choice, choose, path_for, released_path
 from ..paths.operators.slices import take_shard_groups
 from ..paths.parts import Parts
 from ..rules.arithmetic import dense
@@ -151,6 +151,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
     akg: bool
     backend_reason: str
     map_: Callable[..., Any]
+    _choice: Choice
     _path: Any
     # Whether a step has compiled what a step from Python runs.
     _has_run: bool = False
@@ -204,8 +205,8 @@ class FusedOptimizer(Statement, nn.Optimizer):
         attributes.rename_like_no_weight(self, layout, self._parameters)
         choice = choose(parts)
         self.fused, self.akg, self.backend_reason = choice.path != "composite", choice.akg is not None, choice.reason
-        self._path = self._path_for(choice, parts)
-        self._attachment = Attachment(parts, self._no_kernel, self._check_begin)
+        self._choice, self._path = choice, self._path_for(choice, parts)
+        self._attachment = Attachment(parts, self._released_path, self._check_begin)
         self._swap = Swap(parts, getattr(self._path, "gathered", None), self._attachment.check_between)
         listed = functools.partial(nn.Cell.parameters_and_names, self)  # even if a subclass overrides it
         share = self.state_shares if parts.shares else None
@@ -269,6 +270,10 @@ class FusedOptimizer(Statement, nn.Optimizer):
     def _path_for(self, choice: Choice, parts: Parts) -> Any:
         """Make the path that runs the step."""
         return path_for(choice, parts)
+
+    def _released_path(self, looks_first: bool) -> Any:
+        """Make the path of steps whose gradients arrive one after the other."""
+        return released_path(self._parts, self._choice, looks_first)
 
     # ---- The step -------------------------------------------------------------------------------------------------
 
@@ -458,9 +463,9 @@ class FusedOptimizer(Statement, nn.Optimizer):
                 Default: ``1`` .
 
         Raises:
-            RuntimeError: If no fused kernel for CPU or GPU runs; in Graph mode; if the optimizer exchanges data with
-                other processes; or if :meth:`attach` was already called for it, or for another optimizer that has one
-                of its parameters.
+            RuntimeError: In Graph mode; if the optimizer exchanges data with other processes, or keeps its states in
+                host memory beside a device; or if :meth:`attach` was already called for it, or for another optimizer
+                that has one of its parameters.
             ValueError: If `passes` is neither 1 nor 2; or 1 with `grad_clip_norm` or `skip_nonfinite`.
         """
         self._attachment.attach(passes)

@@ -58,7 +58,7 @@ LACKS: dict[str, Mapping[str, str]] = {
         "offload", "stochastic_rounding", "master_weights", "shard_group", "attach", shard_states=_ON_CPU
     ),
     "host": _lacks("host", "shard_group", "attach", shard_states=_ON_CPU),
-    "composite": _lacks("composite", "offload", "attach"),
+    "composite": _lacks("composite", "offload"),
 }
 
 

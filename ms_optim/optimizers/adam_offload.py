@@ -131,7 +131,7 @@ class AdamOffload(AdamFamily):
             raise RuntimeError(f"For '{name}', use_locking=True needs the host's operator: {self.backend_reason}.")
         self._target = "CPU"
         # In a dict, so that the Cell lists only the path that runs.
-        self._paths = {"CPU": self._path} if self.fused else {}
+        self._paths = {"CPU": (self._choice, self._path)} if self.fused else {}
         self._succeeded = Tensor(True)
 
     def _hold_more(self, held):
@@ -158,8 +158,9 @@ class AdamOffload(AdamFamily):
         if self._paths and value != self._target:
             if value not in self._paths:
                 check_composite(self._parts)
-                self._paths[value] = self._path_for(Choice("composite"), self._parts)
-            self.fused, self._path = value == "CPU", self._paths[value]
+                choice = Choice("composite")
+                self._paths[value] = choice, self._path_for(choice, self._parts)
+            self.fused, (self._choice, self._path) = value == "CPU", self._paths[value]
         self._target = value
 
     def scalars(self, t: Tensor) -> Scalars:

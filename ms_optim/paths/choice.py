@@ -13,10 +13,12 @@ from .ascend.tensor_by_tensor import TensorByTensorPath
 from .fused.adam_offload import CrossingPath
 from .fused.matrix_passes import MatrixPassesPath
 from .fused.offloaded import HostPath
+from .fused.released import ReleasedPath
 from .fused.sharded_states import ShardedStatesPath
 from .fused.step import FusedPath
 from .operators import akg
 from .operators.composite import CompositePath
+from .operators.released import ReleasedCompositePath
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +99,29 @@ def choose(parts: Parts) -> Choice:
     reason += f"; {fault}" if fault is not None and can_run else ""
     warn_once(f"ms_optim runs {path}: {reason}.", stacklevel=6)
     return Choice("composite", akg_kernels, reason)
+
+
+def released_path(parts: Parts, choice: Choice, looks_first: bool) -> ReleasedPath | ReleasedCompositePath:
+    """Make the path of steps whose gradients arrive one after the other.
+
+    Args:
+        parts: The parts that the optimizer's path is built from.
+        choice: That path.
+        looks_first: Whether a first backward pass measures the gradients before the pass that updates the weights.
+
+    Raises:
+        RuntimeError: If no path does this.
+    """
+    if choice.path != "composite" and capabilities.why_not(choice.path, ["attach"]) is None:
+        return ReleasedPath(parts, looks_first)
+    reason = capabilities.why_not("composite", [*asked(parts), "attach"])
+    if choice.path == "offload":
+        reason = (
+            f"attach() needs the arithmetic where the weights are: set target = '{parts.settings.weights_on}' first"
+        )
+    if reason is not None:
+        raise RuntimeError(f"For '{parts.layout.optimizer}', {reason}.")
+    return ReleasedCompositePath(parts, choice.akg)
 
 
 def asked(parts: Parts) -> tuple[str, ...]:

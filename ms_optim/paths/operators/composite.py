@@ -7,7 +7,7 @@ iterations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -61,7 +61,9 @@ class CompositePath(nn.Cell):
         of_slices = None if parts.slices is None else WholeNorms(parts.slices, self.dtype)
         self.survey = Survey(self.stacks, self.stacks.centralized, parts, of_slices)
         # Norms of whole tensors, from those of the parts that processes update; each ratio is told by one process.
-        self.whole, self.gathered, self.tells_ratio = of_slices, None, None
+        self.whole: Any = of_slices
+        self.gathered: Any = None
+        self.tells_ratio = None
         if shares is not None:
             self.whole = WholeNorms(SumOverWorkers(shares.workers), self.dtype)
             self.gathered = GatheredWeights(held.parameters, shares, settings.weights_on)
@@ -165,7 +167,7 @@ class CompositePath(nn.Cell):
 
     def directed(
         self, shared, is_owned, form, decay, gradients, sizes, parameters, masters, has_master, place, *states
-    ):
+    ) -> Any:
         """Return a stack's weights, directions, new and old states, and a factor of the trust ratio."""
         if not is_owned:
             return ()

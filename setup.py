@@ -67,6 +67,15 @@ def run_binutil(compiler, name, *arguments) -> str:
         raise CompileError(f"{' '.join(map(str, error.cmd))} failed: {error.stderr}") from error
 
 
+def machine_of(compiler) -> str:
+    """Return the machine that a compiler compiles for, which for a cross compiler is not this one."""
+    try:
+        command = [*compiler, "-dumpmachine"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("-")[0]
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompileError(f"the compiler does not name its machine: {error}") from error
+
+
 def symbol_of(instruction_set, table) -> str:
     """Return the symbol of a table, which C++ calls ms_optim::instruction_set::table."""
     return f"_ZN8ms_optim{len(instruction_set)}{instruction_set}{len(table)}{table}E"
@@ -135,8 +144,8 @@ class BuildKernels(build_ext):
             self.spawn(cuda_command(shutil.which("nvcc"), library))
         else:
             self.build_cpu(library)
-        # Python started in a clone finds the package there before the installed one.
-        if not self.inplace:
+        # Python started in a clone finds the package there before the installed one. It runs on this machine.
+        if not self.inplace and machine_of(self.compiler.compiler_cxx) == platform.machine():
             self.copy_file(library, self.get_ext_filename(ext.name))
 
     def build_cpu(self, library):
@@ -153,12 +162,13 @@ class BuildKernels(build_ext):
             (unit,) = compiled(source, name, own, [("MS_OPTIM_ISA", name)])
             return isolate(self.compiler.compiler_cxx, unit, symbol_of(name, table))
 
+        machine = machine_of(self.compiler.compiler_cxx)
         objects, lacking = [], []
         with concurrent.futures.ThreadPoolExecutor(self.parallel) as threads:
             jobs = [
                 (name, table, threads.submit(isolated, source, name, [*own, *options], table))
                 for source, sets, own, table in CPU_UNITS
-                for name, options in sets.get(platform.machine(), {"baseline": []}).items()
+                for name, options in sets.get(machine, {"baseline": []}).items()
             ]
         for name, table, job in jobs:
             try:

@@ -11,6 +11,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "numbers.h"
@@ -122,9 +124,14 @@ typedef uint16_t PairsOfLanes __attribute__((vector_size(kLanes)));
 
 template <class T>
 MS_OPTIM_FN void WidenNibbles(const void *from, int32_t (&to)[kLanes]) {
+#if defined(__aarch64__)
+  // GCC would widen 8 bytes one by one.
+  PairsOfLanes pairs = vmovl_u8(vld1_u8(static_cast<const uint8_t *>(from)));
+#else
   PackedLanes packed;
   memcpy(&packed, from, sizeof(packed));
   PairsOfLanes pairs = __builtin_convertvector(packed, PairsOfLanes);
+#endif
   pairs = (pairs | (pairs << 4)) & 0x0f0f;
   LanesOf<T> bytes;
   memcpy(&bytes, &pairs, sizeof(bytes));
@@ -182,16 +189,22 @@ MS_OPTIM_FN void NarrowToShorts(const int32_t (&from)[kLanes], T *to) {
 // Returns a sum in float64: a mean is subtracted from numbers that may be close to it, and the difference would show
 // its error.
 MS_OPTIM_FN double Sum(const float *x, int n) {
-  typedef float Floats __attribute__((vector_size(kVectorBytes / 2)));
   typedef double Vector __attribute__((vector_size(kVectorBytes)));
   constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(double)), kParts = kLanes / kWidth;
+  // Fewer than four floats would be converted one by one.
+  constexpr int kAtOnce = kWidth < 4 ? 4 : kWidth, kVectors = kAtOnce / kWidth;
+  typedef float Floats __attribute__((vector_size(kAtOnce * sizeof(float))));
+  typedef double Doubles __attribute__((vector_size(kAtOnce * sizeof(double))));
   Vector part[kParts] = {};
   const int whole = n / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes) {
-    for (int k = 0; k < kParts; ++k) {
+    for (int k = 0; k < kParts; k += kVectors) {
       Floats v;
       memcpy(&v, x + i + k * kWidth, sizeof(v));
-      part[k] += __builtin_convertvector(v, Vector);
+      const Doubles wide = __builtin_convertvector(v, Doubles);
+      Vector vectors[kVectors];
+      memcpy(vectors, &wide, sizeof(wide));
+      for (int j = 0; j < kVectors; ++j) part[k + j] += vectors[j];
     }
   }
   double lane[kLanes];

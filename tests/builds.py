@@ -8,6 +8,8 @@ import platform
 import runpy
 import shutil
 import subprocess
+import sys
+import zipfile
 from unittest import mock
 
 import pytest
@@ -46,6 +48,38 @@ def needs(*programs):
 def build(folder: pathlib.Path, compiler: str, machine: str, flags=(), link=()) -> pathlib.Path:
     """Compile tests/replay.cc and the operators for a machine; return the program."""
     return linked(folder / "replay", compiler, machine, flags, link, [(TESTS / "replay.cc", "replay", [])])
+
+
+def wheel(folder: pathlib.Path, compiler: str, ops=ROOT / "ops") -> pathlib.Path:
+    """Build a wheel with a cross compiler, and return the library that it brings."""
+    machine = run([compiler, "-dumpmachine"]).split("-")[0]
+    sources = folder / "sources"
+    # From sources in a folder of their own: a library for this machine may lie among them.
+    shutil.copytree(ROOT / "ms_optim", sources / "ms_optim", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(ops, sources / "ops")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    command = [sys.executable, "setup.py", "bdist_wheel", "--plat-name", f"linux_{machine}"]
+    said = run(command, cwd=sources, CXX=compiler, CXXFLAGS="-Wall -Wextra -Werror")
+    (built,) = (sources / "dist").glob(f"*-linux_{machine}.whl")
+    with zipfile.ZipFile(built) as archive:
+        libraries = [name for name in archive.namelist() if name.endswith(".so")]
+        assert libraries == ["ms_optim/libms_optim_cpu.so"], said[-8000:]
+        return pathlib.Path(archive.extract(libraries[0], folder))
+
+
+def replayer(folder: pathlib.Path, compiler: str, library: pathlib.Path) -> None:
+    """Compile tests/replay.cc, linked to a library, as `replay` in a folder."""
+    include = [f"-I{ROOT / 'ops' / name}" for name in ("include", "cpu")]
+    link = [library, f"-Wl,-rpath,{library.parent}", "-pthread"]
+    run([compiler, "-std=c++17", *include, TESTS / "replay.cc", *link, "-o", folder / "replay"])
+
+
+def cross_emulator(compiler: str) -> list:
+    """Return the command that runs what a cross compiler has made, with the libraries that came with it."""
+    machine = run([compiler, "-dumpmachine"]).split("-")[0]
+    libc = pathlib.Path(run([compiler, "-print-file-name=libc.so.6"]).strip()).resolve()
+    return [f"qemu-{machine}", "-L", libc.parents[1]]
 
 
 def setup_script() -> dict:
@@ -95,16 +129,17 @@ def linked(result: pathlib.Path, compiler: str, machine: str, flags, link, other
     return result
 
 
-def run(command, **environment):
+def run(command, cwd=None, **environment):
     """Run a command and return what it says; a failure shows that."""
-    done = attempt(command, **environment)
+    done = attempt(command, cwd, **environment)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}"
     return done.stdout
 
 
-def attempt(command, **environment):
+def attempt(command, cwd=None, **environment):
     return subprocess.run(
         list(map(str, command)),
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -452,12 +452,12 @@ EXCHANGES = {
 }
 
 
-def local_steps(rng):
+def local_steps(rng, given=()):
     """Two workers that begin a round, send what they have of it, and apply what both sent."""
     weights = [row for row in WEIGHTS if not row[2]]
     for j, (kind, exchange) in enumerate(EXCHANGES.items()):
         dtype, masters, _ = weights[j]
-        shapes = SHAPES if j == 1 else small_shapes()
+        shapes = given or (SHAPES if j == 1 else small_shapes())
         bits, chunk, density = exchange[4:]
         starts, velocities, residuals = zeros(shapes), zeros(shapes), zeros(shapes)
         velocities = velocities if exchange[1] else []

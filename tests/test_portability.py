@@ -15,14 +15,27 @@ import platform
 import signal
 import sys
 
+import instructions
 import numpy as np
 import pytest
 import recording
-from builds import attempt, build, check, needs, once, replay, run, sanitized, setup_script, shared_folder
+from builds import (
+    attempt,
+    check,
+    cross_emulator,
+    needs,
+    once,
+    replay,
+    replayer,
+    run,
+    sanitized,
+    setup_script,
+    shared_folder,
+    wheel,
+)
 from native import LIBRARY, Launch, instruction_sets
 from proofs import BUILT
 from setuptools.errors import CompileError
-from sources import ROOT, TESTS
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
@@ -85,16 +98,21 @@ def test_products_of_matrices_have_the_same_bits_for_any_number_of_threads(cases
         check(of_matrices, others, results[0])
 
 
+CROSS = instructions.COMPILER
+
+
 @pytest.fixture(scope="module")
 def aarch64(tmp_path_factory):
-    needs("aarch64-linux-gnu-g++", "qemu-aarch64")
-    shared = shared_folder(tmp_path_factory)
-    return once(shared, "aarch64", lambda f: build(f, "aarch64-linux-gnu-g++", "aarch64", link=["-static"])) / "replay"
+    """tests/replay.cc, linked to the library that a wheel for aarch64 brings; a cross compiler has built both."""
+    needs(CROSS, "qemu-aarch64")
+    folder = once(shared_folder(tmp_path_factory), "aarch64", lambda f: replayer(f, CROSS, wheel(f, CROSS)))
+    return folder / "replay"
 
 
-def test_aarch64_gives_the_same_bits(aarch64, tmp_path, cases, expected, proves):
+def test_a_wheel_for_aarch64_gives_the_same_bits(aarch64, tmp_path, cases, expected, proves):
     """In three threads, for how many there are changes no bit above."""
-    assert replay(tmp_path, ["qemu-aarch64", aarch64], cases, expected, OMP_NUM_THREADS="3") == "baseline"
+    command = [*cross_emulator(CROSS), aarch64]
+    assert replay(tmp_path, command, cases, expected, OMP_NUM_THREADS="3") == "baseline"
     proves("kernels for aarch64 baseline", "qemu-aarch64")
 
 
@@ -111,25 +129,63 @@ def emulator(processor):
 
 
 @pytest.fixture(scope="module")
-def replayer(tmp_path_factory):
+def own(tmp_path_factory):
     """tests/replay.cc, linked to the package's own library."""
     needs("g++", "qemu-x86_64")
-    include = [f"-I{ROOT / 'ops' / folder}" for folder in ("include", "cpu")]
-    link = [LIBRARY, f"-Wl,-rpath,{LIBRARY.parent}", "-pthread"]
-
-    def compile(folder):
-        run(["g++", "-std=c++17", *include, TESTS / "replay.cc", *link, "-o", folder / "replay"])
-
-    return once(shared_folder(tmp_path_factory), "replayer", compile) / "replay"
+    return once(shared_folder(tmp_path_factory), "own", lambda f: replayer(f, "g++", LIBRARY)) / "replay"
 
 
 @needs_linux_x86
 @pytest.mark.parametrize("processor", EMULATED)
-def test_the_library_runs_on_processors_that_lack_instructions(replayer, tmp_path, cases, expected, processor, proves):
+def test_the_library_runs_on_processors_that_lack_instructions(own, tmp_path, cases, expected, processor, proves):
     """Every launch, in the kernels that the library picks there."""
-    command = [*emulator(processor), replayer]
+    command = [*emulator(processor), own]
     assert replay(tmp_path, command, cases, expected, OMP_NUM_THREADS="3") == EMULATED[processor]
     proves(f"kernels for {EMULATED[processor]}", f"qemu-x86_64 -cpu {processor}")
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """What counts the instructions that an emulator executes."""
+    needs("g++", "qemu-x86_64")
+    built = once(shared_folder(tmp_path_factory), "plugin", instructions.plugin) / "count"
+    said = attempt([*emulator("Haswell")[:1], "-plugin", built, "/bin/true"]).stdout
+    if "executed" not in said:
+        pytest.skip(f"the emulator takes no plugin: {said}")
+    return built
+
+
+@needs_linux_x86
+@pytest.mark.parametrize("name", instructions.LAUNCHES)
+def test_loops_are_vectorized_on_arm64_as_they_are_on_avx2(aarch64, own, plugin, tmp_path, name):
+    """Nothing takes more than twice as many instructions for its width, and no rule works on single numbers."""
+    case = instructions.LAUNCHES[name]()
+    arm64 = instructions.count(cross_emulator(CROSS), plugin, aarch64, case, tmp_path)
+    avx2 = instructions.count(instructions.AVX2, plugin, own, case, tmp_path)
+    assert arm64.executed < 2 * instructions.WIDER * avx2.executed
+    assert arm64.is_vectorized or name in instructions.SINGLE, arm64
+
+
+ROOTS = """
+int main() {
+  static float x[1 << 16];
+  for (int step = 0; step < STEPS; ++step) {
+    for (int i = 0; i < 1 << 16; ++i) x[i] = __builtin_sqrtf(x[i]) / (x[i] + 1.0f);
+    __asm__ volatile("" : : "r"(x) : "memory");
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("flags, is_vectorized", [(["-O3"], True), (["-O2", "-fno-tree-vectorize"], False)])
+def test_a_loop_that_is_not_vectorized_is_noticed(plugin, tmp_path, flags, is_vectorized):
+    needs(CROSS, "qemu-aarch64")
+    (tmp_path / "roots.cc").write_text(ROOTS)
+    counts = []
+    for steps in (1, 2):
+        run([CROSS, *flags, "-fno-math-errno", f"-DSTEPS={steps}", tmp_path / "roots.cc", "-o", tmp_path / "roots"])
+        counts.append(instructions.counted(cross_emulator(CROSS), plugin, tmp_path / "roots"))
+    assert instructions.Count(*((counts[1] - counts[0]) / (1 << 16))).is_vectorized == is_vectorized
 
 
 WIDE = """

@@ -1,10 +1,13 @@
 """What the processes of test_shares.py and the test itself agree on."""
 
+from unittest import mock
+
 import numpy as np
 from harness import tensor
 from mindspore import Parameter
 
 import ms_optim
+from ms_optim.kernels import table as kernels
 
 # The first is most of it all and is cut; the last are not decayed and in a group of their own, centralized.
 SHAPES = [(300, 256), (7,), (5, 2048), (), (13, 11), (40, 3, 5, 5)]
@@ -39,7 +42,7 @@ CONFIGURATIONS = {
             **ON_OPERATORS,
         },
     ),
-    "lans, operators": (ms_optim.LANS, "float32", ON_OPERATORS),
+    "adamw, on host": (ms_optim.AdamW, "bfloat16", {"state_dtype": "8bit", "offload": True}),
     "muon, operators": (ms_optim.Muon, "float32", {"normalize_rows": True, "state_dtype": "8bit", **ON_OPERATORS}),
     "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
 }
@@ -82,7 +85,10 @@ def build(name, **shared):
     optimizer, dtype, arguments = CONFIGURATIONS[name]
     params = [Parameter(w, name=f"w{i}") for i, w in enumerate(drawn(0, dtype))]
     groups = [{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "grad_centralization": True}]
-    return params, optimizer(groups, 0.01, **arguments, **shared)
+    # offload=True keeps copies of weights that are not in host memory.
+    device = "GPU" if "offload" in arguments else kernels.device_target()
+    with mock.patch.object(kernels, "device_target", return_value=device):
+        return params, optimizer(groups, 0.01, **arguments, **shared)
 
 
 def gradients(name, step):

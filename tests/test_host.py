@@ -79,6 +79,19 @@ def test_a_step_on_the_host_changes_nothing(case, kind, mode, on_accelerator):
     stepped((here, there), mode, 3)
 
 
+@for_each(dealt([{"kind": kind} for kind in ("no_masters", "split8", "average")], mode=("pynative", "graph")))
+def test_what_adam_offload_cannot_send_back_runs_on_copies(kind, mode, on_accelerator):
+    """A weight's noise, its remainder and its average are made where the weight is: here on the host."""
+    case = next(case for case in CASES if case.cls is AdamOffload)
+    scenario, shared = KINDS[kind]
+    here, there = Pair(case, scenario, **shared), on_accelerator(Pair, case, scenario, **shared)
+    assert isinstance(there.optimizer._path, HostPath)
+    stepped((here, there), mode, 3)
+    weights = sum(p.nbytes for p in there.params)
+    kept = sum(p.nbytes for p in there.optimizer._held.of_tensors)
+    assert there.optimizer.offload_report("GPU").host_bytes == kept + weights
+
+
 def test_the_host_has_all_but_weights_and_gradients(on_accelerator, monkeypatch):
     """Of the device's tensors, the host's operators take gradients in every step, and weights where these are new."""
     scenario = Scenario("bfloat16", shapes=("seven", "tiles+1", "matrix"), groups=plain)
@@ -219,7 +232,14 @@ def test_what_cannot_be_offloaded_is_refused(on_accelerator):
     refused(TypeError, "unknown keyword argument 'offload'", make(DGCMomentum, momentum=0.9, rampup_begin_step=0))
     net = nn.Dense(3, 2)
     optimizer = make(tensors=net.trainable_params())()
-    refused(RuntimeError, r"attach\(\) needs weights in host memory", ReleasedTrainStep, net, None, optimizer)
+    refused(
+        RuntimeError,
+        r"attach\(\) needs the arithmetic where .* use offload=False",
+        ReleasedTrainStep,
+        net,
+        None,
+        optimizer,
+    )
     refused(RuntimeError, r"offload_report\(\) needs an optimizer made", AdamW(params()).offload_report)
 
 

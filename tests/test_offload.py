@@ -243,22 +243,6 @@ def test_target_on_an_accelerator(mode):
     refused(ValueError, "'target'", lambda: setattr(pair.optimizer, "target", "GPU"))
 
 
-@pytest.mark.usefixtures("accelerator")
-def test_a_target_that_cannot_hold_the_states_is_refused():
-    """MindSpore's operators on the device would take codes for numbers."""
-    optimizer = AdamOffload(params(), state_dtype="8bit")
-    path = optimizer._path
-    refused(RuntimeError, "'state_dtype' needs the fused kernel", lambda: setattr(optimizer, "target", "Ascend"))
-    assert (optimizer.target, optimizer.fused, optimizer._path) == ("CPU", True, path)
-
-
-@pytest.mark.usefixtures("accelerator")
-@pytest.mark.parametrize("asked", [{"stochastic_rounding": True, "master_weights": False}, {"average_decay": 0.9}])
-def test_what_needs_weights_in_host_memory_is_refused(asked):
-    words = f"'{next(iter(asked))}' needs weights in host memory"
-    refused(RuntimeError, words, lambda: AdamOffload(params(), **asked))
-
-
 def test_output_is_true(backend, mode):
     (w,) = params(n=1)
     out = AdamOffload([w], backend=backend)((tensor(np.ones((2, 3)), "float32"),))

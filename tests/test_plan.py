@@ -178,7 +178,7 @@ def test_the_smallest_formats_are_listed_where_they_can_be_had():
     assert list(formats("--dtype", "bf16")) == [*every, ("8bit", "split8")]
     assert list(formats("--dtype", "bf16", "--state-dtype", "4bit")) == [("4bit", "float32")]
     assert list(formats("--dtype", "fp32")) == list(formats("--dtype", "fp16")) == every
-    assert list(formats("--dtype", "bf16", "--device", "ascend")) == every[:1]
+    assert list(formats("--dtype", "bf16", "--device", "ascend")) == [*every, ("8bit", "split8")]
     chosen = formats("--dtype", "bf16", "--state-dtype", "int8", "--master-weights", "SPLIT", "none")
     assert list(chosen) == [("8bit", "split"), ("8bit", "none")]
 
@@ -212,16 +212,16 @@ def test_a_number_of_parameters_is_matrices_to_muon():
 
 def test_what_an_optimizer_refuses_is_listed_with_its_reason():
     told = plans("--parameters", 1e6, "--device", "Ascend", "--state-dtype", "8bit")
-    assert [one["optimizer"] for one in told["plans"]] == ["AdamOffload"]
+    assert [one["optimizer"] for one in told["not_possible"]] == ["DGCMomentum"]
     assert all(one["reason"] for one in told["not_possible"])
-    others = {optimizer.__name__ for optimizer in OPTIMIZERS} - {"AdamOffload"}
-    assert {one["optimizer"] for one in told["not_possible"]} == others
+    others = {optimizer.__name__ for optimizer in OPTIMIZERS} - {"DGCMomentum"}
+    assert {one["optimizer"] for one in told["plans"]} == others
     status, printed = run("plan", "--parameters", 1e6, "--device", "GPU", "--shard-states", "--workers", 2)
-    assert status == 1
-    (told,) = [line for line in printed.splitlines() if "needs the device target 'CPU'" in line]
-    assert told.startswith("Not possible: AdamW, Lamb, LANS, ")
-    reason = "with state_dtype float32, bfloat16, 8bit, 4bit: 'shard_states' needs the device target 'CPU'."
-    assert told.endswith(reason)
+    assert status == 0
+    (told,) = [line for line in printed.splitlines() if "has different states on each worker" in line]
+    assert told.startswith("Not possible: DGCMomentum with state_dtype float32: it ")
+    (told,) = [line for line in printed.splitlines() if "keeps its states in float32" in line]
+    assert told == "Not possible: DGCMomentum with state_dtype bfloat16, 8bit, 4bit: it keeps its states in float32."
 
 
 def test_plans_that_fit_come_first():
@@ -250,10 +250,11 @@ def test_where_nothing_fits_it_says_what_would():
         "--shard-states --workers 4",
     ]
     assert hinted(*lion, "60GB")[1] == []  # something fits
-    ascend = ("--parameters", 7e9, "--optimizer", "AdamW", "--device", "Ascend", "--memory", "64GB")
-    assert hinted(*ascend)[1] == ["--offload"]
-    only = ("--parameters", "7B", "--dtype", "bf16", "--device", "Ascend", "--memory", "64GB", "--host-memory", "256GB")
-    assert hinted(*only, "--optimizer", "AdamW", "AdamOffload")[1] == ["--offload"]
+    ascend = ("--parameters", 7e9, "--optimizer", "AdamW", "--device", "Ascend", "--memory", "60GB")
+    assert hinted(*ascend)[1][:2] == ["--offload", "--dtype bfloat16 --master-weights split8"]
+    only = ("--parameters", "7B", "--dtype", "bf16", "--device", "Ascend", "--memory", "60GB", "--host-memory", "256GB")
+    only += ("--state-dtype", "bf16")
+    assert "--offload" in hinted(*only, "--optimizer", "AdamW")[1]
     assert "Only AdamOffload fits. Others would" in run("plan", *only)[1]
     found, both = hinted("--parameters", 7e9, "--optimizer", "AdamW", "--device", "CPU", "--memory", "40GB")
     assert found

@@ -33,7 +33,7 @@ float32, float16 and bfloat16 weights, with and without `master_weights`, in Gra
 
 - **yes**: The fused kernel for the device runs the step. On Ascend, the [operators for Ascend](ascend.md) do.
 - **host**: The fused kernel for CPU runs the step, on the host.
-- **slow**: MindSpore's own operators run the step. This is the composite path, which is slower.
+- **slow**: MindSpore's own operators run the step. This is [the composite path](composite.md), which is slower.
 - **–**: The option is refused when the optimizer is made. The number leads to the reason.
 
 Three rows are not keyword arguments:
@@ -46,10 +46,9 @@ Three rows are not keyword arguments:
 BELOW = """\
 ## Combinations
 
-- `offload` changes nothing on CPU. With it, GPU and Ascend support what the table for CPU shows, except `shard_states`,
-  `shard_group` and `attach()`.
-- `AdamOffload.target` can be set to the device. The arithmetic then runs on the composite path, which supports neither
-  `state_dtype` nor `stochastic_rounding`.
+- `offload` changes nothing on CPU. With it, GPU and Ascend support what the table for CPU shows, except `attach()`.
+- `AdamOffload.target` can be set to the device. Its states are then on the device, and the composite path runs, which
+  `attach()` needs there.
 """
 
 

@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from ..arguments.checks import check_choice
+from ..kernels import capabilities
 from ..kernels import table as kernels
-from ..kernels.capabilities import DEVICES
 from ..states import inventory
 
 if TYPE_CHECKING:
@@ -59,15 +59,17 @@ def offload_report(parts: Parts, device: str | None) -> OffloadReport:
     """
     name, runs_on_host = parts.layout.optimizer, parts.statement.runs_on_host
     device = kernels.device_target() if device is None else device
-    check_choice(name, "device", device, DEVICES)
+    check_choice(name, "device", device, capabilities.DEVICES)
     held, options = parts.held, parts.options
     if not (runs_on_host or options.offload):
         raise RuntimeError(f"For '{name}', offload_report() needs an optimizer made with offload=True.")
     weights, kept = (sum(p.nbytes for p in tensors) for tensors in (held.parameters, held.of_tensors))
-    on_device, on_host = inventory.placed(device, options, runs_on_host, weights, kept)
+    asked = capabilities.asked(options, parts.shares is not None, parts.slices is not None)
+    copies = capabilities.copies_weights(parts.statement, asked)
+    on_device, on_host = inventory.placed(device, True, copies, weights, kept)
     if device == "CPU":
         return OffloadReport(device, on_device, on_host, 0, 0)
-    in_own_dtype = [options.offload or has_master for has_master in held.has_master()]
+    in_own_dtype = [copies or has_master for has_master in held.has_master()]
     # Not counted: a constant number of bytes, of rates and the step to the host and of statistics to the device.
     crossing = sum(p.nbytes if own_dtype else 4 * p.size for p, own_dtype in zip(held.parameters, in_own_dtype))
     return OffloadReport(device, on_device, on_host, crossing, crossing)

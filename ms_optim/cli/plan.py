@@ -187,7 +187,7 @@ def formats(arguments: argparse.Namespace, weights: Sequence[Weight]) -> list[tu
     """Return the formats of states and masters to list: by default also the smallest that train like the others."""
     every = itertools.product(arguments.state_dtype, arguments.master_weights or ["float32"])
     dtypes = {w.dtype for w in weights}
-    can_split = ms.bfloat16 in dtypes and ms.float16 not in dtypes and arguments.device != "Ascend"
+    can_split = ms.bfloat16 in dtypes and ms.float16 not in dtypes
     if can_split and arguments.master_weights is None and "8bit" in arguments.state_dtype:
         return [*every, ("8bit", "split8")]
     return list(every)
@@ -249,7 +249,9 @@ def plan(
     bytes_held = max((held(rules, options, shapes, dtypes, own) for own in kept), key=sum)
     states, scales, masters, averages = bytes_held
     own = sum(inventory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
-    on_device, on_host = inventory.placed(device, options, optimizer.runs_on_host, own, sum(bytes_held))
+    runs_there = optimizer.runs_on_host or options.offload
+    copies = capabilities.copies_weights(optimizer, features)
+    on_device, on_host = inventory.placed(device, runs_there, copies, own, sum(bytes_held))
     local = inventory.local_steps(shapes, own + masters if device != "CPU" else 0) if local_steps else 0
     name, on_host = optimizer.__name__, on_host + local
     kept = next(key for key, value in MASTER_WEIGHTS.items() if value == options.master_weights)

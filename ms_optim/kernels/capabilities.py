@@ -25,13 +25,14 @@ FEATURES = {
     "local_steps": "LocalSteps",
 }
 _FORMATS = ("stochastic_rounding", "state_dtype", "master_weights")
-_ON_CPU = "needs the device target 'CPU'"
 DEVICES = ("CPU", "GPU", "Ascend")
 # Why a path does not support what it lacks, if there is no other reason.
 _REASONS = {
+    "GPU": "is not supported by the kernels for GPU",
+    "passes": "is not supported by the kernels for GPU",
     "Ascend": "is not supported by the operators for Ascend",
     "offload": "needs weights in host memory",
-    "host": "needs weights in host memory",
+    "host": "needs the arithmetic where the weights are",
     "composite": "needs the fused kernel",
 }
 
@@ -46,18 +47,17 @@ def _lacks(path: str, *features: str, **others: str) -> dict[str, str]:
 # weights, with and without masters, in Graph and in PyNative mode.
 LACKS: dict[str, Mapping[str, str]] = {
     "CPU": _lacks("CPU"),
-    "GPU": _lacks("GPU", shard_states=_ON_CPU),
+    "GPU": _lacks("GPU", "shard_states"),
     "Ascend": _lacks("Ascend", *_FORMATS, "shard_states", "shard_group", "offload", "attach"),
     # Fused passes before and after products of matrices, on GPUs.
     "passes": _lacks(
         "passes",
-        shard_states=_ON_CPU,
+        "shard_states",
         attach="is not supported for rules of matrices on GPUs, which multiply stacks of tensors",
     ),
-    "offload": _lacks(
-        "offload", "stochastic_rounding", "master_weights", "shard_group", "attach", shard_states=_ON_CPU
-    ),
-    "host": _lacks("host", "shard_group", "attach", shard_states=_ON_CPU),
+    # A float32 weight stays on the device, and its update returns; the path "host" keeps copies of all weights.
+    "offload": _lacks("offload", "stochastic_rounding", "master_weights", "shard_group", "shard_states", "attach"),
+    "host": _lacks("host", "attach"),
     "composite": _lacks("composite", "offload"),
 }
 
@@ -90,6 +90,12 @@ def why_not(path: str, features: Iterable[str]) -> str | None:
 def lacking(lacks: Mapping[str, str], features: Iterable[str]) -> str | None:
     """Return the first of the features that a table lists as missing, with the reason; None if it lists none."""
     return next((f"{FEATURES[one]} {lacks[one]}" for one in features if one in lacks), None)
+
+
+def copies_weights(optimizer: type[Statement] | Statement, features: Iterable[str]) -> bool:
+    """Return whether the host keeps copies of the weights of a device, if the arithmetic of an optimizer runs there."""
+    features = tuple(features)
+    return "offload" in features or (optimizer.runs_on_host and why_not("offload", features) is not None)
 
 
 class Answer(NamedTuple):
@@ -127,7 +133,7 @@ def path_of(
     rule = optimizer.rules[0].name if rule is None else rule
     path = device
     if optimizer.runs_on_host and device != "CPU":
-        path = "offload"
+        path = "host" if copies_weights(optimizer, features) else "offload"
     elif "offload" in features and device != "CPU":
         path = "host"
     elif device == "Ascend" and rule not in table.ON_ASCEND:
@@ -138,7 +144,6 @@ def path_of(
     if missing is None and lacks is None:
         return Answer(path, None)
     without_kernel = why_not("composite", features)
-    # If the states are on the host and a kernel runs there, there is no other path to fall back to.
-    if without_kernel is None and (path != "offload" or missing is not None):
+    if without_kernel is None:
         return Answer("composite", missing or lacks)
     return Answer(None, lacks if missing is None else without_kernel)

@@ -112,15 +112,13 @@ def released_path(parts: Parts, choice: Choice, looks_first: bool) -> ReleasedPa
     Raises:
         RuntimeError: If no path does this.
     """
-    if choice.path != "composite" and capabilities.why_not(choice.path, ["attach"]) is None:
+    reason = capabilities.why_not(choice.path, ["attach"])
+    if choice.path in ("offload", "host"):
+        name, device = parts.layout.optimizer, parts.settings.weights_on
+        remedy = "offload=False" if parts.options.offload else f"optimizer.target = '{device}'"
+        raise RuntimeError(f"For '{name}', attach() needs the arithmetic where the weights are: use {remedy}.")
+    if choice.path != "composite" and reason is None:
         return ReleasedPath(parts, looks_first)
-    reason = capabilities.why_not("composite", [*asked(parts), "attach"])
-    if choice.path == "offload":
-        reason = (
-            f"attach() needs the arithmetic where the weights are: set target = '{parts.settings.weights_on}' first"
-        )
-    if reason is not None:
-        raise RuntimeError(f"For '{parts.layout.optimizer}', {reason}.")
     return ReleasedCompositePath(parts, choice.akg)
 
 

@@ -125,18 +125,18 @@ def local_steps(shapes: Sequence[tuple[int, ...]], copied: int) -> int:
     return 2 * 4 * sum(math.prod(shape) for shape in shapes) + copied
 
 
-def placed(device: str, options, runs_on_host: bool, weights: int, held: int) -> tuple[int, int]:
+def placed(device: str, on_host: bool, copies: bool, weights: int, held: int) -> tuple[int, int]:
     """Return the bytes on the device and in host memory; on "CPU", all are in host memory.
 
     Args:
         device: The device that the weights are on.
-        options: The optimizer's shared arguments.
-        runs_on_host: Whether the optimizer's arithmetic always runs on the host.
+        on_host: Whether the optimizer's arithmetic runs on the host.
+        copies: Whether the host then keeps copies of the weights.
         weights: Bytes of the weights; gradients take the same number.
         held: Bytes of everything else that is held.
     """
     if device == "CPU":
         return 0, 2 * weights + held
-    if runs_on_host or options.offload:
-        return 2 * weights, held + (weights if options.offload else 0)
+    if on_host:
+        return 2 * weights, held + weights * copies
     return 2 * weights + held, 0

@@ -20,6 +20,9 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ...kernels import table as kernels
 from ...rules.arithmetic import receive
 from ...unregistered import unregistered
+from ..operators.gathered_weights import GatheredWeights as OnDevice
+from ..operators.gathered_weights import SumOverWorkers
+from .sharded_states import GatheredWeights
 from .step import FusedPath
 
 if TYPE_CHECKING:
@@ -41,24 +44,32 @@ class HostPath(nn.Cell):
 
     Attributes:
         addresses: None, because the host's kernels cannot read the gradients directly.
+        gathered: Gathers the weights of sharded states on the device, for averaged weights; None without.
     """
 
     addresses = None
 
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
-        held, count = parts.held, parts.layout.count
+        held, count, shares = parts.held, parts.layout.count, parts.shares
         copies = ParameterTuple([on_host(p) for p in held.parameters])
         host = held.beside(copies, [on_host(p) for p in held.counters])
-        self.path = FusedPath(dataclasses.replace(parts, held=host), at_most=-(-count // BUCKETS))
-        on_device = {id(copy): p for copy, p in zip(copies, held.parameters)}
-        launches = [(one, [on_device[id(p)] for p in one.weights]) for one in self.path.launches]
-        self.path.launches = nn.CellList([Returning(one, moved) if moved else one for one, moved in launches])
+        self.gathered, self.gather_copies = None, None
+        exchange, own = parts.slices, None
+        if shares is not None:
+            exchange, own = SumOverWorkers(shares.workers), shares.own
+            self.gathered = OnDevice(held.parameters, shares, parts.settings.weights_on)
+            self.gather_copies = GatheredWeights(copies, shares)
+        self.path = FusedPath(dataclasses.replace(parts, held=host), exchange, own, at_most=-(-count // BUCKETS))
+        if shares is None:
+            on_device = {id(copy): p for copy, p in zip(copies, held.parameters)}
+            launches = [(one, [on_device[id(p)] for p in one.weights]) for one in self.path.launches]
+            self.path.launches = nn.CellList([Returning(one, moved) if moved else one for one, moved in launches])
         self.marks_of = Marks(parts.layout.shapes)
         marks = Parameter(Tensor(np.full(count, np.nan, np.float32)), name="host_marks", requires_grad=False)
         self.each = C.Map()
         self.send_weights, self.send_counters = Send(copies), Send(host.counters)
-        self.fetch_counters = Fetch(host.counters)
+        self.fetch_weights, self.fetch_counters = Fetch(copies), Fetch(host.counters)
         # The marks are not in checkpoints.
         unregistered(self, marks=marks, weights=held.parameters, counters=ParameterTuple(held.counters))
 
@@ -69,6 +80,9 @@ class HostPath(nn.Cell):
             self.send_weights(self.weights)
         self.send_counters(self.counters)
         done = self.path(rates, gradients)
+        if self.gather_copies is not None:
+            done = F.depend(self.gather_copies(), done)
+            self.each(receive, self.weights, self.fetch_weights(done))
         self.each(receive, self.counters, self.fetch_counters(done))
         marks = self.marks_of(F.depend(self.weights, done))
         return F.assign(self.marks, marks)

@@ -29,7 +29,7 @@ class DeltaKernel {
 
   __aicore__ inline void Compute(const LocalTensor<uint8_t> &in, const LocalTensor<uint8_t> &out, uint32_t count) {
     const LocalTensor<uint8_t> work = core_.Work();
-    const LocalTensor<float> w = Part<float>(work, 0), scratch = Part<float>(work, kTileBytes);
+    const LocalTensor<float> w = weight_.Place(out, Part<float>(work, 0)), scratch = Part<float>(work, kTileBytes);
     weight_.Open(in, w, scratch, work, 0, count);
     sums_.AddSquares(out, 0, w, scratch, count);
     AscendC::Muls(scratch, delta_.In(in), -1.0f, count);

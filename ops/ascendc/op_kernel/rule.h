@@ -100,14 +100,15 @@ class RuleKernel {
 
   __aicore__ inline void Compute(const LocalTensor<uint8_t> &in, const LocalTensor<uint8_t> &out, uint32_t count) {
     const LocalTensor<uint8_t> work = core_.Work();
-    const LocalTensor<float> scratch = Part<float>(work, 0), w = Part<float>(work, kTileBytes);
+    const LocalTensor<float> scratch = Part<float>(work, 0);
+    const LocalTensor<float> w = kMovesInPlace ? weight_.Place(out, scratch) : Part<float>(work, kTileBytes);
     weight_.Open(in, w, scratch, work, kWeightPlace, count);
 
     Tile t;
     t.count = count;
     t.scratch = scratch;
     t.mask = work[kMaskPlace];
-    for (uint32_t k = 0; k < Rule::kDirections; ++k) t.d[k] = Part<float>(work, (2 + k) * kTileBytes);
+    for (uint32_t k = 0; k < Rule::kDirections; ++k) t.d[k] = Part<float>(work, kDirectionsPlace + k * kTileBytes);
     for (uint32_t k = 0; k < Rule::kStates; ++k) {
       t.before[k] = states_[k].In(in);
       t.s[k] = kMoments ? states_[k].Out(out) : t.before[k];
@@ -150,9 +151,13 @@ class RuleKernel {
   static constexpr bool kCastsGradient = kGradient && !kSame<G, float>;
   // The number of sums of squares: of weight and update, of weight and directions, or of the update.
   static constexpr uint32_t kKinds = kMoments && !kMoves ? 1 + Rule::kDirections : kMoments + kMoves;
-  // The buffer to compute in: scratch, w and the directions; then the gradient in float32; then the work of the weight;
-  // then the mask.
-  static constexpr uint32_t kGradientPlace = (2 + Rule::kDirections) * kTileBytes;
+  // Whether w is computed where it is copied out from: a tile less in the buffer. The queues and the buffer may have
+  // 184 KiB, since Select needs the unified buffer's last 8.
+  static constexpr bool kMovesInPlace = kMoves && Weight<T, M>::kExact;
+  // The buffer to compute in: scratch and, unless it moves in place, w; then the directions; then the gradient in
+  // float32; then the work of the weight; then the mask.
+  static constexpr uint32_t kDirectionsPlace = (kMovesInPlace ? 1 : 2) * kTileBytes;
+  static constexpr uint32_t kGradientPlace = kDirectionsPlace + Rule::kDirections * kTileBytes;
   static constexpr uint32_t kWeightPlace = kGradientPlace + kCastsGradient * kTileBytes;
   static constexpr uint32_t kMaskPlace = kWeightPlace + Weight<T, M>::kWorkBytes;
 

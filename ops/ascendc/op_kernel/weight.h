@@ -57,11 +57,17 @@ class Weight {
     }
   }
 
-  // Subtracts the update from w, and computes from it what is stored.
+  // Where w is computed: where the float32 weight is copied out from, if it is stored; else elsewhere.
+  __aicore__ inline LocalTensor<float> Place(const LocalTensor<uint8_t> &out,
+                                             const LocalTensor<float> &elsewhere) const {
+    if constexpr (kExact) return exact_.Out(out);
+    return elsewhere;
+  }
+
+  // Subtracts the update from w, which is at its place, and computes from it what else is stored.
   __aicore__ inline void Move(const LocalTensor<uint8_t> &out, const LocalTensor<float> &w,
                               const LocalTensor<float> &update, uint32_t count) {
     AscendC::Sub(w, w, update, count);
-    if constexpr (kExact) AscendC::Muls(exact_.Out(out), w, 1.0f, count);
     if constexpr (kLow) AscendC::Cast(stored_.Out(out), w, AscendC::RoundMode::CAST_RINT, count);
   }
   __aicore__ inline void Store(const LocalTensor<uint8_t> &out, int64_t begin, uint32_t count) {

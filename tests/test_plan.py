@@ -251,7 +251,7 @@ def test_where_nothing_fits_it_says_what_would():
     ]
     assert hinted(*lion, "60GB")[1] == []  # something fits
     ascend = ("--parameters", 7e9, "--optimizer", "AdamW", "--device", "Ascend", "--memory", "60GB")
-    assert hinted(*ascend)[1][:2] == ["--offload", "--dtype bfloat16 --master-weights split8"]
+    assert hinted(*ascend)[1][0] == "--offload"
     only = ("--parameters", "7B", "--dtype", "bf16", "--device", "Ascend", "--memory", "60GB", "--host-memory", "256GB")
     only += ("--state-dtype", "bf16")
     assert "--offload" in hinted(*only, "--optimizer", "AdamW")[1]

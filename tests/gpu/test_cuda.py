@@ -25,7 +25,6 @@ from ms_optim.kernels import description, libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.kernels.interface import SharedFlag
 from ms_optim.kernels.libraries import invoke
-from ms_optim.states import shares
 
 pytestmark = pytest.mark.proof(*BUILT, "ms_optim/states", "ms_optim/optimizers", "ms_optim/base", "ms_optim/paths")
 ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in kernels.GPU_PASSES]
@@ -419,10 +418,3 @@ def test_operators_are_made_for_a_gpu(on_gpu, name, options):
     shapes = [(4, 300), (7,)]
     needed = libraries.workspace_bytes(on_gpu.library, shapes, False, name == "DGCMomentum")
     assert custom[0].out_shape[-1] == (needed,)
-
-
-@pytest.mark.usefixtures("on_gpu")
-def test_sharded_states_are_refused_in_words(monkeypatch):
-    monkeypatch.setattr(shares, "peers", lambda: shares.Peers(0, 2, None))
-    with pytest.raises(RuntimeError, match=r"'shard_states'.*device target 'CPU'.*GPU"):
-        make("AdamW", shard_states=True)

@@ -15,6 +15,7 @@ import ms_optim
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.paths.fused.matrix_passes import MatrixPassesPath
+from ms_optim.paths.operators.released import ReleasedCompositePath
 
 MUON = next(case for case in CASES if case.name == "Muon")
 # Two stacks of two tensors each, one of which is split; and tensors that AdamW updates.
@@ -137,7 +138,10 @@ def test_there_are_four_launches_for_any_number_of_tensors():
 
 
 @pytest.mark.usefixtures("gpu")
-def test_what_the_passes_do_not_support_is_refused_in_words():
+def test_gradients_are_released_by_mindspores_operators():
+    """The passes take stacks of matrices, and no single gradient."""
     optimizer = ms_optim.Muon([Parameter(tensor(np.ones((3, 4)), "float32"), name="w")], 0.1, skip_nonfinite=False)
-    with pytest.raises(RuntimeError, match=r"attach.*rules of matrices on GPUs"):
-        optimizer.attach()
+    assert isinstance(optimizer._path, MatrixPassesPath)
+    optimizer.attach()
+    assert isinstance(optimizer._attachment.release.path, ReleasedCompositePath)
+    optimizer.detach()

@@ -182,7 +182,7 @@ def dealt_options():
     """Give each optimizer two sets of options, the one compiled and the other not; each set meets two optimizers."""
     for i, case in enumerate(CASES):
         names = [name for name in OPTIONS if case.name != "DGCMomentum" or "state_dtype" not in OPTIONS[name][1]]
-        for j, mode in enumerate(("pynative", "graph")):
+        for j, mode in enumerate(("graph", "pynative")):
             yield {"case": case, "options": names[(i + 2 * j) % len(names)], "mode": mode}
 
 

@@ -94,6 +94,20 @@ def test_codes_are_what_their_definition_says(kind, n, k, mode):
         np.testing.assert_allclose(back[row], decoded, rtol=1e-6, atol=TINY)
 
 
+@pytest.mark.parametrize("k", [0, 1])
+@pytest.mark.parametrize("kind", CODES)
+def test_words_that_both_paths_store_fit_their_dtype(kind, k, mode):
+    """A device may not wrap what does not fit."""
+    x = np.random.default_rng(0).standard_normal((1, 1000)).astype(np.float32)
+    conversion, dtype = FORMATS[kind].conversion, CODES[kind].dtypes[k]
+
+    def words_of(x):
+        return conversion.encode(x, conversion.half, int(k == 0))[0]
+
+    words = computed(words_of, np.abs(x) if k else x)
+    np.testing.assert_array_equal(words, words.astype(dtype))
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", CODES)
 def test_what_is_not_finite_is_not_hidden(kind, poison):

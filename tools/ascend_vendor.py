@@ -10,7 +10,6 @@ It needs g++, and what the tests need. It takes about 15 minutes on two processo
 """
 
 import argparse
-import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -28,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import test_ascendc as cases  # noqa: E402
-from ascend_stand_in import C_TYPES, DTYPES, OPS, StandIn, WrongError, linked, snake, translated  # noqa: E402
+from ascend_stand_in import C_TYPES, DTYPES, OPS, StandIn, WrongError, in_parallel, linked, snake, translated  # noqa: E402
 from tolerances import UNIT  # noqa: E402
 
 OWN, STAND_IN = ROOT / "tools" / "ascend_vendor", ROOT / "tests" / "ascendc"
@@ -153,12 +152,6 @@ def compiler(*arguments) -> str:
 def shortened(text: str) -> str:
     """Return the lines of errors alone, 20 at most."""
     return "\n".join([line for line in text.splitlines() if "error" in line][:20])
-
-
-def in_parallel(function, items) -> list:
-    """Apply a function to items on all processors."""
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(function, items))
 
 
 # ---- Programs ---------------------------------------------------------------------------------------------------

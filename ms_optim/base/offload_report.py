@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..arguments.checks import check_choice
 from ..kernels import capabilities
 from ..kernels import table as kernels
+from ..paths.choice import asked
 from ..states import inventory
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ def offload_report(parts: Parts, device: str | None) -> OffloadReport:
     if not (runs_on_host or options.offload):
         raise RuntimeError(f"For '{name}', offload_report() needs an optimizer made with offload=True.")
     weights, kept = (sum(p.nbytes for p in tensors) for tensors in (held.parameters, held.of_tensors))
-    asked = capabilities.asked(options, parts.shares is not None, parts.slices is not None)
-    copies = capabilities.copies_weights(parts.statement, asked)
+    copies = capabilities.copies_weights(parts.statement, asked(parts))
     on_device, on_host = inventory.placed(device, True, copies, weights, kept)
     if device == "CPU":
         return OffloadReport(device, on_device, on_host, 0, 0)

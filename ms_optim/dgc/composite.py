@@ -166,7 +166,7 @@ class CompressedCompositePath(nn.Cell):
         found = (norms(gradients, self.dtype), norms(weights, self.dtype))
         new_weights = ops.where(applied, normal(weights - update), weights)
         step, noise = (applied, t, weights, new_weights), self.stacks.noise_of(place)
-        moved, _ = self.stacks.write_weights(step, parameters, masters, has_master, place, noise, states)
+        moved, _ = self.stacks.write_weights(step, parameters, masters, has_master, noise, states)
         written += (moved,)
         size = norms(update, self.dtype)
         moved = (ops.where(applied, size, ops.zeros_like(size)), F.cast(applied, mstype.float32) * ops.ones_like(size))

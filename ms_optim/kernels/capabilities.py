@@ -132,10 +132,8 @@ def path_of(
             return Answer(None, f"it {optimizer.refuses[feature]}")
     rule = optimizer.rules[0].name if rule is None else rule
     path = device
-    if optimizer.runs_on_host and device != "CPU":
+    if device != "CPU" and (optimizer.runs_on_host or "offload" in features):
         path = "host" if copies_weights(optimizer, features) else "offload"
-    elif "offload" in features and device != "CPU":
-        path = "host"
     elif device == "Ascend" and rule not in table.ON_ASCEND:
         missing = missing or "there is no kernel for Ascend"
     elif device == "GPU" and rule in table.GPU_PASSES:

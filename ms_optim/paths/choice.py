@@ -112,14 +112,13 @@ def released_path(parts: Parts, choice: Choice, looks_first: bool) -> ReleasedPa
     Raises:
         RuntimeError: If no path does this.
     """
-    reason = capabilities.why_not(choice.path, ["attach"])
     if choice.path in ("offload", "host"):
         name, device = parts.layout.optimizer, parts.settings.weights_on
         remedy = "offload=False" if parts.options.offload else f"optimizer.target = '{device}'"
         raise RuntimeError(f"For '{name}', attach() needs the arithmetic where the weights are: use {remedy}.")
-    if choice.path != "composite" and reason is None:
-        return ReleasedPath(parts, looks_first)
-    return ReleasedCompositePath(parts, choice.akg)
+    if choice.path == "composite" or capabilities.why_not(choice.path, ["attach"]) is not None:
+        return ReleasedCompositePath(parts, choice.akg)
+    return ReleasedPath(parts, looks_first)
 
 
 def asked(parts: Parts) -> tuple[str, ...]:

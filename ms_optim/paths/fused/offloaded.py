@@ -20,8 +20,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ...kernels import table as kernels
 from ...rules.arithmetic import receive
 from ...unregistered import unregistered
-from ..operators.gathered_weights import GatheredWeights as OnDevice
-from ..operators.gathered_weights import SumOverWorkers
+from ..operators.gathered_weights import SumOverWorkers, WeightsByAllReduce
 from .sharded_states import GatheredWeights
 from .step import FusedPath
 
@@ -58,7 +57,7 @@ class HostPath(nn.Cell):
         exchange, own = parts.slices, None
         if shares is not None:
             exchange, own = SumOverWorkers(shares.workers), shares.own
-            self.gathered = OnDevice(held.parameters, shares, parts.settings.weights_on)
+            self.gathered = WeightsByAllReduce(held.parameters, shares, parts.settings.weights_on)
             self.gather_copies = GatheredWeights(copies, shares)
         self.path = FusedPath(dataclasses.replace(parts, held=host), exchange, own, at_most=-(-count // BUCKETS))
         if shares is None:

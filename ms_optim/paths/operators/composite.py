@@ -18,7 +18,7 @@ from ...rules.arithmetic import moved_along, normal, norms
 from ...states.formats import ROWS
 from ...unregistered import unregistered
 from .counting import Counting, RatesOfEach
-from .gathered_weights import GatheredWeights, SumOverWorkers
+from .gathered_weights import SumOverWorkers, WeightsByAllReduce
 from .held_stacks import HeldStacks
 from .slices import WholeNorms
 from .stacks import alone, column
@@ -66,7 +66,7 @@ class CompositePath(nn.Cell):
         self.tells_ratio = None
         if shares is not None:
             self.whole = WholeNorms(SumOverWorkers(shares.workers), self.dtype)
-            self.gathered = GatheredWeights(held.parameters, shares, settings.weights_on)
+            self.gathered = WeightsByAllReduce(held.parameters, shares, settings.weights_on)
             self.tells_ratio = Tensor((shares.own[:, 0] == 0) & (shares.own[:, 1] > 0), mstype.float32)
         self.waits_for_norms = self.whole is not None and (rule.is_layerwise or layout.exchanges_by_form)
         self.norm_count = 1 + parts.statement.direction_count
@@ -172,10 +172,8 @@ class CompositePath(nn.Cell):
         if not is_owned:
             return ()
         scalars, clip, t, _ = shared
-        weights, gradients = (
-            self.stacks.weights(parameters, masters, has_master, place),
-            self.stacks.own(gradients, place),
-        )
+        weights = self.stacks.weights(parameters, masters, has_master, place)
+        gradients = self.stacks.own(gradients, place)
         if self.normalizes:
             # This cancels clipping.
             gradients = gradients / column(ops.where(sizes == 0, ops.ones_like(sizes), sizes), gradients)
@@ -257,7 +255,7 @@ class CompositePath(nn.Cell):
             new_states = self.stacks.encoded(new_states, noise, states)
         written = self.stacks.write_states(applied, new_states, old_states, states)
         step = (applied, t, weights, new_weights)
-        moved, sent = self.stacks.write_weights(step, parameters, masters, has_master, place, noise, states)
+        moved, sent = self.stacks.write_weights(step, parameters, masters, has_master, noise, states)
         none = ops.zeros_like(ratio)
         report = (ops.where(applied, norms(update, self.dtype), none), ops.where(applied, ratio, none))
         rows = ops.stack((sizes, found[0], *report, F.cast(finite, mstype.float32)), 1)

@@ -56,7 +56,7 @@ def groups_of(dtypes: Sequence[object], sizes: Sequence[int]) -> list[list[int]]
     return [group for of_dtype in groups.values() for group in of_dtype]
 
 
-class GatheredWeights(nn.Cell):
+class WeightsByAllReduce(nn.Cell):
     """Gathers the weights of all shares on every worker.
 
     Args:
@@ -69,7 +69,8 @@ class GatheredWeights(nn.Cell):
         super().__init__(auto_prefix=False)
         groups = groups_of([p.dtype for p in weights], shares.sizes)
         self.places = tuple(chosen(group) for group in groups)
-        self.sizes = tuple(tuple(shares.sizes[i] for i in group) for group in groups)
+        self.sizes = tuple(shares.sizes)
+        self.sizes_of_groups = tuple(tuple(shares.sizes[i] for i in group) for group in groups)
         self.ranges = tuple((int(begin), int(end)) for begin, end in shares.own)
         # On CPU, collectives know no numbers of 16 bits.
         self.dtypes = tuple(mstype.float32 if device == "CPU" else p.dtype for p in weights)
@@ -80,34 +81,39 @@ class GatheredWeights(nn.Cell):
 
     def construct(self):
         """Gather the weights; return the results of the writes."""
-        return self.exchange(self.weights)
+        return self.exchange(self.each(_own_part, self.weights, self.ranges, self.dtypes))
 
-    def exchange(self, tensors):
-        """Gather tensors that are the new weights where this worker updates them, and write the weights."""
-        own = self.each(_own_part, tensors, self.ranges, self.dtypes)
+    def exchange(self, parts):
+        """Gather tensors and write them to the weights.
+
+        Args:
+            parts: Of each tensor, the elements that this worker updates; anything where it updates none.
+        """
+        own = self.each(_placed, parts, self.ranges, self.sizes, self.dtypes)
         done = ()
         for k in range(self.group_count):
             sent = ops.concat(picked(own, self.places[k]))
             whole = self.all_reduce(F.depend(sent, done))
-            done = self.each(_receive_flat, self.of_groups[k], ops.split(whole, self.sizes[k]))
+            done = self.each(_receive_flat, self.of_groups[k], ops.split(whole, self.sizes_of_groups[k]))
         return done
 
 
 def _own_part(tensor, own, dtype):
-    """Return a tensor, flat, with zeros in place of the elements of other workers."""
+    """Return the elements of a tensor that this worker updates, in a dtype that operators take parts of."""
+    return F.cast(tensor, dtype).reshape(-1)[own[0] : own[1]] if own[0] < own[1] else tensor
+
+
+def _placed(part, own, size, dtype):
+    """Return a flat tensor of some size with a part of it in its place, and zeros elsewhere."""
     begin, end = own
-    flat = F.cast(tensor, dtype).reshape(-1)
-    size = F.shape(flat)[0]
-    if end - begin == size:
-        return flat
-    if end == begin:
-        return ops.zeros_like(flat)
-    parts = (flat[begin:end],)
+    if begin == end:
+        return ops.zeros((size,), dtype)
+    parts = (F.cast(part, dtype).reshape(-1),)
     if begin > 0:
         parts = (ops.zeros((begin,), dtype), *parts)
     if end < size:
         parts = (*parts, ops.zeros((size - end,), dtype))
-    return ops.concat(parts)
+    return parts[0] if len(parts) == 1 else ops.concat(parts)
 
 
 def _receive_flat(parameter, flat):

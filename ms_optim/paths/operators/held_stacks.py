@@ -136,7 +136,7 @@ class HeldStacks(Stacks):
             return self.each(write, parameters, ops.unstack(stack, 0))
         return self.each(self.assign, parameters, ops.unstack(F.cast(stack, dtype), 0))
 
-    def write_weights(self, step, parameters, masters, has_master, place, noise, states):
+    def write_weights(self, step, parameters, masters, has_master, noise, states):
         """Write the weights of a stack, with their masters and averages; a graph must also depend on the result.
 
         Args:
@@ -144,13 +144,12 @@ class HeldStacks(Stacks):
             parameters: The parameters of the stack.
             masters: Their masters.
             has_master: Whether they have masters.
-            place: The column with the range of elements.
             noise: What :meth:`noise_of` returned.
             states: The columns from the states on.
 
         Returns:
-            The results of the writes; and with sharded states the weights, which are not written but still to be
-            gathered: whole tensors, in a tuple, with zeros in place of the elements of other processes.
+            The results of the writes; and with sharded states the new weights, in a tuple, which are not written but
+            still to be gathered: of each tensor, the elements that this process updates.
         """
         applied, t, before, after = step
         weights, kept, read = self.stored(parameters, masters, has_master, after, noise)
@@ -162,19 +161,8 @@ class HeldStacks(Stacks):
         if has_master:
             written += (self.write_stack(masters, kept),)
         if self.is_sharded:
-            return written, ops.unstack(self.whole(weights, parameters, place), 0)
+            return written, ops.unstack(weights, 0)
         return (*written, self.write_stack(parameters, weights)), ()
-
-    def whole(self, weights, parameters, place):
-        """Return a stack of flat whole tensors from the elements that this process updates, with zeros elsewhere."""
-        _, begin, end = place
-        count, size = len(parameters), 1
-        for extent in F.shape(parameters[0]):
-            size *= extent
-        flat = weights.reshape((count, -1))
-        if begin > 0:
-            flat = ops.concat((ops.zeros((count, begin), flat.dtype), flat), 1)
-        return flat if end == size else ops.concat((flat, ops.zeros((count, size - end), flat.dtype)), 1)
 
     # ---- States ------------------------------------------------------------------------------------------------------
 
@@ -203,8 +191,8 @@ class HeldStacks(Stacks):
 
     def decoded_state(self, words, scales, weights, dtype):
         """Return a state in float32, of the shape of the weights, that is stored in a dtype."""
-        size = F.shape(weights.reshape((F.shape(weights)[0], -1)))[1]
-        return normal(self.conversion.decode(words, scales, size, _is_signed(dtype)).reshape(F.shape(weights)))
+        numbers = self.conversion.decode(words, scales, _elements(weights), _is_signed(dtype))
+        return normal(numbers.reshape(F.shape(weights)))
 
     def encoded(self, states, noise, held):
         """Return new states as they are stored: for each, its elements, in float32 or int32, and its scales or ().
@@ -266,5 +254,9 @@ def _is_signed(dtype):
 
 def cut_like(numbers, stack):
     """Return as many of the first numbers as the tensors of a stack have, in their shape."""
-    shape = F.shape(stack)
-    return numbers[:, : F.shape(stack.reshape((shape[0], -1)))[1]].reshape(shape)
+    return numbers[:, : _elements(stack)].reshape(F.shape(stack))
+
+
+def _elements(stack):
+    """Return the number of elements of each tensor of a stack."""
+    return F.shape(stack.reshape((F.shape(stack)[0], -1)))[1]

@@ -13,6 +13,7 @@ from .checkpoints.merge import merge_states
 from .former_modules import keep
 from .groups import ParamGroups, layerwise_groups, muon_groups, no_decay_groups, pattern_groups
 from .local_steps import LocalSteps, Quantized, SparseTopK
+from .multi import MultiOptimizer
 from .optimizers import *  # noqa: F403 - each optimizer is public
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers.by_name import create_optimizer, list_optimizers
@@ -45,6 +46,7 @@ __all__ = [
     "LinearWeightDecay",
     "Loaded",
     "LocalSteps",
+    "MultiOptimizer",
     "OptimizerMonitor",
     "ParamGroups",
     "PiecewiseConstantWeightDecay",

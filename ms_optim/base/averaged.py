@@ -108,11 +108,11 @@ class Swap:
 
         If this is interrupted anywhere, :meth:`repair` restores the training weights.
         """
-        held, statement = self.parts.held, self.parts.statement
-        if len(held.averages) == 0 and not statement.averages_iterates:
-            raise RuntimeError(
-                f"For '{self.parts.layout.optimizer}', there is no average of the weights: pass 'average_decay'."
-            )
+        held, name = self.parts.held, self.parts.layout.optimizer
+        for own in self.parts.of_rules:
+            if len(own.held.averages) == 0 and not own.statement.averages_iterates:
+                whose = f" of '{own.layout.optimizer}'" if self.parts.members else ""
+                raise RuntimeError(f"For '{name}', there is no average of the weights{whose}: pass 'average_decay'.")
         with self._lock:
             self.repair()
             if not self.is_in:
@@ -166,7 +166,8 @@ class Swap:
 
     def _averaged(self, i):
         """Return the averaged weight in the parameter's dtype; in another worker's share, the current weight."""
-        held, statement = self.parts.held, self.parts.statement
+        parts, i = self.parts.of_tensor(i)
+        held, statement = parts.held, parts.statement
         p = held.parameters[i]
         begin, end = held.own_range(i)
         if begin == end:

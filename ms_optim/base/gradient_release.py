@@ -12,7 +12,6 @@ from mindspore import Tensor, ops
 
 from ..arguments.checks import fail
 from ..arguments.gradients import check_shapes
-from ..arguments.options import stage_reading_all
 from .weight_readers import Readers
 
 if TYPE_CHECKING:
@@ -184,10 +183,10 @@ class Attachment:
 
     def attach(self, passes: int) -> None:
         """Start to update parameters; see :meth:`ms_optim.FusedOptimizer.attach`."""
-        name, options = self.parts.layout.optimizer, self.parts.options
+        name = self.parts.layout.optimizer
         if type(passes) is not int or passes not in (1, 2):
             fail(ValueError, name, "passes", "1 or 2", passes)
-        asked = stage_reading_all(options)
+        asked = self.parts.stage_reading_all
         if passes == 1 and asked is not None:
             expected = f"2, because '{asked}' needs all gradients before a weight is updated"
             fail(ValueError, name, "passes", expected, passes)
@@ -232,8 +231,9 @@ class Attachment:
     def _why_not(self):
         """Return why gradients cannot be released, or None."""
         parts = self.parts
-        if (reason := type(parts.statement).refuses.get("attach")) is not None:
-            return f"it {reason}"
+        for own in parts.of_rules:
+            if (reason := type(own.statement).refuses.get("attach")) is not None:
+                return f"it {reason}"
         if ms.get_context("mode") == ms.GRAPH_MODE:
             return "attach() needs PyNative mode: a graph passes all gradients to the optimizer at once"
         if parts.slices is not None or parts.shares is not None or parts.settings.is_parallel:

@@ -58,12 +58,19 @@ def offload_report(parts: Parts, device: str | None) -> OffloadReport:
         parts: The parts that the optimizer's path is built from.
         device: The device; None for the current device target.
     """
-    name, runs_on_host = parts.layout.optimizer, parts.statement.runs_on_host
     device = kernels.device_target() if device is None else device
-    check_choice(name, "device", device, capabilities.DEVICES)
-    held, options = parts.held, parts.options
+    check_choice(parts.layout.optimizer, "device", device, capabilities.DEVICES)
+    reports = [dataclasses.astuple(_report_of_rule(own, device))[1:] for own in parts.of_rules]
+    return OffloadReport(device, *(sum(numbers) for numbers in zip(*reports)))
+
+
+def _report_of_rule(parts: Parts, device: str) -> OffloadReport:
+    """Return the report of one rule."""
+    held, options, runs_on_host = parts.held, parts.options, parts.statement.runs_on_host
     if not (runs_on_host or options.offload):
-        raise RuntimeError(f"For '{name}', offload_report() needs an optimizer made with offload=True.")
+        raise RuntimeError(
+            f"For '{parts.layout.optimizer}', offload_report() needs an optimizer made with offload=True."
+        )
     weights, kept = (sum(p.nbytes for p in tensors) for tensors in (held.parameters, held.of_tensors))
     copies = capabilities.copies_weights(parts.statement, asked(parts))
     on_device, on_host = inventory.placed(device, True, copies, weights, kept)

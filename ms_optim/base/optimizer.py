@@ -177,7 +177,6 @@ class FusedOptimizer(Statement, nn.Optimizer):
         nn.Optimizer.__init__(self, learning_rate, params, weight_decay)
         self.loss_scale, self.options = float(options.loss_scale), options
         self.rule, self.is_cautious = rule, options.decay == "cautious"
-        self._succeeded, self.map_ = (True,) * self.param_length, C.HyperMap()
         if self.decays_every_name and not self.is_group:
             self.decay_flags = (True,) * self.param_length
         count = self.param_length
@@ -186,13 +185,24 @@ class FusedOptimizer(Statement, nn.Optimizer):
             list(self.weight_decay) if self.is_group else [self.weight_decay] * count,
             self.decay_flags,
         )
-        self._rates, self._fewest_steps = rates.rates, rates.fewest_steps
         flags = self.grad_centralization_flags if self.is_group else (False,) * count
         layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter)
         if rule.others is not None:
             layout = self.with_matrices(layout, shard_groups)
-        parts = Parts.of(self, rule, options, layout, self._rates, shard_groups, self._parameters, self.global_step)
-        self._parts, self._layout, self._held, held = parts, layout, parts.held, parts.held
+        parts = Parts.of(self, rule, options, layout, rates.rates, shard_groups, self._parameters, self.global_step)
+        self._assemble(parts, rates.fewest_steps)
+
+    def _assemble(self, parts: Parts, fewest_steps: int | None) -> None:
+        """Make what the public methods ask, at the end of the constructor.
+
+        Args:
+            parts: The parts that the optimizer's path is built from.
+            fewest_steps: The number of steps that have learning rates; None if there is no limit.
+        """
+        layout, held = parts.layout, parts.held
+        self._rates, self._fewest_steps = parts.rates, fewest_steps
+        self._succeeded, self.map_ = (True,) * self.param_length, C.HyperMap()
+        self._parts, self._layout, self._held = parts, layout, held
         # Graphs can read tuples, but no other objects.
         self._names, self._shapes, self.is_sliced = layout.names, layout.shapes, parts.slices is not None
         self.states, self.scales, self.masters, self.averages = held.states, held.scales, held.masters, held.averages
@@ -203,7 +213,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
         self._hold_more(held)
         self._reads_count = parts.settings.weights_on == "CPU"
         attributes.rename_like_no_weight(self, layout, self._parameters)
-        choice = choose(parts)
+        choice = self._choose(parts)
         self.fused, self.akg, self.backend_reason = choice.path != "composite", choice.akg is not None, choice.reason
         self._choice, self._path = choice, self._path_for(choice, parts)
         self._attachment = Attachment(parts, self._released_path, self._check_begin)
@@ -266,6 +276,10 @@ class FusedOptimizer(Statement, nn.Optimizer):
 
     def _hold_more(self, held):
         """Create the additional parameters of a subclass."""
+
+    def _choose(self, parts: Parts) -> Choice:
+        """Choose the path that runs the step."""
+        return choose(parts)
 
     def _path_for(self, choice: Choice, parts: Parts) -> Any:
         """Make the path that runs the step."""

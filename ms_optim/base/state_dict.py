@@ -121,14 +121,14 @@ class StateEntries:
 
     def started(self, own: dict[str, Parameter], given: dict[str, Tensor]) -> list[tuple[Parameter, NDArray[Any]]]:
         """If the entries have a step count, return each missing state that starts as the weights, with the weights."""
-        held, starting = self.parts.held, self.parts.held.averages
         if "global_step" not in given:
             return []
-        if self.parts.rule.starts_at_weights:
-            starting = held.states[: len(held.rows)]
-        absent = {id(p) for name, p in own.items() if name not in given}
-        rows = held.rows.items() if len(starting) > 0 else ()
-        found = ((starting[row], held.weights(i)) for i, row in rows if id(starting[row]) in absent)
+        absent, found = {id(p) for name, p in own.items() if name not in given}, []
+        for parts in self.parts.of_rules:
+            held = parts.held
+            starting = held.states[: len(held.rows)] if parts.rule.starts_at_weights else held.averages
+            rows = held.rows.items() if len(starting) > 0 else ()
+            found += [(starting[row], held.weights(i)) for i, row in rows if id(starting[row]) in absent]
         return [(state, weights.reshape(state.shape)) for state, weights in found]
 
     def checked(self, name: str, state_dict: Any) -> dict[str, Tensor]:

@@ -49,6 +49,7 @@ class CompressedStep(FusedOptimizer):
         "shard_group": "exchanges gradients of whole tensors itself",
         "decay": "adds the decay to the gradients before they are exchanged",
         "local_steps": "exchanges gradients itself",
+        "multi": "exchanges gradients between two launches",
     }
 
     dgc_worker: Parameter

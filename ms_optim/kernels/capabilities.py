@@ -23,6 +23,7 @@ FEATURES = {
     **{stage.keyword: stage.words or f"'{stage.keyword}'" for stage in STAGES},
     "attach": "attach()",
     "local_steps": "LocalSteps",
+    "multi": "MultiOptimizer",
 }
 _FORMATS = ("stochastic_rounding", "state_dtype", "master_weights")
 DEVICES = ("CPU", "GPU", "Ascend")

@@ -94,6 +94,7 @@ class AdamOffload(AdamFamily):
     refuses: ClassVar[dict[str, str]] = {
         "decay": "has an L2 decay, which acts through the moments",
         "offload": "always keeps its states on the host",
+        "multi": "keeps a count of its own, by powers of its betas",
     }
     rules: tuple[Rule, ...] = (Rule("adam_offload", ("moment1", "moment2"), is_elementwise=True),)
     trials: tuple[dict[str, Any], ...] = ({"eps": 1e-3},)  # a smaller eps magnifies rounding

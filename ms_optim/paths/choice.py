@@ -11,17 +11,20 @@ from ..states.formats import FORMATS
 from .ascend.matrices import AscendMatricesPath
 from .ascend.tensor_by_tensor import TensorByTensorPath
 from .fused.adam_offload import CrossingPath
+from .fused.joint import JointFusedPath
 from .fused.matrix_passes import MatrixPassesPath
 from .fused.offloaded import HostPath
 from .fused.released import ReleasedPath
 from .fused.sharded_states import ShardedStatesPath
 from .fused.step import FusedPath
+from .joint_released import JointReleasedPath
 from .operators import akg
 from .operators.composite import CompositePath
+from .operators.joint import JointOperatorsPath
 from .operators.released import ReleasedCompositePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mindspore import nn
 
@@ -119,6 +122,47 @@ def released_path(parts: Parts, choice: Choice, looks_first: bool) -> ReleasedPa
     if choice.path == "composite" or capabilities.why_not(choice.path, ["attach"]) is not None:
         return ReleasedCompositePath(parts, choice.akg)
     return ReleasedPath(parts, looks_first)
+
+
+# ---- Several rules in one step --------------------------------------------------------------------------------------
+
+KERNELS, OPERATORS = ("CPU", "GPU", "passes"), ("Ascend", "composite")  # paths that take a step together
+
+
+def joint_choice(name: str, alone: Sequence[tuple[Parts, Choice]]) -> tuple[Choice, list[Choice]]:
+    """Choose how several rules take a step together: all by fused kernels, or all by operators.
+
+    Args:
+        name: Name of the class that holds the rules, for the warning.
+        alone: For each rule its parts, and the path that was chosen for it alone.
+
+    Returns:
+        The choice for all, and that of each rule.
+    """
+    own = [choice for _, choice in alone]
+    if any(choice.path in KERNELS for choice in own) and any(choice.path in OPERATORS for choice in own):
+        parts, choice = next(each for each in alone if each[1].path in OPERATORS)
+        reason = f"{parts.layout.optimizer} runs no fused kernel" + (f": {choice.reason}" if choice.reason else "")
+        for parts, _ in alone:
+            check_composite(parts, reason)
+        warn_once(f"For '{name}', all optimizers run on the slower composite path, because {reason}.", stacklevel=4)
+        own = [choice if choice.path == "composite" else Choice("composite", None, reason) for choice in own]
+    return next((choice for choice in own if choice.path == "composite"), own[0]), own
+
+
+def joint_path(choices: Sequence[Choice], parts: Parts) -> nn.Cell:
+    """Make the path of several rules from the choice of each."""
+    if choices[0].path in KERNELS:
+        return JointFusedPath(parts)
+    return JointOperatorsPath(parts, [path_for(choice, own) for choice, own in zip(choices, parts.members)])
+
+
+def joint_released_path(choices: Sequence[Choice], parts: Parts, looks_first: bool) -> JointReleasedPath:
+    """Make the path of several rules whose gradients arrive one after the other."""
+    paths = [released_path(own, choice, looks_first) for choice, own in zip(choices, parts.members)]
+    if any(isinstance(path, ReleasedCompositePath) for path in paths):
+        paths = [ReleasedCompositePath(own, choice.akg) for choice, own in zip(choices, parts.members)]
+    return JointReleasedPath(parts, paths)
 
 
 def asked(parts: Parts) -> tuple[str, ...]:

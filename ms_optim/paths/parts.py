@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..arguments.options import stage_reading_all
 from ..kernels import table as kernels
 from ..states import inventory
 from ..states.layout import Settings
@@ -37,6 +38,7 @@ class Parts:
         settings: The settings of a step that all paths use.
         shares: Which part of the states each worker keeps; None if each keeps all.
         slices: Sums the sums of sliced tensors over processes; None if no tensor is sliced.
+        members: The parts of each rule, if several take a step together; empty for one rule.
     """
 
     statement: Statement
@@ -48,6 +50,22 @@ class Parts:
     settings: Settings
     shares: Shares | None
     slices: nn.Cell | None
+    members: tuple[Parts, ...] = ()
+
+    @property
+    def of_rules(self) -> tuple[Parts, ...]:
+        """The parts of each rule that takes the step, in the order of the parameters."""
+        return self.members or (self,)
+
+    def of_tensor(self, i: int) -> tuple[Parts, int]:
+        """Return the parts of the rule that updates a parameter, and the parameter's index among that rule's."""
+        own = next(parts for parts in self.of_rules if i < parts.layout.rows.stop)
+        return own, i - own.layout.first_row
+
+    @property
+    def stage_reading_all(self) -> str | None:
+        """The keyword of a stage that reads gradients before the first weight moves; None without one."""
+        return next(filter(None, (stage_reading_all(parts.options) for parts in self.of_rules)), None)
 
     @classmethod
     def of(

@@ -37,6 +37,8 @@ class Layout:
         owned: Whether this process updates it; with MindSpore's parallel optimizer, it updates only some parameters.
         forms: The distinct forms of tensors that hold matrices.
         form_places: For each parameter, the index of its form; -1 if it holds no matrices. Empty if no parameter does.
+        first_row: The row of its first parameter in the tables of a step, such as the statistics, which have a row for
+            each parameter of all rules that take the step together.
     """
 
     optimizer: str
@@ -50,6 +52,7 @@ class Layout:
     owned: tuple[bool, ...]
     forms: tuple[Form, ...] = ()
     form_places: tuple[int, ...] = ()
+    first_row: int = 0
 
     def with_matrices(self, forms: Sequence[Form | None]) -> Layout:
         """Return a copy with the matrices of each parameter, None if it holds none."""
@@ -99,6 +102,11 @@ class Layout:
     def count(self) -> int:
         """Number of parameters."""
         return len(self.names)
+
+    @property
+    def rows(self) -> range:
+        """The row of each parameter in the tables of a step."""
+        return range(self.first_row, self.first_row + self.count)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -62,16 +62,19 @@ class AscendMatricesPath(nn.Cell):
 
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""
-        stacks = self.stacks
-        gradients, norms, finite, all_finite, clip = self.survey(gradients)
-        applied = self.counting.applies(all_finite)
+        found = self.survey(gradients)
+        return self.counting(*self.update(rates, gradients, found, self.counting.applies(found[3]), found[4]))
+
+    def update(self, rates, given, found, applied, clip):
+        """Update all parameters, as :meth:`ms_optim.paths.operators.composite.CompositePath.update` does."""
+        stacks, gradients, norms, finite = self.stacks, found[0], found[1], found[2]
         table = self.rates_of_each(rates)
         rate, decay = stacks.spread(table[0], gradients), stacks.spread(table[1], gradients)
         shared = self.others.shared(self.statement.scalars(self.counting.number()), applied)
         # With a partial function, Map replaces elements of nested tuples by 0 if several tuples have the same type.
         every = ((shared, self.one * clip, applied),) * len(gradients)
         columns = (every, stacks.forms, self.kinds, rate, decay, gradients, norms, finite)
-        return self.counting(applied, stacks.in_order(self.each(self.updated, *columns, *stacks.columns)))
+        return applied, stacks.in_order(self.each(self.updated, *columns, *stacks.columns))
 
     def updated(
         self, every, form, kind, rate, decay, gradients, sizes, finite, parameters, masters, has_master, place, *states

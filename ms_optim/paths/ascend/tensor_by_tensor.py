@@ -11,7 +11,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ...unregistered import unregistered
 from ..operators.counting import Counting, RatesOfEach
-from ..operators.stacks import Stacks, first_of
+from ..operators.stacks import Stacks, first_of, own_rows
 from ..operators.survey import Survey
 from .operators import AscendOperators, maximizes
 
@@ -40,21 +40,25 @@ class TensorByTensorPath(nn.Cell):
         self.survey = Survey(stacks, layout.centralized, parts)
         self.counting = Counting(parts)
         self.rates_of_each, self.each = RatesOfEach(layout), C.Map()
-        self.zero = Tensor(0.0, mstype.float32)
+        self.zero, self.rows = Tensor(0.0, mstype.float32), (layout.rows.start, layout.rows.stop)
         columns = (held.parameters, held.masters_or_weights(), held.has_master(), *held.states_of_each())
         unregistered(self, columns=columns)
         unregistered(self, statistics=held.statistics)
 
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""
-        stacks, norms, finite, all_finite, clip = self.survey(gradients)
-        applied = self.counting.applies(all_finite)
+        found = self.survey(gradients)
+        return self.counting(*self.update(rates, gradients, found, self.counting.applies(found[3]), found[4]))
+
+    def update(self, rates, gradients, found, applied, clip):
+        """Update all parameters, as :meth:`ms_optim.paths.operators.composite.CompositePath.update` does."""
+        stacks, norms, finite = found[0], found[1], found[2]
         scalars = self.statement.scalars(self.counting.number())
         table = self.rates_of_each(rates)
         reports = self.each(
             F.partial(self.updated, self.operators.shared(scalars, applied), clip, applied),
             self.owned,
-            ops.unstack(self.statistics, 0),
+            ops.unstack(own_rows(self.statistics, self.rows), 0),
             self.operators.kind_of_each,
             ops.unstack(table[0], 0),
             gradients,
@@ -65,7 +69,7 @@ class TensorByTensorPath(nn.Cell):
             ops.unstack(table[1], 0),
             *self.columns,
         )
-        return self.counting(applied, ops.stack(reports))
+        return applied, ops.stack(reports)
 
     def updated(
         self,

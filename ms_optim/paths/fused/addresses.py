@@ -56,7 +56,7 @@ class AddressTable:
             self._table[i, AddressColumn.MASTER_TYPE] = DTYPES[master.dtype]
         for i, k, state in states:
             self._table[i, AddressColumn.STATE_TYPE + k] = DTYPES[state.dtype]
-        self._table[n, SharedAddressColumn.STATISTICS_ROWS] = n
+        self._table[n, SharedAddressColumn.STATISTICS_ROWS] = held.statistics.shape[0]
 
     def fill(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the table for a step with these gradients; the caller has checked the tensors."""

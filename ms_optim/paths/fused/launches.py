@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ...arguments.options import asked_stages, stage_constants
 from ...kernels import interface
@@ -43,6 +43,22 @@ def phases_of(count: int, own: tuple[int, ...], at_most: int, looks_at_all: bool
     everything = tuple(range(count))
     first = _launches(GRADIENT_STAGE, everything, at_most)
     return _committed([first, _launches(MOMENTS_STAGE + APPLY_STAGE, own, at_most)])
+
+
+def phases_of_rule(count: int, at_most: int, measures: bool, commits: bool) -> list[list[Launch]]:
+    """Divide what one of several rules does in a step into phases: one that measures its gradients, and one that moves.
+
+    Args:
+        count: Number of its tensors.
+        at_most: The maximum number of tensors in one launch.
+        measures: Whether the sums of its gradients are taken before any weight is updated; else there is one phase.
+        commits: Whether its last launch counts the step.
+    """
+    everything = tuple(range(count))
+    update = MOMENTS_STAGE + APPLY_STAGE + (0 if measures else GRADIENT_STAGE)
+    phases = [_launches(GRADIENT_STAGE, everything, at_most)] if measures else []
+    phases += [_launches(update, everything, at_most)]
+    return _committed(phases) if commits else phases
 
 
 def phases_of_parts(count: int, at_most: int, is_layerwise: bool, looks_first: bool) -> list[list[Launch]]:
@@ -83,6 +99,14 @@ def as_tuple(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     if len(tensors) > 0 and all(isinstance(tensor, Parameter) for tensor in tensors):
         return ParameterTuple(tensors)
     return tuple(tensors)
+
+
+def run_launches(launches, places, constants, rates, sums, gradients):
+    """Run some of the launches, one after the other, and return the sums of all their tensors; usable in graphs."""
+    found = ()
+    for k in places:
+        found += (launches[k](constants, rates, sums, gradients),)
+    return found[0] if len(found) == 1 else ops.concat(found)
 
 
 class LaunchCell(nn.Cell):
@@ -151,7 +175,7 @@ class Maker:
         self.parts, self.ranges, self.shared = parts, ranges, (shared_flags(parts) + more_flags) & ~no_flags
         numbers = (settings.unscale, settings.seed, parts.rule.constants)
         self.constants = Tensor(interface.constants(*numbers, **stage_constants(parts.options)))
-        self.columns = interface.layout(layout.rate_places, layout.decay_places, layout.centralized)
+        self.columns = interface.layout(layout.rate_places, layout.decay_places, layout.centralized, rows=layout.rows)
         self.has_matrices = len(parts.rule.iterations) > 0
 
     def made(self, planned: Launch, picks: bool = True) -> LaunchCell:

@@ -36,11 +36,12 @@ class MatrixPassesPath(nn.Cell):
 
     Args:
         parts: The parts that every path is built from.
+        commits: Whether the last launch counts the step.
     """
 
     addresses = None
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: Parts, commits: bool = True):
         super().__init__(auto_prefix=False)
         layout, held, rule, settings = parts.layout, parts.held, parts.rule, parts.settings
         matrices = [i for i in range(layout.count) if layout.holds_matrices(i)]
@@ -57,7 +58,7 @@ class MatrixPassesPath(nn.Cell):
             own = rule._replace(name=name, constants=constants, flags=flags, iterations=())
             return Maker(dataclasses.replace(parts, rule=own), no_flags=no_flags)
 
-        update, commit = MOMENTS_STAGE + APPLY_STAGE, COMMIT_STAGE
+        update, commit = MOMENTS_STAGE + APPLY_STAGE, COMMIT_STAGE * commits
         adamw = maker(0, rule.constants[:MOMENTUM], AdamWFlag.BIAS_CORRECTION)
         self.no_sums, self.constants, self.has_matrices = no_sums(), adamw.constants, len(matrices) > 0
         self.look = adamw.made(Launch(GRADIENT_STAGE, tuple(range(layout.count))))
@@ -76,14 +77,21 @@ class MatrixPassesPath(nn.Cell):
         unregistered(self, rows=tuple(rows))
         self.counting = Counting(parts)
         self.unscale, self.each = settings.unscale, C.Map()
-        # The index of each tensor's singular values among those of all stacks, which a zero follows.
-        places = np.full(layout.count, len(ordered), np.int32)
-        places[list(ordered)] = np.arange(len(ordered))
+        # The index of each row's singular values among those of all stacks, which a zero follows.
+        places = np.full(held.statistics.shape[0], len(ordered), np.int32)
+        places[[layout.rows[i] for i in ordered]] = np.arange(len(ordered))
         self.places, self.zero = Tensor(places), Tensor(np.zeros(1))
 
     def construct(self, rates, gradients):
         """Take a step; return sums that are not needed, once the step is done."""
-        sums = self.look(self.constants, rates, self.no_sums, gradients)
+        return self.move(rates, self.measure(rates, gradients), gradients)
+
+    def measure(self, rates, gradients):
+        """Return the sums of the gradients."""
+        return self.look(self.constants, rates, self.no_sums, gradients)
+
+    def move(self, rates, sums, gradients):
+        """Update all parameters, given the sums of the gradients of all rules of the step."""
         done = sums
         if self.move_others is not None:
             done = self.move_others(self.constants, rates, sums, gradients)

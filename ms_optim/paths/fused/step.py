@@ -12,7 +12,7 @@ from ...arguments.options import stage_reading_all
 from ...kernels.table import GRADIENT_STAGE
 from ...unregistered import unregistered
 from .addresses import AddressTable
-from .launches import MOST_LAUNCHES, Maker, no_sums, phases_of, phases_of_parts
+from .launches import MOST_LAUNCHES, Maker, no_sums, phases_of, phases_of_parts, run_launches
 
 if TYPE_CHECKING:
     from ..parts import Parts
@@ -30,9 +30,9 @@ class ByAddress(nn.Cell):
         unregistered(self, launch_all=launch_all)
 
     @ms.jit(backend="ms_backend")
-    def run(self, step, addresses):
-        """Run the step on the tensors in a table of addresses."""
-        return self.launch_all(step, addresses)
+    def run(self, step, *addresses):
+        """Run the step on the tensors in tables of addresses, one for each rule; a tuple would count as a constant."""
+        return self.launch_all(step, *addresses)
 
 
 class FusedPath(nn.Cell):
@@ -117,10 +117,7 @@ class FusedPath(nn.Cell):
         """Run the launches of all phases."""
         sums = self.no_sums
         for place, phase in enumerate(phases):
-            found = ()
-            for k in phase:
-                found += (launches[k](self.constants, rates, sums, gradients),)
-            made = found[0] if len(found) == 1 else ops.concat(found)
+            made = run_launches(launches, phase, self.constants, rates, sums, gradients)
             sums = self.whole(place == 0, made, sums) if self.is_exchanged[place] else made
         return sums
 

@@ -21,7 +21,7 @@ from .counting import Counting, RatesOfEach
 from .gathered_weights import SumOverWorkers, WeightsByAllReduce
 from .held_stacks import HeldStacks
 from .slices import WholeNorms
-from .stacks import alone, column
+from .stacks import alone, column, own_rows
 from .survey import Survey
 
 if TYPE_CHECKING:
@@ -75,23 +75,39 @@ class CompositePath(nn.Cell):
         self.counting = Counting(parts)
         self.rates_of_each = RatesOfEach(layout)
         self.each, self.takes_turns = C.Map(), layout.exchanges_by_form
+        self.rows = (layout.rows.start, layout.rows.stop)
         unregistered(self, statistics=held.statistics)
         if rule.weighs_steps:
             unregistered(self, step_weights=held.step_weights[0])
 
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""
-        stacks = self.stacks
         if self.may_be_averaged:
             self.counting.check()
-        gradients, norms, finite, all_finite, clip = self.survey(gradients)
-        applied = self.counting.applies(all_finite)
+        found = self.survey(gradients)
+        return self.counting(*self.update(rates, gradients, found, self.counting.applies(found[3]), found[4]))
+
+    def update(self, rates, given, found, applied, clip):
+        """Update all parameters, and do not count the step.
+
+        Args:
+            rates: The rates of the step.
+            given: The gradients.
+            found: What the survey returned for them.
+            applied: Whether the step is applied.
+            clip: The factor of clipping.
+
+        Returns:
+            Whether the step is applied, after all updates; and the rows of statistics.
+        """
+        stacks = self.stacks
+        gradients, norms, finite = found[0], found[1], found[2]
         t = self.counting.number()
         scalars = self.statement.scalars(t)
         table = self.rates_of_each(rates)
         rate = stacks.spread(table[0], gradients)
         if self.weighs_steps:
-            before = stacks.spread(self.step_weights, gradients)
+            before = stacks.spread(own_rows(self.step_weights, self.rows), gradients)
             weighed = self.each(self.statement.weighed, (t,) * len(gradients), rate, before)
             rate, after = self.each(_first, weighed), stacks.in_order(self.each(_second, weighed))
             applied = F.depend(applied, self.weigh(applied, after))
@@ -107,7 +123,7 @@ class CompositePath(nn.Cell):
             columns = (shared, stacks.owned, rate, decay, directed, of_each, gradients, norms, finite)
             moved = self.each(self.moved, *columns, *held)
         else:
-            rows = stacks.spread(self.statistics, gradients)
+            rows = stacks.spread(own_rows(self.statistics, self.rows), gradients)
             columns = (shared, stacks.owned, stacks.forms, rows, rate, decay, gradients, norms, finite)
             moved = self.each(self.updated, *columns, *held)
         rows = stacks.in_order(self.each(_first, moved))
@@ -115,11 +131,14 @@ class CompositePath(nn.Cell):
             rows = self.of_whole(rows, weight_norms)
         if self.gathered is not None:
             applied = F.depend(applied, self.gathered.exchange(stacks.tensors_in_order(self.each(_second, moved))))
-        return self.counting(applied, rows)
+        return applied, rows
 
     def weigh(self, applied, after):
         """Write what a rule keeps that weighs steps."""
-        return F.assign(self.step_weights, ops.where(applied, after, self.step_weights))
+        before = self.step_weights
+        if self.rows[1] - self.rows[0] < F.shape(before)[0]:
+            after = ops.concat((before[: self.rows[0]], after, before[self.rows[1] :]))
+        return F.assign(self.step_weights, ops.where(applied, after, before))
 
     def of_whole(self, rows, weight_norms):
         """Return the rows of statistics of whole tensors from those of the parts that this process updated.

@@ -59,7 +59,8 @@ class HeldStacks(Stacks):
         self.averages = averages_of(options)
         columns = [self.by_stack(held.parameters), self.by_stack(held.masters_or_weights())]
         columns += [tuple(has_master[i] for i in first)]
-        columns += [tuple((Tensor(stack, mstype.int32), *ranges[stack[0]]) for stack in self.places)]
+        rows = [tuple(layout.rows[i] for i in stack) for stack in self.places]
+        columns += [tuple((Tensor(own, mstype.int32), *ranges[stack[0]]) for own, stack in zip(rows, self.places))]
         columns += [self.by_stack(states) for states in held.states_of_each()]
         self.scale_column = len(columns) - FIRST_STATE
         self.has_scales = FORMATS[options.state_dtype].has_scales

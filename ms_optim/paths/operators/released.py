@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from .composite import CompositePath
-from .stacks import alone
+from .stacks import alone, own_rows
 
 if TYPE_CHECKING:
     from ..parts import Parts
@@ -45,7 +45,7 @@ class ReleasedCompositePath:
         table = path.rates_of_each(rates)
         rate, decay = table[0][i : i + 1], table[1][i : i + 1]
         if path.weighs_steps:
-            rate, _ = self.statement.weighed(t, rate, path.step_weights[i : i + 1])
+            rate, _ = self.statement.weighed(t, rate, self._step_weights()[i : i + 1])
         shared = (self.statement.scalars(t), clip, t, applied)
         held = [column[i] for column in path.stacks.columns]
         rows, _ = path.updated(shared, True, path.stacks.forms[i], None, rate, decay, prepared, norms, finite, *held)
@@ -53,12 +53,15 @@ class ReleasedCompositePath:
 
     def count(self, rates: Tensor, sums: Tensor) -> Tensor:
         """Count the step, or count it as skipped, and write the statistics of all tensors."""
-        path = self.path
-        applied = self._applies(sums[:, 4] > 0)
+        self.weigh(rates, sums)
+        return self.path.counting(self._applies(sums[:, 4] > 0), sums)
+
+    def weigh(self, rates: Tensor, sums: Tensor) -> None:
+        """Write what a rule keeps that weighs steps, before the step is counted."""
+        path, applied = self.path, self._applies(sums[:, 4] > 0)
         if path.weighs_steps:
-            _, after = self.statement.weighed(path.counting.number(), path.rates_of_each(rates)[0], path.step_weights)
-            path.weigh(applied, after)
-        return path.counting(applied, sums)
+            t, of_each = path.counting.number(), path.rates_of_each(rates)[0]
+            path.weigh(applied, self.statement.weighed(t, of_each, self._step_weights())[1])
 
     def of_all(self, sums: dict[int, Tensor]) -> Tensor:
         """Return the rows of all tensors, in order, from the rows of each tensor."""
@@ -68,6 +71,9 @@ class ReleasedCompositePath:
         """Return a gradient, prepared, as a stack; its norm; and whether it is finite."""
         stack = alone(F.cast(gradient, mstype.float32))
         return self.path.survey.found(stack, self.path.stacks.centralized[i])
+
+    def _step_weights(self):
+        return own_rows(self.path.step_weights, self.path.rows)
 
     def _applies(self, finite):
         return self.path.counting.applies(ops.all(finite))

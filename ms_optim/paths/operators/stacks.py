@@ -142,6 +142,11 @@ def _cut(rows, stack):
     return rows[: F.shape(stack)[0]]
 
 
+def own_rows(table, rows):
+    """Return the rows of a rule's parameters, (first, end), in a table of the parameters of all rules of a step."""
+    return table if F.shape(table)[0] == rows[1] - rows[0] else table[rows[0] : rows[1]]
+
+
 def alone(tensor):
     """Return a tensor as a stack of one."""
     return tensor.expand_dims(0)

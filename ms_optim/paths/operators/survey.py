@@ -72,7 +72,8 @@ class Survey(nn.Cell):
             whole = self.whole(ops.stack((self.stacks.in_order(norms), infinite), 1))
             norms = self.stacks.spread(whole[:, 0], gradients)
             finite = self.stacks.spread(whole[:, 1] == 0.0, gradients)
-        return gradients, norms, finite, ops.all(ops.concat(finite)), self.clip_factor(ops.concat(norms))
+        clip = 1.0 if self.clip_norm is None else self.clip_factor(self.stacks.in_order(norms))
+        return gradients, norms, finite, ops.all(ops.concat(finite)), clip
 
     def found(self, gradients, is_centralized):
         """Return the prepared gradients of a stack, their norms, and whether they are finite."""

@@ -190,19 +190,19 @@ class FusedOptimizer(Statement, nn.Optimizer):
         if rule.others is not None:
             layout = self.with_matrices(layout, shard_groups)
         parts = Parts.of(self, rule, options, layout, rates.rates, shard_groups, self._parameters, self.global_step)
-        self._assemble(parts, rates.fewest_steps)
+        self._assemble(parts, choose(parts), rates.fewest_steps)
 
-    def _assemble(self, parts: Parts, fewest_steps: int | None) -> None:
+    def _assemble(self, parts: Parts, choice: Choice, fewest_steps: int | None) -> None:
         """Make what the public methods ask, at the end of the constructor.
 
         Args:
             parts: The parts that the optimizer's path is built from.
+            choice: The path.
             fewest_steps: The number of steps that have learning rates; None if there is no limit.
         """
         layout, held = parts.layout, parts.held
-        self._rates, self._fewest_steps = parts.rates, fewest_steps
-        self._succeeded, self.map_ = (True,) * self.param_length, C.HyperMap()
-        self._parts, self._layout, self._held = parts, layout, held
+        self._parts, self._layout, self._held, self._rates = parts, layout, held, parts.rates
+        self._fewest_steps, self._succeeded, self.map_ = fewest_steps, (True,) * layout.count, C.HyperMap()
         # Graphs can read tuples, but no other objects.
         self._names, self._shapes, self.is_sliced = layout.names, layout.shapes, parts.slices is not None
         self.states, self.scales, self.masters, self.averages = held.states, held.scales, held.masters, held.averages
@@ -213,14 +213,12 @@ class FusedOptimizer(Statement, nn.Optimizer):
         self._hold_more(held)
         self._reads_count = parts.settings.weights_on == "CPU"
         attributes.rename_like_no_weight(self, layout, self._parameters)
-        choice = self._choose(parts)
         self.fused, self.akg, self.backend_reason = choice.path != "composite", choice.akg is not None, choice.reason
         self._choice, self._path = choice, self._path_for(choice, parts)
         self._attachment = Attachment(parts, self._released_path, self._check_begin)
         self._swap = Swap(parts, getattr(self._path, "gathered", None), self._attachment.check_between)
         listed = functools.partial(nn.Cell.parameters_and_names, self)  # even if a subclass overrides it
-        share = self.state_shares if parts.shares else None
-        self._entries = StateEntries(parts, listed, share, self.check_entries, self._swap)
+        self._entries = StateEntries(parts, listed, getattr(self, "state_shares", None), self.check_entries, self._swap)
         suspect(self._parameters)
         self._held_number = held.note()
         object.__setattr__(self, "_fixed", attributes.held(self))
@@ -276,10 +274,6 @@ class FusedOptimizer(Statement, nn.Optimizer):
 
     def _hold_more(self, held):
         """Create the additional parameters of a subclass."""
-
-    def _choose(self, parts: Parts) -> Choice:
-        """Choose the path that runs the step."""
-        return choose(parts)
 
     def _path_for(self, choice: Choice, parts: Parts) -> Any:
         """Make the path that runs the step."""

@@ -159,7 +159,8 @@ class StateEntries:
 
     def rates(self) -> set[str]:
         """Return the names of learning rates, and of the parameters of their schedules."""
-        return {name for place, name in self.first_names.items() if place.partition(".")[0] == "learning_rate"}
+        places = self.first_names.items()
+        return {name for place, name in places if RATE.fullmatch(place.partition(".")[0])}
 
     def amounts(self) -> set[str]:
         """Return the names of counts, learning rates and scales, the entries that must be 0 or greater."""

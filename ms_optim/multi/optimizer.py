@@ -108,7 +108,7 @@ class MultiOptimizer(FusedOptimizer):
     def __init__(self, optimizers: Sequence[FusedOptimizer], grad_clip_norm: float | None = None):
         members = check_optimizers(optimizers)
         clip = check_clip(members, grad_clip_norm)
-        self._joint_choice, self._choices = joint_choice(NAME, [(each._parts, each._choice) for each in members])
+        choice, self._choices = joint_choice(NAME, [(each._parts, each._choice) for each in members])
         # nn.Optimizer's constructor asks them for the rates.
         self.__dict__["optimizers"] = members
         nn.Optimizer.__init__(self, 0.0, [{"params": [p for each in members for p in each.parameters]}])
@@ -131,7 +131,8 @@ class MultiOptimizer(FusedOptimizer):
             for each, own in zip(members, layouts)
         )
         shared = {"statement": self, "rule": self.rule, "options": self.options, "layout": layout, "held": held}
-        self._assemble(dataclasses.replace(parts[0], rates=rates.rates, members=parts, **shared), rates.fewest_steps)
+        joined = dataclasses.replace(parts[0], rates=rates.rates, members=parts, **shared)
+        self._assemble(joined, choice, rates.fewest_steps)
         object.__setattr__(self, "_fixed", self._fixed | {"optimizers"})
         for each in members:
             take(each, held)
@@ -152,9 +153,6 @@ class MultiOptimizer(FusedOptimizer):
         if self.dynamic_lr:
             of_rates = {id(rate): as_schedule(rate) for rate in self.group_lr}
             self.group_lr = [of_rates[id(rate)] for rate in self.group_lr]
-
-    def _choose(self, parts: Parts) -> Choice:
-        return self._joint_choice
 
     def _path_for(self, choice: Choice, parts: Parts) -> Any:
         return joint_path(self._choices, parts)

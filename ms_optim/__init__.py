@@ -16,6 +16,7 @@ from .local_steps import LocalSteps, Quantized, SparseTopK
 from .optimizers import *  # noqa: F403 - each optimizer is public
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers.by_name import create_optimizer, list_optimizers
+from .rules.splits import heads
 from .schedules import (
     ConstantWeightDecay,
     CosineWeightDecay,
@@ -62,6 +63,7 @@ __all__ = [
     "create_optimizer",
     "fold_residuals",
     "for_scheduler",
+    "heads",
     "layerwise_groups",
     "list_optimizers",
     "load",

@@ -16,6 +16,7 @@ from .local_steps import LocalSteps, Quantized, SparseTopK
 from .optimizers import *  # noqa: F403 - each optimizer is public
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers.by_name import create_optimizer, list_optimizers
+from .optimizers.recipes import recipe
 from .rules.splits import heads
 from .schedules import (
     ConstantWeightDecay,
@@ -73,6 +74,7 @@ __all__ = [
     "pattern_groups",
     "plot",
     "qk_clip",
+    "recipe",
     "save",
 ]
 __all__ += optimizers.__all__

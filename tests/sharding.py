@@ -88,7 +88,7 @@ def _configurations():
     heads = {"split.convolution": ms_optim.heads(3), "split.rows of experts": ms_optim.heads(3)}
     of_four = {"split.convolution": ms_optim.heads(6), "split.rows of experts": (1, ms_optim.heads(2, 3), 5)}
     for processes, splits in ((2, heads), (4, of_four)):
-        given = {"normalize_rows": True, "splits": splits}
+        given = {"nesterov": False, "normalize_rows": True, "splits": splits}
         yield Configuration(ms_optim.Muon, "composite", "pynative", given, processes=(processes,))
     for optimizer in REFERENCES:  # in one order, and no set's: every process runs the same at the same time
         if optimizer not in (*above, ms_optim.Muon):

@@ -17,6 +17,8 @@ from .multi import MultiOptimizer
 from .optimizers import *  # noqa: F403 - each optimizer is public
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers.by_name import create_optimizer, list_optimizers
+from .optimizers.recipes import recipe
+from .rules.splits import heads
 from .schedules import (
     ConstantWeightDecay,
     CosineWeightDecay,
@@ -64,6 +66,7 @@ __all__ = [
     "create_optimizer",
     "fold_residuals",
     "for_scheduler",
+    "heads",
     "layerwise_groups",
     "list_optimizers",
     "load",
@@ -73,6 +76,7 @@ __all__ = [
     "pattern_groups",
     "plot",
     "qk_clip",
+    "recipe",
     "save",
 ]
 __all__ += optimizers.__all__

@@ -154,6 +154,8 @@ CASES = [
             "no_nesterov": {"nesterov": False},
             "coefficients": {"ns_coefficients": MUON_COEFFICIENTS},
             "splits": {"splits": {"conv*": (2, 4), "zero*": ((1, 2), 3)}, "normalize_rows": True},
+            "heads": {"splits": {"conv*": ms_optim.heads(2, (1, 2)), "zero*": ms_optim.heads(3)}},
+            "named": {"ns_coefficients": "cubic5"},
             "adamw_names": {"adamw_names": ("*volution*",)},
             "cautious": {"decay": "cautious"},
             "betas": {"adamw_betas": [0.8, 0.95], "adamw_eps": 1e-4, "momentum": 0.8, "matched_adamw_rms": 0.5},

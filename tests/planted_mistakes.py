@@ -348,6 +348,79 @@ MISTAKES = (
         "if p.ndim >= 3}",
         "test_groups.py -k weight_of_a_convolution",
     ),
+    Mistake(
+        "groups/muon.py",
+        "heads if given is None else given",
+        "heads",
+        "test_groups.py -k of_heads",
+    ),
+    # ---- Muon by heads, and its coefficients
+    Mistake(
+        "rules/splits.py",
+        "(part.rows * part.count if isinstance(part, Heads) else (part,))",
+        "(part.rows[::-1] * part.count if isinstance(part, Heads) else (part,))",
+        "test_matrices.py -k 'each_form and aot'",
+    ),
+    Mistake(
+        "rules/splits.py",
+        "return [Cut(sum(blocks[:k]), n, times, unit) for k, n in enumerate(blocks)]",
+        "return [Cut(max(0, sum(blocks[:k]) - k % 2), n, times, unit) for k, n in enumerate(blocks)]",
+        "test_matrices.py -k 'each_form and aot'",
+    ),
+    Mistake(
+        "rules/splits.py",
+        "split if split.rows else Heads(split.count, (rows // split.count,))",
+        "Heads(1, split.rows * split.count or (rows,))",
+        "test_matrices.py -k 'each_form and aot'",
+    ),
+    Mistake(
+        "rules/matrices.py",
+        "if name in chosen:",
+        "if name in chosen and name not in splits:",
+        "test_matrices.py -k group_may_state_them",
+    ),
+    Mistake(
+        "rules/matrices.py",
+        "if begin <= row < begin + length",
+        "if begin < row <= begin + length",
+        "test_sharding.py -k processes",
+    ),
+    Mistake(
+        "optimizers/muon.py",
+        "scales = [self._scale(size, rows.columns) for size in rows.sizes]",
+        "scales = [self._scale(rows.total, rows.columns) for size in rows.sizes]",
+        "test_matrices.py -k 'each_form and composite'",
+    ),
+    Mistake(
+        "rules/coefficients.py",
+        "return (*triples, *(triples[-1],) * steps)[:steps]",
+        "return (triples * steps)[:steps]",
+        "test_matrices.py -k coefficients_by_name",
+    ),
+    Mistake(
+        "rules/coefficients.py",
+        "1.0 + 2.0**-8 * bfloat16",
+        "1.0",
+        "test_matrices.py -k bfloat16_takes_no",
+    ),
+    Mistake(
+        "rules/orthogonalization.py",
+        "sum(c == 0.0 for _, _, c in run)",
+        "0",
+        "test_matrices.py -k products_are_of",
+    ),
+    Mistake(
+        "states/shares.py",
+        "operations = sum(work(rule.iterations, matrix.rows, matrix.columns) for matrix in own)",
+        "operations = work(rule.iterations, shape[0], size // shape[0]) if own else 0.0",
+        "test_shares.py -k dealt",
+    ),
+    Mistake(
+        "optimizers/recipes.py",
+        "settings = {**found.stated, **found.chosen, **arguments}",
+        "settings = {**arguments, **found.stated, **found.chosen}",
+        "test_recipes.py -k every_number",
+    ),
     # ---- Schedules
     Mistake(
         "schedules.py",

@@ -84,6 +84,12 @@ def _configurations():
     yield Configuration(ms_optim.Muon, "composite", "graph", {**ALL, **splits})
     yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True, **splits}, processes=both)
     yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True}, group="pair", processes=(4,))
+    # Each process has whole heads, and puts nothing together.
+    heads = {"split.convolution": ms_optim.heads(3), "split.rows of experts": ms_optim.heads(3)}
+    of_four = {"split.convolution": ms_optim.heads(6), "split.rows of experts": (1, ms_optim.heads(2, 3), 5)}
+    for processes, splits in ((2, heads), (4, of_four)):
+        given = {"nesterov": False, "normalize_rows": True, "splits": splits}
+        yield Configuration(ms_optim.Muon, "composite", "pynative", given, processes=(processes,))
     for optimizer in REFERENCES:  # in one order, and no set's: every process runs the same at the same time
         if optimizer not in (*above, ms_optim.Muon):
             yield Configuration(optimizer, "aot", "pynative", ALL)

@@ -777,7 +777,7 @@ TABLE = [
       "weight_lr_power": DECAY}),
     (ms_optim.Muon, {"params": params},
      {**SHARED, **DECOUPLED, "loss_scale": POSITIVE, "shard_states": FLAG, "matched_adamw_rms": POSITIVE,
-      "momentum": DECAY, "nesterov": FLAG, "ns_steps": NOTHING, "adamw_betas": NOTHING, "adamw_eps": POSITIVE,
+      "momentum": DECAY, "nesterov": FLAG, "ns_steps": NONE, "adamw_betas": NOTHING, "adamw_eps": POSITIVE,
       "adjust_lr": NOTHING, "ns_coefficients": NOTHING, "ns_dtype": NOTHING, "normalize_rows": FLAG,
       "adamw_names": NOTHING, "splits": NONE}),
     (DGCMomentum, {"params": params, "learning_rate": 0.1, "momentum": 0.9, "rampup_begin_step": 0},

@@ -21,6 +21,7 @@ from ms_optim import (
     Muon,
     ParamGroups,
     WarmUpHoldDecayLR,
+    heads,
     layerwise_groups,
     muon_groups,
     no_decay_groups,
@@ -589,3 +590,71 @@ def test_layers_are_checked(error, match, more):
 def test_layers_must_be_named_where_there_are_no_numbers():
     match = "'layers' is required if the parameters' names have no numbers, such as 'weight'"
     refused(ValueError, match, lambda: layerwise_groups(nn.Dense(4, 3), 0.1, 0.5))
+
+
+# ---- Attention heads ------------------------------------------------------------------------------------------------
+
+
+class Attentions(nn.Cell):
+    """Projections as several networks call them: grouped heads with biases, and latent attention."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = {"a.q_proj": 16, "a.k_proj": 8, "a.v_proj": 8, "b.q_b_proj": 24, "b.kv_b_proj": 40, "b.q_a_proj": 6}
+        self.attention = nn.CellDict({name.replace(".", "_"): nn.Dense(5, rows) for name, rows in shapes.items()})
+
+
+def split_of(groups):
+    return {name: setting["split"] for name, setting in where(groups).items() if "split" in setting}
+
+
+def test_muons_groups_of_heads_are_of_queries_and_keys():
+    names = {"query_names": ["*a_q_proj*"], "key_names": ["*a_k_proj*"]}
+    groups = muon_groups(Attentions(), heads=4, key_heads=2, **names)
+    q, k = "attention.a_q_proj.weight", "attention.a_k_proj.weight"
+    assert split_of(groups) == {q: heads(4), k: heads(2)}
+    assert split_of(muon_groups(Attentions(), heads=4, **names)) == {q: heads(4), k: heads(4)}
+    assert not split_of(muon_groups(Attentions()))
+    latent = {"query_names": ["*q_b_proj*"], "key_names": ["*kv_b_proj*"]}
+    groups = muon_groups(Attentions(), heads=heads(4, (4, 2)), key_heads=heads(4, (4, 6)), **latent)
+    assert set(split_of(groups)) == {"attention.b_q_b_proj.weight", "attention.b_kv_b_proj.weight"}
+    columns = [line for line in str(groups).splitlines() if "heads(4, (4, 6))" in line]
+    assert len(columns) == 1
+    # The usual names, of which each needs as many heads as it has; what Muon makes of the groups.
+    matrices = {m.rows for form in Muon(groups)._layout.forms for m in form.matrices if m.rows < 8}
+    assert matrices == {2, 4, 6}
+    latent = {f"attention.b_{name}_proj.weight" for name in ("q_b", "kv_b")}
+    assert set(split_of(muon_groups(Attentions(), heads=4))) == {q, k, *latent}
+
+
+@pytest.mark.parametrize(
+    "arguments, error, said",
+    [
+        ({"key_heads": 2}, ValueError, "'key_heads' must be None without 'heads'"),
+        ({"heads": 0}, ValueError, "'heads' must be an int, 1 or greater"),
+        ({"heads": "4"}, TypeError, "'heads' must be an int"),
+        ({"heads": 5}, ValueError, "'heads' must be heads that cover exactly the 16 rows of 'attention.a_q_proj"),
+        ({"heads": 4, "query_names": ["query*"]}, ValueError, "'heads' must be None if no matrix of .* name like one"),
+        ({"heads": 4, "key_heads": 2, "key_names": []}, ValueError, "'key_heads' must be None if no matrix"),
+        (
+            {"heads": 4, "key_names": ["*q_proj*"]},
+            ValueError,
+            "both match 'attention.a_q_proj.weight'. State the split",
+        ),
+        ({"heads": 4, "key_names": "*k*"}, TypeError, "'key_names' must be a list or tuple of str"),
+    ],
+)
+def test_heads_that_fit_no_projection_are_refused(arguments, error, said):
+    with pytest.raises(error, match=said):
+        muon_groups(Attentions(), **arguments)
+
+
+def test_a_pattern_states_heads():
+    groups = pattern_groups(Attentions(), {"*a_q_proj*": {"split": {"heads": 4}}, "*a_v*": {"split": [4, 4]}})
+    assert split_of(groups)["attention.a_q_proj.weight"] == heads(4)
+    assert "(4, 4)" in str(groups)
+    Muon(groups)
+    with pytest.raises(TypeError, match=r"patterns\['\*a_q\*'\]\['split'\]"):
+        pattern_groups(Attentions(), {"*a_q*": {"split": "four"}})
+    with pytest.raises(KeyError, match="split"):
+        Lamb(groups)

@@ -11,8 +11,10 @@ from mindspore import Parameter, Tensor
 from native import Launch, call
 from shares import CONFIGURATIONS, ELEMENTWISE, RESUMED, RUNS, SHAPES, build, gradients
 
-from ms_optim import AdamW, DGCMomentum, merge_states
+from ms_optim import AdamW, DGCMomentum, Muon, heads, merge_states
+from ms_optim.arguments.options import Options
 from ms_optim.paths.fused.sharded_states import pieces
+from ms_optim.rules.orthogonalization import work
 from ms_optim.states import shares as states_shares
 from ms_optim.states.shares import ENTRY, GRAIN, Peers, Shares, cut
 
@@ -50,6 +52,22 @@ def test_shares_hold_every_element_once_and_are_cut_at_grains(seed):
         assert [begin for begin, _ in own] == [0] + [end for _, end in own[:-1]]
         assert own[-1][1] == size
         assert all(begin % grains[i] == 0 for begin, _ in own)
+
+
+def test_matrices_are_dealt_by_the_work_of_their_splits():
+    """Twelve heads of 64 rows take a thirtieth of the work of the whole matrix."""
+    params = [Parameter(Tensor(np.zeros((768, 768), np.float32)), name=name) for name in "abc"]
+    layout = Muon(params, splits={"a": heads(12), "b": 1})._layout
+    rule = Muon.rules[0]._replace(iterations=((3.4445, -4.7750, 2.0315),) * 5)
+    matrices = [layout.matrices(i) for i in range(3)]
+    assert [len(own) for own in matrices] == [12, 1, 1]
+    by_heads, whole, unsplit = states_shares.share_costs(rule, Options(), layout.shapes, layout.dtypes, matrices)
+    held = 4.0  # bytes of a state
+    assert whole == unsplit
+    assert (by_heads - held) / (whole - held) == pytest.approx(
+        12 * work(rule.iterations, 64, 768) / work(rule.iterations, 768, 768)
+    )
+    assert by_heads < whole / 10
 
 
 def test_a_centralized_tensor_is_cut_between_rows():

@@ -16,6 +16,7 @@ from ..arguments.options import Options
 from ..base.optimizer import FusedOptimizer, Rule
 from ..kernels import capabilities
 from ..kernels import table as kernels
+from ..rules.matrices import unsplit
 from ..states import inventory
 from ..states.formats import FORMATS
 from ..states.shares import Peers, Shares, share_costs
@@ -242,7 +243,8 @@ def plan(
     kept = [tuple(enumerate(shapes))]
     if options.shard_states and workers > 1:
         whole = optimizer.are_matrices(names, shapes)
-        costs = share_costs(rule, options, shapes, dtypes, whole)
+        matrices = [unsplit(shape) if is_matrix else () for shape, is_matrix in zip(shapes, whole)]
+        costs = share_costs(rule, options, shapes, dtypes, matrices)
         prefixes = (*rule.prefixes, "master", "average")
         shares = Shares(Peers(0, workers, None), names, shapes, costs, [False] * len(weights), prefixes, whole)
         kept = [shares.kept_by(rank) for rank in range(workers)]

@@ -13,7 +13,8 @@ from ..arguments.checks import check_positive, check_type, is_number
 from ..arguments.docstrings import documented
 from ..arguments.params import GROUP_KEYS, check_learning_rate, check_settings, check_weight_decay, unknown_key
 from ..arguments.words import fail
-from ..rules.matrices import KEYS
+from ..rules.matrices import KEYS, SPLIT
+from ..rules.splits import check_split
 from .members import find_not_decayed, first_matches, numbered_layers, parameters_of, stated_layers
 
 if TYPE_CHECKING:
@@ -127,8 +128,8 @@ def pattern_groups(
     Args:
         {network}
         patterns (dict[str, dict]): For each pattern, the settings of its group: any of `lr`, `weight_decay`,
-            `grad_centralization` and `shard_group`, as in the groups that optimizers take, and `muon`, only for
-            :class:`ms_optim.Muon`.
+            `grad_centralization` and `shard_group`, as in the groups that optimizers take, and, only for
+            :class:`ms_optim.Muon`, `muon`, `split` and `shard_axis`.
         filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
             decayed if the settings do not set `weight_decay`. Default: ``False`` .
 
@@ -163,6 +164,8 @@ def pattern_groups(
             if key not in SETTINGS:
                 raise KeyError(unknown_key(name, where, key, SETTINGS))
         checked.append(check_settings(name, where, settings))
+        if SPLIT in settings:
+            checked[-1][SPLIT] = check_split(name, f"{where}['{SPLIT}']", settings[SPLIT])
     first = first_matches(name, "patterns", list(patterns), params)
     not_decayed = find_not_decayed(name, network, params) if filter_bias_and_norm else set()
 
@@ -294,4 +297,4 @@ def _describe(group: dict[str, Any], key: str) -> str:
         return f"{value.scale:.4g} × {type(value.schedule).__name__}"
     if is_number(value):
         return f"{value:.4g}"
-    return str(value) if isinstance(value, (str, bool)) else type(value).__name__
+    return str(value) if isinstance(value, (str, bool)) or key == SPLIT else type(value).__name__

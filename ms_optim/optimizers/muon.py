@@ -17,9 +17,11 @@ from ..kernels import table as kernels
 from ..kernels.interface import MuonFlag
 from ..rules import matrices
 from ..rules.arithmetic import step_dtype, summed
-from ..rules.matrices import ADAMW_NAMES, AXIS, KEY, KEYS, Split
-from ..rules.orthogonalization import Moves, Orthogonalize, Rows, iterations_of
+from ..rules.coefficients import JORDAN, iterations_of
+from ..rules.matrices import ADAMW_NAMES, AXIS, KEY, KEYS, SPLIT
+from ..rules.orthogonalization import Moves, Orthogonalize, Rows
 from ..rules.sliced_matrices import slicings
+from ..rules.splits import Split, check_splits
 from .adam_family import AdamFamily
 from .adamw import AdamW
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from ..arguments.options import Shared, SharedButSkipping
     from ..states.layout import Layout
 
-Coefficients = Sequence[float] | Sequence[Sequence[float]]
+Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 ADJUSTMENTS = ("match_rms_adamw", "original")
 PRODUCT_DTYPES = ("float32", "bfloat16")
@@ -72,7 +74,7 @@ class Muon(AdamFamily):
     - A 3-dimensional parameter is a batch of matrices, such as experts. That of a one-dimensional convolution, such as
       `mint.nn.Conv1d`, is not: :func:`ms_optim.muon_groups` finds it by its layer and assigns it to AdamW.
     - With more dimensions, the first dimension is the rows and the others are the columns, as in a convolution.
-    - `splits` states which parameters hold several matrices stacked along their rows.
+    - `splits` states which parameters hold several matrices stacked along their rows, such as attention heads.
 
     All other parameters are updated as by :class:`ms_optim.AdamW`, with `adamw_betas` and `adamw_eps`. Learning rate,
     weight decay and all shared arguments apply to both. Parameters that are not in groups are decayed regardless of
@@ -89,12 +91,15 @@ class Muon(AdamFamily):
     - **Sharded states.** With `shard_states`, each matrix belongs to one worker, which orthogonalizes it; shares are
       balanced by the work of the iterations.
     - **Sliced tensors.** With the group key `shard_group`, the processes assemble matrices from their slices, a few at
-      a time, and each process orthogonalizes them; `splits` and scales apply to whole matrices.
+      a time, and each process orthogonalizes them; `splits` and scales apply to whole matrices. Where each process
+      holds whole matrices, such as heads, it orthogonalizes its own.
 
     Args:
         {params}
             - muon: Optional. Whether Muon updates the group's parameters, which then need two or more dimensions, or
               AdamW updates them. Default: determined by the parameter's dimensions and name.
+            - split: Optional. How the rows of those that Muon updates are split into matrices, in any form that
+              `splits` takes. Default: determined by `splits`.
             - shard_axis: Optional, with `shard_group`. The dimension along which the group's tensors are sliced.
               Default: ``0`` .
         {learning_rate|2e-2}
@@ -104,7 +109,8 @@ class Muon(AdamFamily):
             Default: ``0.2`` .
         momentum (Union[float, int]): The momentum :math:`\mu`, in the range [0.0, 1.0). Default: ``0.95`` .
         nesterov (bool): Whether to use Nesterov momentum. Default: ``True`` .
-        ns_steps (int): The number of iterations :math:`n`, from 1 to 100. Default: ``5`` .
+        ns_steps (Union[int, None]): The number of iterations :math:`n`, from 1 to 100. ``None`` means as many as
+            `ns_coefficients` states, and 5 where it fits any number. Default: ``None`` .
         adamw_betas (Union[list[float], tuple[float]]): AdamW's decay rates of the first and second moment, each in the
             range (0.0, 1.0). Default: ``(0.95, 0.95)`` .
         adamw_eps (Union[float, int]): Added to AdamW's denominator, greater than 0 and not denormal in float32.
@@ -112,8 +118,20 @@ class Muon(AdamFamily):
         adjust_lr (str): The scale :math:`s` of a matrix: "match_rms_adamw" is `matched_adamw_rms`
             :math:`\cdot \sqrt{\max(A, B)}`, so that AdamW's learning rates and weight decays can be used; "original" is
             :math:`\sqrt{\max(1, A / B)}`. Default: ``"match_rms_adamw"`` .
-        ns_coefficients (Union[list, tuple]): The coefficients :math:`(a, b, c)` of all iterations, or a list of such
-            triples, one for each of the `ns_steps` iterations. Default: ``(3.4445, -4.7750, 2.0315)`` .
+        ns_coefficients (Union[str, list, tuple]): The coefficients :math:`(a, b, c)` of all iterations, or a list of
+            such triples, one for each iteration, or the name of published ones:
+
+            - "jordan": those of the default, for any number of iterations.
+            - "quintic": five triples, Cesista, You and Jordan (2025), as in NVIDIA's Emerging-Optimizers.
+            - "polar_express": Amsel et al. (`2025 <https://arxiv.org/abs/2505.16932>`_), eight triples, of which
+              further iterations repeat the last one; for any number of iterations.
+            - "cans": five triples, Grishina et al. (`2025 <https://arxiv.org/abs/2506.10935>`_); not with `ns_dtype`
+              "bfloat16", whose rounding makes them diverge.
+            - "deepseek_v4": eight times those of the default and twice (2, -1.5, 0.5), as DeepSeek-V4.
+            - "cubic5": five triples with :math:`c = 0` (`2026 <https://arxiv.org/abs/2606.00371>`_), which spares a
+              product in each iteration.
+
+            Default: ``(3.4445, -4.7750, 2.0315)`` .
         ns_dtype (str): The dtype of the numbers that the iterations multiply, "float32" or "bfloat16"; sums are
             float32. Default: ``"float32"`` .
         normalize_rows (bool): Whether rows are normalized, as in NorMuon. Requires `adjust_lr` "match_rms_adamw".
@@ -122,14 +140,18 @@ class Muon(AdamFamily):
             dimensions, as in :func:`ms_optim.pattern_groups`: embeddings and the output layer. If a pattern of your own
             matches nothing, a warning says so. Default: ``("*embed*", "*lm_head*", "*output_layer*")`` .
         splits (Union[dict, None]): How the rows of a parameter are split into matrices, by pattern of the parameter's
-            name; the first pattern that matches is used. Each matrix is orthogonalized separately and has its own
-            scale. In a batch of matrices, each matrix is split. A split has one of three forms:
+            name; the first pattern that matches is used, unless a group's key `split` states otherwise. Each matrix is
+            orthogonalized separately and has its own scale. In a batch of matrices, each matrix is split. A split has
+            one of four forms:
 
             - (4096, 1024, 1024): Consecutive matrices with these numbers of rows.
             - 2: This number of matrices of equal size.
             - ((64, 64, 64), 12): Numbers of rows that repeat 12 times. The first 64 rows of all 12 parts form one
               matrix of 768 rows, the second 64 rows another, and so on, for example if query, key and value are stored
               by head.
+            - heads(32), or heads(32, (128, 64)) with blocks of a head: each head, or each block of each head, is a
+              matrix, see :func:`ms_optim.heads`. With rows it may stand among numbers of rows: (heads(32, 128),
+              heads(8, 128), 1024). In a YAML file write {heads: 32, rows: [128, 64]}.
 
             Default: ``None`` .
         {skip_nonfinite|True}
@@ -149,13 +171,14 @@ class Muon(AdamFamily):
         tuple[bool], all elements are ``True`` .
 
     Raises:
-        TypeError: If `adamw_betas` is not a list or tuple of two floats, `ns_coefficients` not three numbers or a list
-            of these, `adamw_names` not a list or tuple of str, `splits` not a dict of the forms above, or a group's
-            `muon` not a bool.
+        TypeError: If `adamw_betas` is not a list or tuple of two floats, `ns_coefficients` not a name, three numbers or
+            a list of these, `adamw_names` not a list or tuple of str, `splits` not a dict of the forms above, a group's
+            `muon` not a bool or its `split` of no such form.
         ValueError: If `ns_steps` is not from 1 to 100, or not the number of triples in `ns_coefficients`, or these
-            diverge, or `normalize_rows` is True with `adjust_lr` "original".
+            have an unknown name, diverge, or turn singular values to negative numbers.
+        ValueError: If `normalize_rows` is True with `adjust_lr` "original".
         ValueError: If a group with `muon` True has a parameter of fewer than two dimensions, a split does not cover
-            exactly the rows of a matrix, or its pattern matches no matrix.
+            exactly the rows of a matrix, or its pattern or group holds no matrix.
         ValueError: If a group has the key `shard_axis` without `shard_group`, or a parameter of it has too few
             dimensions, or the slices of a parameter differ in other dimensions.
         {raises}
@@ -199,12 +222,12 @@ class Muon(AdamFamily):
         matched_adamw_rms: float = 0.2,
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 5,
+        ns_steps: int | None = None,
         adamw_betas: Sequence[float] = (0.95, 0.95),
         adamw_eps: float = 1e-8,
         *,
         adjust_lr: str = "match_rms_adamw",
-        ns_coefficients: Coefficients = (3.4445, -4.7750, 2.0315),
+        ns_coefficients: Coefficients = JORDAN,
         ns_dtype: str = "float32",
         normalize_rows: bool = False,
         adamw_names: Sequence[str] = ADAMW_NAMES,
@@ -224,9 +247,9 @@ class Muon(AdamFamily):
         if not isinstance(adamw_betas, (list, tuple)) or len(adamw_betas) != 2:
             fail(TypeError, name, "adamw_betas", "a list or tuple of two floats", adamw_betas)
         check_positive(name, "adamw_eps", adamw_eps)
-        iterations = iterations_of(name, ns_steps, ns_coefficients)
+        iterations = iterations_of(name, ns_steps, ns_coefficients, ns_dtype == "bfloat16")
         self.adamw_names = matrices.check_names(name, "adamw_names", adamw_names)
-        self._splits = matrices.check_splits(name, splits)
+        self._splits = check_splits(name, splits)
         params, self._said = matrices.take_keys(name, params)
         self.momentum, self.nesterov, self.normalize_rows = float(momentum), nesterov, normalize_rows
         self.matched_adamw_rms, self.adjust_lr = float(matched_adamw_rms), adjust_lr
@@ -255,7 +278,7 @@ class Muon(AdamFamily):
                 f"For '{name}', no parameter is a matrix that it orthogonalizes: AdamW updates all.", stacklevel=5
             )
         slices = slicings(name, own, shard_groups, self._said[AXIS])
-        forms = matrices.forms(name, own, slices, self._splits)
+        forms = matrices.forms(name, own, slices, self._splits, self._said[SPLIT])
         layout = layout.with_matrices([forms.get(one) for one in names])
         orthogonalize = Orthogonalize(*self._multiplies, kernels.device_target(), self._dtype)
         row_beta = ROW_BETA if self.normalize_rows else None

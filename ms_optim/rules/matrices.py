@@ -5,20 +5,17 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-import numpy as np
 from mindspore import Parameter
 
-from ..arguments.checks import check_type
 from ..arguments.params import check_settings, ordered
-from ..arguments.words import described, fail, shortened, warn_once
+from ..arguments.words import fail, listed, shortened, warn_once
 from .sliced_matrices import Slicing
+from .splits import Split, check_split, cuts
 
-KEY, AXIS = KEYS = ("muon", "shard_axis")  # of param groups
+KEY, AXIS, SPLIT = KEYS = ("muon", "shard_axis", "split")  # of param groups
 ADAMW_NAMES = ("*embed*", "*lm_head*", "*output_layer*")
-# Numbers of rows, a number of equal parts, or numbers of rows that repeat.
-Split: TypeAlias = "int | Sequence[int] | tuple[Sequence[int], int]"
 
 
 class Matrix(NamedTuple):
@@ -43,6 +40,11 @@ class Matrix(NamedTuple):
         """Number of rows of the matrix."""
         return self.run * self.runs
 
+    @property
+    def span(self) -> int:
+        """Number of rows of the tensor from the first row of the matrix to its last one."""
+        return (self.runs - 1) * self.stride + self.run
+
 
 class Form(NamedTuple):
     """The matrices that a tensor holds.
@@ -50,10 +52,17 @@ class Form(NamedTuple):
     Attributes:
         matrices: The rows of each matrix in the tensor, or in the whole tensor if slices cut matrices.
         slicing: How processes slice the tensor; None if they do not.
+        whole: The rows of each matrix in the whole tensor.
     """
 
     matrices: tuple[Matrix, ...]
     slicing: Slicing | None
+    whole: tuple[Matrix, ...]
+
+    @property
+    def singular_values(self) -> int:
+        """Number of singular values of all matrices of the whole tensor."""
+        return sum(min(matrix.rows, matrix.columns) for matrix in self.whole)
 
 
 def take_keys(optimizer: str, params: Any) -> tuple[Any, dict[str, dict[str, Any]]]:
@@ -77,6 +86,8 @@ def take_keys(optimizer: str, params: Any) -> tuple[Any, dict[str, dict[str, Any
         if AXIS in own and "shard_group" not in group:
             fail(ValueError, optimizer, f"params[{i}]['{AXIS}']", "omitted without 'shard_group'", own[AXIS])
         members = ordered(group.get("params"))
+        if SPLIT in own:
+            own[SPLIT] = check_split(optimizer, f"params[{i}]['{SPLIT}']", own[SPLIT])
         for key, value in own.items():
             found[key] |= {p.name: value for p in members or () if isinstance(p, Parameter)}
         # An iterator is read only once.
@@ -106,33 +117,6 @@ def warn_of_unmatched(function: str, adamw_names: Sequence[str], names: Sequence
 def is_matrix(name: str, shape: Sequence[int], adamw_names: Sequence[str]) -> bool:
     """Return whether Muon updates a tensor, unless its group states otherwise."""
     return len(shape) > 1 and not any(fnmatch.fnmatchcase(name, pattern) for pattern in adamw_names)
-
-
-def check_splits(optimizer: str, splits: Any) -> dict[str, Split]:
-    """Check the argument `splits` as far as that is possible without the tensors."""
-    if splits is None:
-        return {}
-    check_type(optimizer, "splits", splits, dict)
-    for pattern, split in splits.items():
-        check_type(optimizer, "splits", pattern, str)
-        rows, times = split_rows(split)
-        if not rows or not all(map(_is_count, (*rows, times))):
-            expected = "a number of equal parts, numbers of rows, or ((numbers of rows), times)"
-            fail(TypeError, optimizer, f"splits[{pattern!r}]", expected, split)
-    return splits
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) > 0
-
-
-def split_rows(split: Any) -> tuple[Sequence[Any], Any]:
-    """Return the numbers of rows of a split and how often they repeat; (count,) and 1 for equal parts."""
-    if not isinstance(split, (list, tuple)):
-        return (split,), 1
-    if len(split) == 2 and isinstance(split[0], (list, tuple)):
-        return split[0], split[1]
-    return split, 1
 
 
 def are_muons(
@@ -165,7 +149,11 @@ def are_muons(
 
 
 def forms(
-    optimizer: str, shapes: Mapping[str, tuple[int, ...]], slicings: Mapping[str, Slicing], splits: Mapping[str, Split]
+    optimizer: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    slicings: Mapping[str, Slicing],
+    splits: Mapping[str, Split],
+    chosen: Mapping[str, Split],
 ) -> dict[str, Form]:
     """Return by name the matrices that tensors hold.
 
@@ -174,18 +162,26 @@ def forms(
         shapes: The shapes of the tensors, or of this process's slices of them, by name.
         slicings: How processes slice them, by name.
         splits: How whole tensors are split into matrices, by name pattern; the first pattern that matches is used.
+        chosen: The splits that groups state, by name, which count before `splits`.
 
     Raises:
-        ValueError: If a split does not fit a tensor, or a pattern of `splits` matches no tensor.
+        ValueError: If a split does not fit a tensor, or a pattern of `splits` or a group with a split holds none.
     """
+    for split in dict.fromkeys(chosen.values()):
+        members = [name for name in chosen if chosen[name] == split]
+        if not shapes.keys() & members:
+            raise ValueError(
+                f"For '{optimizer}', a group with '{SPLIT}' must hold a matrix that Muon updates, but holds "
+                f"{listed(members)}."
+            )
     found, used = {}, set()
     for name, shape in shapes.items():
         pattern = next((pattern for pattern in splits if fnmatch.fnmatchcase(name, pattern)), None)
         used.add(pattern)
-        slicing = slicings.get(name)
-        shape = slicing.whole(shape) if slicing is not None and slicing.cuts_matrices else shape
-        split = splits.get(pattern) if pattern else None
-        found[name] = Form(_matrices(optimizer, name, shape, pattern, split), slicing)
+        where, split = f"splits[{pattern!r}]", splits.get(pattern) if pattern else None
+        if name in chosen:
+            where, split = f"the key '{SPLIT}' of its group", chosen[name]
+        found[name] = _form(optimizer, name, shape, slicings.get(name), where, split)
     unused = [pattern for pattern in splits if pattern not in used]
     if unused:
         raise ValueError(
@@ -202,18 +198,50 @@ def size_of(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return 1, shape[0], math.prod(shape[1:])
 
 
-def _matrices(optimizer, name, shape, pattern, split):
+def unsplit(shape: tuple[int, ...]) -> tuple[Matrix, ...]:
+    """Return the matrices of a tensor that is not split."""
     batch, rows, columns = size_of(shape)
-    cuts = [(0, rows, 1, rows)]
+    return tuple(Matrix(i * rows, rows, 1, rows, columns) for i in range(batch))
+
+
+def _form(optimizer, name, shape, slicing, where, split):
+    shape = shape if slicing is None else slicing.whole(shape)
+    whole = unsplit(shape)
     if split is not None:
-        numbers, times = split_rows(split)
-        if not isinstance(split, (list, tuple)):
-            numbers = (rows // split,) * split
-        unit = sum(numbers)
-        if unit * times != rows:
+        found = cuts(split, whole[0].rows)
+        if found is None:
             raise ValueError(
-                f"For '{optimizer}', 'splits[{pattern!r}]' must cover exactly the rows of a matrix, but is "
-                f"{described(split)}, and '{name}' of shape {shape} has matrices of {rows} rows."
+                f"For '{optimizer}', '{where}' must cover exactly the rows of a matrix, but is {split!r}, and "
+                f"'{name}' of shape {shape} has matrices of {whole[0].rows} rows."
             )
-        cuts = [(sum(numbers[:k]), n, times, unit) for k, n in enumerate(numbers)]
-    return tuple(Matrix(i * rows + cut[0], *cut[1:], columns) for i in range(batch) for cut in cuts)
+        whole = tuple(Matrix(each.first_row + cut[0], *cut[1:], each.columns) for each in whole for cut in found)
+    if slicing is None:
+        return Form(whole, None, whole)
+    own = _own(whole, slicing, size_of(shape)[1])
+    if own is None:
+        return Form(whole, slicing, whole)
+    return Form(own, slicing._replace(cuts_matrices=False, cuts_rows=False), whole)
+
+
+def _own(whole: Sequence[Matrix], slicing: Slicing, rows: int) -> tuple[Matrix, ...] | None:
+    """Return the matrices in this process's slice, such as its heads; None if any process's slice cuts a matrix.
+
+    Args:
+        whole: The matrices of the whole tensor.
+        slicing: How processes slice it.
+        rows: The rows of the tensor, or of each tensor in a batch.
+    """
+    if slicing.cuts_matrices and not slicing.cuts_rows:
+        return None  # slices of columns
+    unit = 1 if slicing.cuts_rows else rows  # otherwise a slice holds some tensors of a batch
+    *bounds, period = (unit * sum(slicing.lengths[: k + 1]) for k in range(len(slicing.lengths)))
+    places = [divmod(matrix.first_row, period) for matrix in whole]
+    spans = {(row, row + matrix.span) for (_, row), matrix in zip(places, whole)}
+    if any(first < bound < end for first, end in spans for bound in bounds):
+        return None
+    begin, length = unit * slicing.begin, unit * slicing.lengths[slicing.own]
+    return tuple(
+        matrix._replace(first_row=i * length + row - begin)
+        for (i, row), matrix in zip(places, whole)
+        if begin <= row < begin + length
+    )

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from ..arguments.checks import FINITE, MOST, check_at_most, check_count, fail, is_number
 from .arithmetic import normal, rounded
+from .coefficients import Triple
 from .sliced_matrices import Whole
 
 if TYPE_CHECKING:
     from .matrices import Form, Matrix
 
-Triple = tuple[float, float, float]
 ROW_EPS = 1e-8
 # How much singular values may grow in a run of iterations on a Gram matrix, in which rounding grows by the square of
 # that: by the product of the iterations' first coefficients. ops/include/muon.h states the same.
 MOST_GROWTH = {"float32": 42.0, "bfloat16": 16.0}
-MOST_STEPS = 100
-MOST_SIZE = 1e6  # of a singular value or a factor during the iterations, so that sums of products are finite in float32
 
 
 class Rows(nn.Cell):
@@ -88,7 +85,7 @@ class Orthogonalize(nn.Cell):
         dtype: The dtype in which squares are summed.
     """
 
-    def __init__(self, iterations: Sequence[tuple[float, float, float]], bfloat16: bool, device: str, dtype):
+    def __init__(self, iterations: Sequence[Triple], bfloat16: bool, device: str, dtype):
         super().__init__(auto_prefix=False)
         self.runs, self.bfloat16, self.dtype = runs_of(iterations, bfloat16), bfloat16, dtype
         self.on_host = device == "CPU"
@@ -159,6 +156,7 @@ class Moves(nn.Cell):
         self.orthogonalize, self.rows, self.scales, self.row_beta = orthogonalize, rows, tuple(scales), row_beta
         self.dtype, self.whole = orthogonalize.dtype, Whole(form.slicing)
         self.cuts_rows = form.slicing is not None and form.slicing.cuts_rows
+        self.singular_values = form.singular_values
 
     def construct(self, u, averages):
         """Return the update of a stack of tensors.
@@ -176,18 +174,16 @@ class Moves(nn.Cell):
         matrices, before = self.rows(whole), ()
         if self.row_beta is not None:
             before = self.rows(self.whole_averages(averages[0], F.shape(u)))
-        moved, after, squares, values = (), (), ops.zeros((shape[0],), self.dtype), 0
+        moved, after, squares = (), (), ops.zeros((shape[0],), self.dtype)
         for k in range(len(matrices)):
             x = self.orthogonalize(matrices[k])
-            size = F.shape(x)
             squares = squares + ops.sum(ops.square(F.cast(x, self.dtype)).reshape((shape[0], -1)), 1)
-            values += size[1] * min(size[2], size[3])
             if self.row_beta is not None:
                 x, average = normalized_rows(x, before[k][..., 0], self.row_beta, self.dtype)
                 after += (ops.expand_dims(average, -1),)
             moved += (self.scales[k] * x,)
         moves = self.whole.own(self.rows.joined(moved, shape))
-        singular_values = ops.sqrt(self.whole.mean(squares, values))
+        singular_values = ops.sqrt(self.whole.mean(squares, self.singular_values))
         if self.row_beta is None:
             return moves, (), singular_values
         after = self.rows.joined(after, of_rows(shape))
@@ -235,14 +231,15 @@ def is_on_gram(rows: int, columns: int, run: Sequence[Triple]) -> bool:
 def work(iterations: Sequence[Triple], rows: int, columns: int) -> float:
     """Return the operations that the kernel needs for a matrix. Of symmetric products it computes one half.
 
-    Runs are those of float32: bfloat16 ends them sooner, and takes up to two fifths more.
+    An iteration with c = 0 takes no product of S with itself. Runs are those of float32: bfloat16 ends them sooner, and
+    takes up to two fifths more.
     """
     a, b = min(rows, columns), max(rows, columns)
     total = 0.0
     for run in runs_of(iterations, False):
         n = len(run)
         squares = 3 * b / a + 4 * n - 3 if is_on_gram(rows, columns, run) else n * (3 * b / a + 1)
-        total += squares * a**3
+        total += (squares - sum(c == 0.0 for _, _, c in run)) * a**3
     return total
 
 
@@ -261,39 +258,3 @@ def runs_of(iterations: Sequence[Triple], bfloat16: bool) -> tuple[tuple[Triple,
             runs.append(())
         runs[-1] += (triple,)
     return tuple(runs)
-
-
-def iterations_of(name: str, ns_steps: Any, coefficients: Any) -> tuple[tuple[float, float, float], ...]:
-    """Check the coefficients of the iterations, and return a triple for each."""
-    check_count(name, "ns_steps", ns_steps, 1)
-    check_at_most(name, "ns_steps", ns_steps, MOST_STEPS)
-    expected = "three numbers, or a list of three numbers for each iteration"
-    if not isinstance(coefficients, (list, tuple)) or len(coefficients) == 0:
-        fail(TypeError, name, "ns_coefficients", expected, coefficients)
-    if all(map(is_number, coefficients)):
-        triples = [coefficients] * ns_steps
-    else:
-        triples = list(coefficients)
-        if len(triples) != ns_steps:
-            fail(ValueError, name, "ns_steps", f"the number of triples in 'ns_coefficients', {len(triples)}", ns_steps)
-    for triple in triples:
-        if not isinstance(triple, (list, tuple)) or len(triple) != 3 or not all(map(is_number, triple)):
-            fail(TypeError, name, "ns_coefficients", expected, coefficients)
-        if not all(abs(number) <= MOST for number in triple):
-            fail(ValueError, name, "ns_coefficients", f"numbers {FINITE}", coefficients)
-    iterations = tuple((float(a), float(b), float(c)) for a, b, c in triples)
-    if _diverge(iterations):
-        expected = f"such that singular values from 0 to 1 stay below {MOST_SIZE:g} in all iterations"
-        fail(ValueError, name, "ns_coefficients", expected, coefficients)
-    return iterations
-
-
-def _diverge(iterations: Sequence[tuple[float, float, float]]) -> bool:
-    """Return whether iterations lead singular values, or a factor on the way, to numbers that float32 may not hold."""
-    x = np.linspace(0.0, 1.0, 1001)
-    for a, b, c in iterations:
-        factor = abs(a) + abs(b) * x**2 + abs(c) * x**4
-        x = np.abs((a + b * x**2 + c * x**4) * x)
-        if not max(factor.max(), x.max()) < MOST_SIZE:
-            return True
-    return False

@@ -21,7 +21,7 @@ class Slicing(NamedTuple):
         axis: The dimension along which they slice it.
         lengths: The length of each process's slice along that dimension, in the order of the ranks.
         own: The index of this process among them.
-        cuts_matrices: Whether slices cut matrices; with a batch of matrices, each process may hold some whole matrices.
+        cuts_matrices: Whether slices cut matrices; each process may hold some whole ones, of a batch or by heads.
         cuts_rows: Whether each process holds some of the rows of every matrix.
     """
 
@@ -116,8 +116,7 @@ class Whole(nn.Cell):
             self.cuts_matrices = slicing.cuts_matrices
             # Stacks have one dimension more than their tensors.
             self.axis, self.begin, self.length = slicing.axis + 1, slicing.begin, slicing.lengths[slicing.own]
-            self.total = sum(slicing.lengths)
-            self.after = self.total - self.begin - self.length
+            self.after = sum(slicing.lengths) - self.begin - self.length
             self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, slicing.group)
 
     def construct(self, stack):
@@ -141,8 +140,8 @@ class Whole(nn.Cell):
         return ops.narrow(stack, self.axis, self.begin, self.length) if self.cuts_matrices else stack
 
     def mean(self, sums, count):
-        """Return means of whole tensors from sums over the matrices of this process, which hold `count` numbers."""
+        """Return means of `count` numbers of whole tensors, from sums over the matrices of this process."""
         if not self.is_sliced or self.cuts_matrices:
             return sums / count
         whole = self.all_reduce(F.cast(sums, mstype.float32))
-        return F.cast(whole, F.dtype(sums)) / (count * self.total // self.length)
+        return F.cast(whole, F.dtype(sums)) / count

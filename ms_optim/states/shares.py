@@ -19,7 +19,6 @@ from mindspore import Parameter, Tensor, ops
 from mindspore import communication as comm
 
 from ..kernels.interface import CODE_BLOCK
-from ..rules.matrices import size_of
 from ..rules.orthogonalization import work
 from .formats import FORMATS, OF_DTYPE
 from .inventory import bytes_each, rows_of
@@ -27,6 +26,7 @@ from .inventory import bytes_each, rows_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..rules.matrices import Matrix
     from ..rules.rule import Rule
     from .layout import Layout
 
@@ -197,7 +197,11 @@ OPERATIONS_EACH_BYTE = 5.0
 
 
 def share_costs(
-    rule: Rule, options: Any, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any], are_matrices: Sequence[bool]
+    rule: Rule,
+    options: Any,
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[Any],
+    matrices: Sequence[Sequence[Matrix]],
 ) -> list[float]:
     """Return a worker's cost for each element of a tensor: bytes of states, and for a matrix the work of iterations.
 
@@ -206,15 +210,14 @@ def share_costs(
         options: Its shared arguments.
         shapes: The tensors' shapes.
         dtypes: Their dtypes.
-        are_matrices: Whether they hold matrices.
+        matrices: The matrices that each of them holds.
     """
     costs = []
-    for shape, dtype, is_matrix in zip(shapes, dtypes, are_matrices):
-        cost = float(bytes_each(rule.of_tensor(is_matrix), options, dtype, math.prod(shape)))
-        if is_matrix:
-            _, rows, columns = size_of(shape)
-            cost += work(rule.iterations, rows, columns) / (rows * columns) / OPERATIONS_EACH_BYTE
-        costs.append(cost)
+    for shape, dtype, own in zip(shapes, dtypes, matrices):
+        size = math.prod(shape)
+        operations = sum(work(rule.iterations, matrix.rows, matrix.columns) for matrix in own)
+        cost = float(bytes_each(rule.of_tensor(len(own) > 0), options, dtype, size))
+        costs.append(cost + operations / max(1, size) / OPERATIONS_EACH_BYTE)
     return costs
 
 
@@ -238,10 +241,10 @@ def sharded(layout: Layout, rule: Rule, options: Any, is_parallel: bool, is_slic
             f"For '{layout.optimizer}', shard_states=True requires the parallel mode 'stand_alone' or "
             f"'data_parallel', without enable_parallel_optimizer, but got {what}."
         )
-    are_matrices = [layout.holds_matrices(i) for i in range(layout.count)]
-    costs = share_costs(rule, options, layout.shapes, layout.dtypes, are_matrices)
+    matrices = [layout.matrices(i) for i in range(layout.count)]
+    costs = share_costs(rule, options, layout.shapes, layout.dtypes, matrices)
     # A rule that is not elementwise needs whole tensors.
-    whole = [is_matrix or not rule.is_elementwise for is_matrix in are_matrices]
+    whole = [len(own) > 0 or not rule.is_elementwise for own in matrices]
     prefixes = (*rule.prefixes, "master", "average")
     return Shares(these, layout.names, layout.shapes, costs, layout.centralized, prefixes, whole, rule.row_prefixes)
 

@@ -6,6 +6,31 @@ import numpy as np
 
 from .base import Reference, norm
 
+JORDAN = (3.4445, -4.7750, 2.0315)
+# Of each published set: the triples, in the order of the iterations.
+COEFFICIENTS = {
+    "jordan": [JORDAN] * 5,
+    "quintic": [(4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
+                (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012)],
+    "polar_express": [(8.2051, -22.9019, 16.4607), (4.0664, -2.8612, 0.5184), (3.9096, -2.8234, 0.5250),
+                      (3.2856, -2.4153, 0.4853), (2.2779, -1.6198, 0.3985), (1.8726, -1.2307, 0.3585),
+                      (1.8564, -1.2132, 0.3568), (1.8750, -1.2500, 0.3750)],
+    "cans": [(8.4703, -25.1081, 18.6293), (4.1828, -3.1087, 0.5806), (3.9619, -2.9541, 0.5630),
+             (3.2866, -2.4647, 0.5074), (2.2737, -1.6447, 0.4162)],
+    "deepseek_v4": [JORDAN] * 8 + [(2.0, -1.5, 0.5)] * 2,
+    "cubic5": [(3.3656576, -3.3420992, 0.0), (2.5744352, -1.4957376, 0.0), (2.5368962, -1.4312570, 0.0),
+               (2.4418906, -1.2764040, 0.0), (2.2230472, -0.9630650, 0.0)],
+}  # fmt: skip
+
+
+def iterations_of(coefficients, steps=None):
+    """Return the triple of each iteration; a name without a number of them stands for 5 or, of ten, for all."""
+    if isinstance(coefficients, str):
+        known = COEFFICIENTS[coefficients]
+        steps = steps or {"deepseek_v4": 10}.get(coefficients, 5)
+        return [known[min(k, len(known) - 1)] for k in range(steps)]
+    return [coefficients] * (steps or 5) if np.ndim(coefficients[0]) == 0 else coefficients
+
 
 def orthogonalized(u, iterations):
     """Return the matrix near u whose singular values are near 1, by Newton and Schulz's iteration."""
@@ -29,6 +54,12 @@ def rows_of(split, count):
     """Return for each matrix that a split makes of one of so many rows which of these it has."""
     if isinstance(split, int):
         split = [count // split] * split
+    if hasattr(split, "count") and hasattr(split, "rows"):  # heads, of blocks of these rows
+        head = np.arange(count).reshape(split.count, -1)
+        ends = np.cumsum(split.rows or (len(head[0]),))
+        return [block for one in head for block in np.split(one, ends[:-1])]
+    if any(hasattr(part, "rows") for part in split):  # among numbers of rows
+        split = [n for part in split for n in (part.rows * part.count if hasattr(part, "rows") else [part])]
     times = 1
     if len(split) == 2 and not isinstance(split[0], int):
         split, times = split
@@ -40,11 +71,11 @@ class Muon(Reference):
     states = ("muon_m", "muon_v", "adam_m", "adam_v")
     # beta1, beta2 and eps of AdamW; momentum, the scale and beta of V.
     kernels = (("muon", "su", (0.95, 0.95, 1e-8, 0.95, 0.2, 0.95), 1, {}),)
-    iterations = [(3.4445, -4.7750, 2.0315)] * 5
+    iterations = [JORDAN] * 5
     matched_adamw_rms, momentum, nesterov = 0.2, 0.95, True
     adamw_betas, adamw_eps = (0.95, 0.95), 1e-8
     adjust_lr, normalize_rows, row_beta, row_eps = "match_rms_adamw", False, 0.95, 1e-8
-    ns_steps, ns_coefficients = 5, (3.4445, -4.7750, 2.0315)
+    ns_steps, ns_coefficients = None, JORDAN
     adamw_names, splits = ("*embed*", "*lm_head*", "*output_layer*"), None
 
     def __init__(self, *args, skip_nonfinite=True, **kwargs):
@@ -94,8 +125,7 @@ class Muon(Reference):
         u = g + self.momentum * m[i] if self.nesterov else m[i]
         batch = u if u.ndim == 3 else u.reshape(1, len(u), -1)
         split = next((s for p, s in (self.splits or {}).items() if fnmatch.fnmatch(self.names[i], p)), 1)
-        one = np.ndim(self.ns_coefficients[0]) == 0
-        iterations = [self.ns_coefficients] * self.ns_steps if one else self.ns_coefficients
+        iterations = iterations_of(self.ns_coefficients, self.ns_steps)
         moved, squares, values = np.zeros_like(batch), 0.0, 0
         for e, matrix in enumerate(batch):
             for rows in rows_of(split, len(matrix)):

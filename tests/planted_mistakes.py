@@ -275,8 +275,8 @@ MISTAKES = (
     ),
     Mistake(
         "paths/operators/released.py",
-        "rate, _ = self.statement.weighed(t, rate, path.step_weights[i : i + 1])",
-        "rate, _ = self.statement.weighed(t, rate, path.step_weights[:1])",
+        "rate, _ = self.statement.weighed(step.t, rate, path.step_weights[i : i + 1])",
+        "rate, _ = self.statement.weighed(step.t, rate, path.step_weights[:1])",
         "test_release.py -k on_operators",
     ),
     Mistake(

@@ -71,12 +71,19 @@ def in_parallel(function, items):
         return list(pool.map(function, items))
 
 
-def unit(operator: str, definition: dict, columns=None) -> str:
-    """Return C++ that compiles an operator's kernel for each column of dtypes, and makes the kernels known."""
+def unit(operator: str, definition: dict, head: list[str], add: str, columns=None) -> str:
+    """Return C++ that compiles an operator's kernel for each column of dtypes, and makes the kernels known.
+
+    Args:
+        operator: The operator's type.
+        definition: What its definition says of it.
+        head: Lines that stand before the kernels.
+        add: The function that makes a kernel known by a name.
+        columns: The columns; all if None.
+    """
     inputs = [definition[f"input{i}"] for i in range(sum(key.startswith("input") for key in definition))]
     dtypes = {parameter["name"]: parameter["dtype"].split(",") for parameter in inputs}
-    kernel, arguments = snake(operator), ", ".join(f"a[{i}]" for i in range(len(inputs) + 3))
-    lines = ['#include "kernel_operator.h"', '#include "aot.h"', f"STAND_IN_AOT({operator})"]
+    kernel, lines = snake(operator), ['#include "kernel_operator.h"', *head]
     for column in range(len(inputs[0]["dtype"].split(","))) if columns is None else columns:
         macros = {f"DTYPE_{name.upper()}": C_TYPES[of[column]] for name, of in dtypes.items()}
         macros[kernel] = f"{kernel}_{column}"
@@ -84,8 +91,7 @@ def unit(operator: str, definition: dict, columns=None) -> str:
         lines.append(f'#include "{kernel}.cpp"')
         lines += [f"#undef {name}" for name in macros]
         key = f"{operator}/{','.join(of[column] for of in dtypes.values())}"
-        add = f'stand_in::Kernels().emplace("{key}", [](uint8_t **a) {{ {kernel}_{column}({arguments}); }})'
-        lines.append(f"static const bool added_{column} = {add}.second;")
+        lines.append(f'static const bool {kernel}_is_known_{column} = {add}("{key}", {kernel}_{column});')
     return "\n".join([*lines, ""])
 
 
@@ -116,7 +122,8 @@ class Host:
 
         def make(operator):
             source = folder / f"{snake(operator)}.cc"
-            source.write_text(unit(operator, self.definitions[operator], columns))
+            head = ['#include "aot.h"', f"STAND_IN_AOT({operator})"]
+            source.write_text(unit(operator, self.definitions[operator], head, "stand_in::Add", columns))
             return translated(source, folder, sources, flags=flags)
 
         return in_parallel(make, operators)

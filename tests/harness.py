@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 
 import ml_dtypes
 import numpy as np
@@ -9,6 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from tolerances import (
     ITERATE_WITHOUT_MASTERS,
+    MOST_ON_OTHER_PATH,
     OF_ORTHOGONAL,
     ORTHOGONAL,
     STATE_WITHOUT_MASTERS,
@@ -16,6 +18,8 @@ from tolerances import (
     UNIT,
     UNITS_WITHOUT_MASTERS,
 )
+
+from ms_optim.states import split_masters
 
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -206,6 +210,37 @@ def digest_of(optimizer, *without):
     """Return a digest of the weights and of all that an optimizer holds, but for what has one of some names."""
     held = {**optimizer._entries.named(), "statistics": optimizer.statistics}
     return hashlib.sha256(b"".join(numbers(p).tobytes() for name, p in held.items() if name not in without)).hexdigest()
+
+
+def numbers_of(optimizer):
+    """Yield what an optimizer holds, by name: in float32 what has so many bits, the rest in float64.
+
+    Remainders of 16 bits are the masters that they restore.
+    """
+    for held in (optimizer.parameters, optimizer.states, optimizer.scales, optimizer.averages, optimizer.masters):
+        for weight, p in zip(itertools.cycle(optimizer.parameters), held):
+            if p.dtype == mstype.int16 and held is optimizer.masters:
+                yield p.name, split_masters.restored(numbers(weight).astype(np.float32), p.asnumpy())
+            else:
+                yield p.name, p.asnumpy() if p.dtype == mstype.float32 else numbers(p)
+
+
+def check_stored_alike(expected, found, led_apart=0.0):
+    """Compare what two paths hold, as :func:`numbers_of` yields it.
+
+    Args:
+        expected: What one holds.
+        found: What the other one holds.
+        led_apart: The part of the float32 elements that may differ: an element of few bits that differs by a unit leads
+            those that follow from it apart.
+    """
+    for (name, x), (_, y) in zip(expected, found, strict=True):
+        if x.dtype == np.float32:
+            apart = np.abs(y - x) > TOLERANCE["other path"] * np.abs(x).max()
+            assert np.mean(apart) <= led_apart, name
+            assert np.isfinite(y).all(), name
+        else:
+            assert np.mean(x != y) <= MOST_ON_OTHER_PATH, name
 
 
 def check_close(actual, expected, tolerance, peak, what):

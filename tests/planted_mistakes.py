@@ -275,8 +275,8 @@ MISTAKES = (
     ),
     Mistake(
         "paths/operators/released.py",
-        "rate, _ = self.statement.weighed(t, rate, path.step_weights[i : i + 1])",
-        "rate, _ = self.statement.weighed(t, rate, path.step_weights[:1])",
+        "rate, _ = self.statement.weighed(step.t, rate, path.step_weights[i : i + 1])",
+        "rate, _ = self.statement.weighed(step.t, rate, path.step_weights[:1])",
         "test_release.py -k on_operators",
     ),
     Mistake(
@@ -434,7 +434,49 @@ MISTAKES = (
         "F.minimum(step, self.rising) + self.ahead",
         "test_schedules.py -k 'values and pynative'",
     ),
+    Mistake(
+        "schedules.py",
+        "_ratio(self.falling - to_go, self.fall)",
+        "_ratio(to_go, self.fall)",
+        "test_schedules.py -k 'values and pynative'",
+    ),
+    Mistake(
+        "schedules.py",
+        "F.maximum(self.total_steps - step, 0), self.power.dtype)",
+        "F.maximum(self.total_steps - step, 1), self.power.dtype)",
+        "test_schedules.py -k 'values and PowerCool'",
+    ),
+    Mistake(
+        "schedules.py",
+        "F.minimum(self.peak * self._risen(step), falling)",
+        "F.minimum(self.peak, falling) * self._risen(step)",
+        "test_schedules.py -k 'values and PowerCool'",
+    ),
     # ---- What optimizers share
+    Mistake(
+        "base/averaged.py",
+        "np.float32(1.0 - weight) * held.weights(i) + np.float32(weight) * averaged",
+        "np.float32(1.0 - weight) * averaged + np.float32(weight) * held.weights(i)",
+        "test_averaged.py -k part_of_the_average",
+    ),
+    Mistake(
+        "base/averaged.py",
+        "* held.weights(i) + np.float32(weight)",
+        "* ops.cast(p, mstype.float32).asnumpy().reshape(-1)[begin:end] + np.float32(weight)",
+        "test_averaged.py -k part_of_the_average",
+    ),
+    Mistake(
+        "base/averaged.py",
+        "if self.is_in and weight != self._weight:",
+        "if self.is_in and weight < self._weight:",
+        "test_averaged.py -k part_of_the_average",
+    ),
+    Mistake(
+        "training/averaged_weights.py",
+        "self._found.eval(self.weight)",
+        "self._found.eval()",
+        "test_averaged.py -k the_callback_evaluates",
+    ),
     Mistake(
         "base/state_dict.py",
         '        if "global_step" not in given:\n            return []\n',
@@ -455,8 +497,8 @@ MISTAKES = (
     ),
     Mistake(
         "base/gradient_release.py",
-        "rates, self._rates, self._measured = self._rates, None, None",
-        "rates, self._rates = self._rates, None",
+        "step, self._step, self._measured = self._step, None, None",
+        "step, self._step = self._step, None",
         "test_release.py -k two_passes",
     ),
     # ---- Checkpoints

@@ -47,11 +47,12 @@ class Configuration:
     dtype: str = "float32"
     group: str = "world"
     processes: tuple[int, ...] = (2,)
+    only: tuple[str, ...] = ()
 
     @property
     def tensors(self):
         """Return the names of the tensors that it has."""
-        return NAMES if self.backend == "aot" else FEWER
+        return self.only or (NAMES if self.backend == "aot" else FEWER)
 
     @property
     def name(self):
@@ -61,6 +62,21 @@ class Configuration:
     def sharers(self, processes):
         """Return how many processes share a split tensor."""
         return processes if self.group == "world" else 2
+
+
+# What slices store in few bits, by kernels and by MindSpore's operators; slices of the largest tensor have codes.
+STORED = {"split": {"state_dtype": "8bit", "master_weights": "split", "grad_clip_norm": 3.0}}
+STORED |= {"split8": {"state_dtype": "bfloat16", "master_weights": "split8"}}
+IN_FEW_BITS = [(ms_optim.Lamb, "graph", "split"), (ms_optim.AdamW, "pynative", "split8")]
+HAVE_FEW_BITS = ("split.matrix", "whole.vector", "split.large", "split.vector")
+
+
+def in_few_bits(backend):
+    """Return the configurations of slices in few bits."""
+    return [
+        Configuration(cls, backend, mode, STORED[masters], "bfloat16", only=HAVE_FEW_BITS)
+        for cls, mode, masters in IN_FEW_BITS
+    ]
 
 
 def _configurations():

@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from harness import Step, numbers, tensor
+from harness import Step, numbers, numbers_of, tensor
 from mindspore import Parameter, communication
 from runtime import group_of
 from sharding import (
@@ -16,6 +16,7 @@ from sharding import (
     WHOLE_DECAY,
     configurations,
     gradients,
+    in_few_bits,
     own_part,
     start,
 )
@@ -74,6 +75,7 @@ def check_slices_that_do_not_fit(world):
 
 
 def run(configuration, group, place, sharers, record):
+    """Take the steps of a configuration, record weights and statistics after each, and return the optimizer."""
     c = configuration
     ms.set_context(mode=ms.GRAPH_MODE if c.mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_context(pynative_synchronize=c.backend != "aot")
@@ -92,6 +94,7 @@ def run(configuration, group, place, sharers, record):
     for state in optimizer.states:
         record[f"{c.name}/{state.name}"] = numbers(state).astype(np.float32)
     record[f"{c.name}/counts"] = [int(optimizer.global_step.asnumpy()[0]), int(optimizer.skipped_steps.asnumpy()[0])]
+    return optimizer
 
 
 def main(folder, rank, processes):
@@ -102,4 +105,7 @@ def main(folder, rank, processes):
         group, place = (world, rank) if c.group == "world" else (group_of(pair, 2), rank - pair)
         run(c, group, place, c.sharers(processes), record)
     stacks.MOST_ELEMENTS = MOST_ELEMENTS
+    for c in (*in_few_bits("aot"), *in_few_bits("composite")) if processes == 2 else ():
+        optimizer = run(c, world, rank, processes, record)
+        record |= {f"{c.name}/held/{name}": x for name, x in numbers_of(optimizer)}
     np.savez(folder / f"{rank}.npz", **record)

@@ -11,7 +11,7 @@ from harness import Pair, Step, check_close, digest, numbers, tensor
 from interrupting import at_every_line
 from mindspore import Parameter, nn, ops
 from refusals import refused
-from tolerances import TOLERANCE
+from tolerances import TOLERANCE, UNIT
 
 import ms_optim
 from ms_optim import AdamW, AveragedWeights, ScheduleFreeAdamW
@@ -59,6 +59,55 @@ def test_they_are_in_the_block_and_what_training_holds_is_back_to_the_bit(case, 
             np.testing.assert_allclose(w, x, rtol=2.0**-8, atol=1e-6)
     pair.run("pynative", 3)
     pair.check()
+
+
+@pytest.mark.parametrize("dtype", list(MIXED))
+@for_each([row | {"backend": backend} for row in KINDS for backend in ("aot", "composite")])
+def test_a_part_of_the_average_is_mixed_with_masters(case, dtype, backend):
+    """0.4 w + 0.6 a, rounded to the parameter's dtype once."""
+    pair = averaging(case, MIXED[dtype], backend=backend)
+    pair.run("pynative", 4)
+    before, kept = bits(pair.params), digest(pair)
+    with pair.optimizer.averaged(weight=0.6):
+        inside = [numbers(p) for p in pair.params]
+        with pair.optimizer.averaged(0.6):  # changes nothing
+            pass
+        refused(RuntimeError, "with the weight 0.6: leave that block", pair.optimizer.eval)
+        assert bits(pair.params) == [x.tobytes() for x in inside]
+    assert bits(pair.params) == before
+    assert digest(pair) == kept
+    for p, a, w, found in zip(pair.params, for_use(pair), pair.reference.masters, inside):
+        expected = 0.4 * w + 0.6 * a
+        error = TOLERANCE["weight"] * (np.abs(w) + np.abs(a) + 1)
+        if dtype != "float32":
+            error += 0.5 * UNIT[dtype] * 2.0 ** np.floor(np.log2(np.maximum(np.abs(expected), 2.0**-14)))
+        assert (np.abs(found - expected) <= error).all(), p.name
+    pair.optimizer.eval(weight=0.6)
+    assert [numbers(p).tobytes() for p in pair.params] == [x.tobytes() for x in inside]
+    pair.optimizer.train()
+    pair.optimizer.eval(weight=0)  # the training weights themselves, of which the average is no part
+    assert bits(pair.params) == before
+    pair.optimizer.train()
+    pair.run("pynative", 3)
+    pair.check()
+
+
+@pytest.mark.parametrize(
+    "error, match, value",
+    [
+        (TypeError, "'weight' must be a number, 0 or greater, but got '0.6'", "0.6"),
+        (ValueError, "'weight' must be at most 1, but got 1.5", 1.5),
+        (ValueError, "'weight' must be a number, 0 or greater, but got -0.5", -0.5),
+        (ValueError, "'weight' must be a number, 0 or greater, but got nan", float("nan")),
+    ],
+)
+def test_a_weight_that_is_none_is_refused(trained, error, match, value):
+    optimizer, params, training, _ = trained
+    refused(error, match, lambda: optimizer.eval(value))
+    refused(error, match, lambda: AveragedWeights(weight=value))
+    with pytest.raises(error, match=match), optimizer.averaged(value):
+        pass
+    assert values_of(params) == training
 
 
 @for_each(EVERY)
@@ -309,6 +358,9 @@ def test_the_callback_evaluates_and_saves_averaged_weights(make, mode, tmp_path)
         p.name = q.name
     ms_optim.load(path, other)
     np.testing.assert_array_equal(other.weight.asnumpy(), averaged)
+    watch.seen.clear()
+    model.eval(data, callbacks=[AveragedWeights(optimizer, weight=0.25), watch])
+    np.testing.assert_allclose(watch.seen[0], 0.75 * training + 0.25 * averaged, rtol=1e-6)
     model.fit(1, data, data, callbacks=[AveragedWeights()])
 
 

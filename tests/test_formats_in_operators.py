@@ -1,16 +1,13 @@
 """The formats of states and masters in MindSpore's operators are what their definition says and what kernels store."""
 
-import itertools
-
 import mindspore as ms
 import ml_dtypes
 import numpy as np
 import pytest
 from cases import CASES, for_each
-from harness import Step, digest_of, numbers, tensor
+from harness import Step, check_stored_alike, digest_of, numbers_of, tensor
 from mindspore import Parameter, Tensor, nn
 from stated_formats import BLOCK, CODES, coded, codes_in, noise, numbers_in
-from tolerances import MOST_ON_OTHER_PATH, TOLERANCE
 
 from ms_optim import AdamW
 from ms_optim.states import bits, split_masters
@@ -221,7 +218,7 @@ def test_both_paths_store_the_same(case, options, mode):
         gradients = [tensor(rng.standard_normal(s) * 10.0 ** rng.integers(-2, 2), dtype) for s in STACKED]
         for backend, optimizer in made.items():
             optimizer(tuple(gradients)) if mode == "pynative" else cells[backend](*gradients)
-        check_same(*made.values())
+        check_stored_alike(*map(numbers_of, made.values()))
         if step == 1:
             held = {backend: optimizer.state_dict() for backend, optimizer in made.items()}
             for there, here in (("aot", "composite"), ("composite", "aot")):
@@ -241,22 +238,3 @@ def test_a_skipped_step_changes_no_state(options):
     before = digest_of(optimizer, "skipped_steps", "statistics")
     optimizer((*gradients[:2], tensor(np.full(STACKED[2], np.nan), dtype)))
     assert digest_of(optimizer, "skipped_steps", "statistics") == before
-
-
-def check_same(fused, composite):
-    """Compare all that two optimizers of one rule hold; remainders of 16 bits as the masters that they restore."""
-    for (name, x), (_, y) in zip(numbers_of(fused), numbers_of(composite), strict=True):
-        if x.dtype == np.float32:
-            np.testing.assert_allclose(y, x, rtol=0, atol=TOLERANCE["other path"] * np.abs(x).max(), err_msg=name)
-        else:
-            assert np.mean(x != y) <= MOST_ON_OTHER_PATH, name
-
-
-def numbers_of(optimizer):
-    """Yield what an optimizer holds, by name: in float32 what has so many bits, the rest in float64."""
-    for held in (optimizer.parameters, optimizer.states, optimizer.scales, optimizer.averages, optimizer.masters):
-        for weight, p in zip(itertools.cycle(optimizer.parameters), held):
-            if p.dtype == ms.int16 and held is optimizer.masters:
-                yield p.name, split_masters.restored(numbers(weight).astype(np.float32), p.asnumpy())
-            else:
-                yield p.name, p.asnumpy() if p.dtype == ms.float32 else numbers(p)

@@ -509,12 +509,17 @@ def test_the_log_says_why_no_kernel_runs(monkeypatch):
     assert "by MindSpore's operators, because backend='composite' was asked for; its states (float32) take" in said[-1]
 
 
-def test_the_learning_rate_of_lans():
+def test_learning_rates():
     config = {"type": "WarmUpHoldDecayLR", "learning_rate": 0.1, "warmup_steps": 2, "hold_steps": 3, "total_steps": 10}
     rate = build_lr(config)
     assert isinstance(rate, ms_optim.WarmUpHoldDecayLR)
     assert float(rate(Tensor(1, ms.int32)).asnumpy()) == pytest.approx(0.05)
-    assert inspect.isclass(runpy.run_path(str(FROM_YAML / "optimizers.py"))["WarmUpHoldDecayLR"])
+    cooldown = build_lr({**config, "decay": "1-sqrt"})
+    assert float(cooldown(Tensor(6, ms.int32)).asnumpy()) == pytest.approx(0.1 * (1 - 0.2**0.5))
+    rate = build_lr({"type": "PowerCoolLR", "learning_rate": 0.1, "coefficient": 0.01, "total_steps": 10})
+    assert float(rate(Tensor(8, ms.int32)).asnumpy()) == pytest.approx(0.01 * 2**1.2)
+    files = runpy.run_path(str(FROM_YAML / "optimizers.py"))
+    assert [inspect.isclass(files[name]) for name in ("WarmUpHoldDecayLR", "PowerCoolLR")] == [True, True]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

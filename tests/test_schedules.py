@@ -23,6 +23,7 @@ from ms_optim import (
     LinearWeightDecay,
     PiecewiseConstantWeightDecay,
     PolynomialWeightDecay,
+    PowerCoolLR,
     WarmUpHoldDecayLR,
     WarmUpWeightDecay,
     WeightDecaySchedule,
@@ -61,14 +62,22 @@ def warm_up(t, peak, steps):
     return peak * min(t, steps) / steps
 
 
-def warm_up_hold_decay(t, peak, warmup, hold, total, end=0.0, power=1.0):
+def warm_up_hold_decay(t, peak, warmup, hold, total, end=0.0, power=1.0, decay="polynomial"):
     if t < warmup:
         return peak * t / warmup
     if t < warmup + hold:
         return peak
+    if t < total and decay == "1-sqrt":
+        # In more digits, for the difference would lose the reference's own near the end.
+        return end + (peak - end) * float(1 - np.sqrt(np.longdouble(t - warmup - hold) / (total - warmup - hold)))
     if t < total:
         return end + (peak - end) * ((total - t) / (total - warmup - hold)) ** np.float64(power)
     return end
+
+
+def power_cool(t, peak, coefficient, total, warmup=0, power=1.2):
+    flat = peak * t / warmup if t < warmup else peak
+    return min(flat, coefficient * (total - t) ** np.float64(power)) if t < total else 0.0
 
 
 SCHEDULES = [
@@ -111,6 +120,20 @@ SCHEDULES = [
             (0.00675, 3, 4, 100, 0.0, 2.0),
             (0.1, 0, 5, 7, 0.2, 0.5),
             (0.3, 5, 0, 6),
+            (0.1, 3, 7, 20, 0.0, 1.0, "1-sqrt"),
+            (0.3, 0, 0, 10**6, 0.01, 1.0, "1-sqrt"),
+            (0.1, 0, 5, 1001, 0.2, 1, "1-sqrt"),
+        ],
+    ),
+    (
+        PowerCoolLR,
+        power_cool,
+        [
+            (0.1, 0.01, 20, 3),
+            (0.3, 1e-5, 10**6),
+            (0.1, 0.03, 11, 0, 0.5),
+            (0.2, 0.01, 7, 7, 3),
+            (0.1, 1e-4, 101, 20, 2),
         ],
     ),
 ]
@@ -178,6 +201,7 @@ def test_there_is_a_reference_for_every_schedule():
         (PolynomialWeightDecay(0.1, 0.01, 10, 2.0, True), nn.PolynomialDecayLR(0.1, 0.01, 10, 2.0, True)),
         (WarmUpWeightDecay(0.1, 10), nn.WarmUpLR(0.1, 10)),
         (WarmUpHoldDecayLR(0.1, 0, 0, 10, 0.01, 2.0), nn.PolynomialDecayLR(0.1, 0.01, 10, 2.0)),
+        (PowerCoolLR(0.1, 1e-3, 10, power=2.0), nn.PolynomialDecayLR(0.1, 1e-30, 10, 2.0)),
     ],
     ids=lambda schedule: type(schedule).__name__,
 )
@@ -252,7 +276,7 @@ def test_drives_an_optimizer(cls, reference, args, mode):
     """AdamW is given the decay, or, by the learning rate, a fixed decay's strength; the step is counted from 0."""
     w = Parameter(tensor([2.0, -3.0], "float32"), name="w")
     values = [float(reference(t, *args)) for t in range(5)]
-    if cls is WarmUpHoldDecayLR:
+    if issubclass(cls, nn.learning_rate_schedule.LearningRateSchedule):
         optimizer = AdamW([w], cls(*args), weight_decay=0.5)
         rates, decays = values, [0.5] * 5
     else:
@@ -384,6 +408,12 @@ ARGUMENTS = {
         ["learning_rate", "end_learning_rate", "power"],
         ["warmup_steps", "hold_steps", "total_steps"],
     ),
+    PowerCoolLR: (
+        {"learning_rate": 0.1, "coefficient": 0.01, "total_steps": 10, "warmup_steps": 1},
+        BAD_DECAYS,
+        ["learning_rate", "coefficient", "power"],
+        ["total_steps", "warmup_steps"],
+    ),
 }
 
 
@@ -433,6 +463,17 @@ def test_numbers_and_counts_are_checked(cls):
             "'total_steps' must be greater than 'warmup_steps' and 'hold_steps' together, 3, but got 3",
             lambda: WarmUpHoldDecayLR(0.1, 1, 2, 3),
         ),
+        (
+            ValueError,
+            "'decay' must be one of .*, but got '1-sqr' of type str. Did you mean '1-sqrt'",
+            lambda: WarmUpHoldDecayLR(0.1, 1, 2, 9, decay="1-sqr"),
+        ),
+        (
+            ValueError,
+            "'power' must be 1 with the decay '1-sqrt'",
+            lambda: WarmUpHoldDecayLR(0.1, 1, 2, 9, power=0.5, decay="1-sqrt"),
+        ),
+        (ValueError, "'coefficient' must be a number greater than 0", lambda: PowerCoolLR(0.1, 0, 9)),
         (
             TypeError,
             "'milestone' must be a list or tuple, but got 3",

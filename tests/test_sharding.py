@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cases import constant
-from harness import check_close, check_units, peak_of_weight, tensor
+from harness import check_close, check_stored_alike, check_units, peak_of_weight, tensor
 from mindspore import Parameter
 from sharding import (
     AXES,
@@ -17,11 +17,12 @@ from sharding import (
     WHOLE_DECAY,
     configurations,
     gradients,
+    in_few_bits,
     is_poisoned,
     own_part,
     start,
 )
-from tolerances import TOLERANCE
+from tolerances import MOST_ON_OTHER_PATH, TOLERANCE
 
 import ms_optim
 from ms_optim import DGCMomentum, Muon, pattern_groups
@@ -97,6 +98,22 @@ def check_trajectory(c, held, sharers):
     assert expected.skipped == bool(c.arguments.get("skip_nonfinite"))
 
 
+def norms_of_whole_tensors(c):
+    """Return for each step the norms of the gradients and, of the first, of the weights, which it finds as drawn."""
+    weights = [np.linalg.norm(w) for w in start(c).values()]
+    prepared = ({name: centralized(name, g) for name, g in gradients(step, c).items()} for step in range(STEPS))
+    return [([np.linalg.norm(g) for g in of_step.values()], weights) for of_step in prepared]
+
+
+def centralized(name, g):
+    """Return a gradient as a step takes it."""
+    return g - g.mean(tuple(range(1, g.ndim)), keepdims=True) if name in CENTRALIZED else g
+
+
+def of_prefix(prefix, record):
+    return [(name, x) for name, x in record.items() if name.startswith(prefix)]
+
+
 def check_tensor(actual, exact, kind, peak, expected, where):
     """Compare tensors as vectors, and element by element but where a decay may all but cancel a gradient."""
     assert np.linalg.norm(actual - exact) <= RELATIVE * np.linalg.norm(peak), where
@@ -111,10 +128,7 @@ def check_skipped(c, given, statistics):
     np.testing.assert_array_equal(statistics[:, 2:4], 0.0)
     norms = []
     for name, g in given.items():
-        g = g / c.arguments.get("loss_scale", 1.0)
-        if name in CENTRALIZED:
-            g = g - g.mean(tuple(range(1, g.ndim)), keepdims=True)
-        norms.append(np.linalg.norm(g))
+        norms.append(np.linalg.norm(centralized(name, g / c.arguments.get("loss_scale", 1.0))))
     np.testing.assert_allclose(statistics[finite, 0], np.array(norms)[finite], rtol=RELATIVE)
 
 
@@ -124,6 +138,25 @@ def test_slices_follow_the_whole_tensors_trajectory(processes, records_of):
     held, _ = records_of(processes)
     for c in configurations(processes):
         check_trajectory(c, held, c.sharers(processes))
+
+
+@pytest.mark.program("sharding")
+@pytest.mark.parametrize("processes", [2])
+def test_slices_in_few_bits_are_stored_alike_by_both_paths(processes, records_of):
+    """Codes, scales, remainders and weights, after steps whose norms are those of whole tensors."""
+    held, _ = records_of(processes)
+    for fused, composite in zip(in_few_bits("aot"), in_few_bits("composite")):
+        expected = norms_of_whole_tensors(fused)
+        for record in held:
+            stored = (of_prefix(f"{c.name}/held/", record) for c in (fused, composite))
+            check_stored_alike(*stored, led_apart=MOST_ON_OTHER_PATH)
+            for step in range(STEPS):
+                rows = [record[f"{c.name}/{step}/statistics"] for c in (fused, composite)]
+                np.testing.assert_allclose(rows[1], rows[0], rtol=1e-4, err_msg=f"{fused.name}, step {step}")
+                np.testing.assert_allclose(rows[1][:, 0], expected[step][0], rtol=RELATIVE, err_msg=fused.name)
+                assert rows[1].tobytes() == held[0][f"{composite.name}/{step}/statistics"].tobytes()
+            first = record[f"{composite.name}/0/statistics"]
+            np.testing.assert_allclose(first[:, 1], expected[0][1], rtol=RELATIVE, err_msg=composite.name)
 
 
 @pytest.mark.parametrize("sharers", [2, 4])

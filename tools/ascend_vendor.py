@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import test_ascendc as cases  # noqa: E402
-from ascend_stand_in import C_TYPES, DTYPES, OPS, StandIn, WrongError, in_parallel, linked, snake, translated  # noqa: E402
+from ascend_stand_in import DTYPES, OPS, StandIn, WrongError, in_parallel, linked, snake, translated, unit  # noqa: E402
 from tolerances import UNIT  # noqa: E402
 
 OWN, STAND_IN = ROOT / "tools" / "ascend_vendor", ROOT / "tests" / "ascendc"
@@ -44,6 +44,8 @@ FLAGS += ["-D__CCE_KT_TEST__=1", "-DASCENDC_CPU_DEBUG=1", "-DASCENDC_DEBUG=1"]
 FLAGS += ["-D__CCE_AICORE__=220", "-D__DAV_C220__", "-D__NPU_ARCH__=2201"]
 # The vendor's build makes this macro.
 TILING = f"#define GET_TILING_DATA(name, address) {cases.TILING_DATA}"
+# What stands before kernels, and makes them known.
+ADDED = (['#include "framework.h"', TILING], "model::Add")
 # A name that the vendor's closed header has and ours lacks, in what the compiler says.
 MISSING = re.compile(r"error: ‘(\w+)’ was not declared in this scope|error: no matching function for call to ‘(\w+)\(")
 # The units that run at once while others wait for flags: each choice is another order of the same instructions.
@@ -157,23 +159,6 @@ def shortened(text: str) -> str:
 # ---- Programs ---------------------------------------------------------------------------------------------------
 
 
-def unit(operator: str, definition: dict, columns=None) -> str:
-    """Return C++ that compiles an operator's kernel for each column of dtypes, and makes the kernels known."""
-    inputs = [parameter for key, parameter in definition.items() if key.startswith("input")]
-    dtypes = {parameter["name"]: parameter["dtype"].split(",") for parameter in inputs}
-    kernel = snake(operator)
-    lines = ['#include "kernel_operator.h"', '#include "framework.h"', TILING]
-    for column in range(len(inputs[0]["dtype"].split(","))) if columns is None else columns:
-        macros = {f"DTYPE_{name.upper()}": C_TYPES[of[column]] for name, of in dtypes.items()}
-        macros[kernel] = f"{kernel}_{column}"
-        lines += [f"#define {name} {value}" for name, value in macros.items()]
-        lines.append(f'#include "{kernel}.cpp"')
-        lines += [f"#undef {name}" for name in macros]
-        key = f"{operator}/{','.join(of[column] for of in dtypes.values())}"
-        lines.append(f'static const bool {kernel}_is_known_{column} = model::Add("{key}", {kernel}_{column});')
-    return "\n".join([*lines, ""])
-
-
 @dataclasses.dataclass
 class Builder:
     """The objects that all programs share, and what the operators say of themselves."""
@@ -196,7 +181,7 @@ class Builder:
 
         def make(operator):
             source = folder / f"{snake(operator)}.cc"
-            source.write_text(unit(operator, self.definitions[operator], columns))
+            source.write_text(unit(operator, self.definitions[operator], *ADDED, columns))
             return self.vendor.compiled(source, headers, folder)
 
         said = compiler(*self.objects, *in_parallel(make, operators), "-pthread", "-ldl", "-o", folder / "launch")
@@ -395,7 +380,7 @@ def main() -> int:
         vendor = Vendor(devkit, tools, folder)
         definitions, objects = host(folder / "host")
         probe = folder / "probe.cc"
-        probe.write_text("\n".join(unit(operator, definition) for operator, definition in definitions.items()))
+        probe.write_text("\n".join(unit(operator, definition, *ADDED) for operator, definition in definitions.items()))
         others = vendor.declare_others([probe], vendor.headers(OPS / "op_kernel"))
         wrong = folder / "wrong.cc"
         wrong.write_text(f"{probe.read_text()}float wrong = AscendC::GlobalTensor<float>();\n")

@@ -99,6 +99,14 @@ RuntimeError: If `backend` is "aot" or "akg" and there is no such kernel or its 
     "scheduled_decay": """\
 Tensor, float32 of shape (): the weight decay.
 """,
+    "scheduled_rate": """\
+Tensor, float32 of shape (): the learning rate.
+""",
+    "rate_raises": """\
+TypeError: If `learning_rate` or `power` is not a number, or `warmup_steps` or `total_steps` is not an int.
+ValueError: If `learning_rate` or `power` is not greater than 0, `warmup_steps` is less than 0, or `total_steps` is less
+    than 1.
+""",
     "first_weight_decay": """\
 weight_decay (Union[float, int]): The weight decay of step 0, 0 or greater.
 """,

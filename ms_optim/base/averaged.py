@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
+from ..arguments.checks import check_at_most
 from ..states.in_place import checksum, own_memory, write
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Swap:
         self.parts, self.gather, self.check_between = parts, gather, check_between
         self._kept: dict[int, np.ndarray] = {}
         self._put: list[int] | None = None
+        self._weight = 1.0
         # Blocks may overlap in several threads: the last one that ends takes the averaged weights out. One that was
         # interrupted at its very end is gone with its generator.
         self._lock, self._stays = threading.RLock(), False
@@ -88,14 +90,14 @@ class Swap:
             )
 
     @contextlib.contextmanager
-    def block(self) -> Iterator[None]:
+    def block(self, weight: float) -> Iterator[None]:
         """Put the averaged weights in, and take them out at the end, unless another block or eval() needs them."""
         own = _Block()
         try:
             with self._lock:
                 self.repair()
                 self._blocks.add(own)
-                self.put_in()
+                self.put_in(weight)
             yield
         finally:
             with self._lock:
@@ -103,29 +105,40 @@ class Swap:
                 if not self._is_needed:
                     self.take_out()
 
-    def put_in(self, stays: bool = False) -> None:
+    def put_in(self, weight: float, stays: bool = False) -> None:
         """Put the averaged weights into the parameters; they stay beyond the end of all blocks if asked to.
 
         If this is interrupted anywhere, :meth:`repair` restores the training weights.
+
+        Args:
+            weight: The weight of the average; the rest is that of the training weights.
+            stays: Whether they stay until :meth:`take_out`.
         """
         held, name = self.parts.held, self.parts.layout.optimizer
+        weight = check_at_most(name, "weight", weight, 1.0)
         for own in self.parts.of_rules:
             if len(own.held.averages) == 0 and not own.statement.averages_iterates:
                 whose = f" of '{own.layout.optimizer}'" if self.parts.members else ""
                 raise RuntimeError(f"For '{name}', there is no average of the weights{whose}: pass 'average_decay'.")
         with self._lock:
             self.repair()
+            if self.is_in and weight != self._weight:
+                raise RuntimeError(
+                    f"For '{name}', the parameters hold the averaged weights with the weight "
+                    f"{self._weight:g}: leave that block, or call optimizer.train(), before the weight {weight:g}."
+                )
             if not self.is_in:
                 self.check_between("averaged() or eval()")
                 own_memory(held.parameters)
                 step = held.global_step.asnumpy().copy()
-                averaged = [self._averaged(i) for i in range(len(held.parameters))] if step[0] > 0 else []
+                averaged = [self._averaged(i, weight) for i in range(len(held.parameters))] if step[0] > 0 else []
                 self._kept = {id(p): p.asnumpy().copy() for p in (held.global_step, *held.parameters)}
                 write(held.global_step, -1 - step)
                 for p, value in zip(held.parameters, averaged):
                     write(p, value)
                 if averaged and self.gather is not None:
                     self.gather()
+                self._weight = weight
                 self._put = [checksum(p) for p in held.parameters]
             self._stays = self._stays or stays
 
@@ -164,7 +177,7 @@ class Swap:
         """Return the weights whose states this process has, in training."""
         return self.parts.held.weights(i)
 
-    def _averaged(self, i):
+    def _averaged(self, i, weight):
         """Return the averaged weight in the parameter's dtype; in another worker's share, the current weight."""
         parts, i = self.parts.of_tensor(i)
         held, statement = parts.held, parts.statement
@@ -177,6 +190,8 @@ class Swap:
             averaged = held.averages[row].asnumpy().reshape(-1)
         else:
             averaged = statement.averaged_weight(held.weights(i), held.states[row].asnumpy().reshape(-1))
+        if weight < 1.0:
+            averaged = np.float32(1.0 - weight) * held.weights(i) + np.float32(weight) * averaged
         whole = ops.cast(p, mstype.float32).asnumpy().reshape(-1).copy()
         whole[begin:end] = averaged
         return ops.cast(Tensor(whole.reshape(p.shape)), p.dtype).asnumpy()

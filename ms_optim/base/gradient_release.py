@@ -63,8 +63,9 @@ class Release:
     def __init__(self, parts: Parts, path: Any, measures: bool, check: Callable[[], None]):
         self.parts, self.path, self.measures, self.check = parts, path, measures, check
         self.is_suspect = False
-        self._rates: Tensor | None = None
-        self._measured: Tensor | None = None
+        # What the path makes of the step that is under way, and of its gradients that were measured.
+        self._step: Any = None
+        self._measured: Any = None
         self._sums: dict[int, Tensor] = {}
         self._waiting: dict[int, tuple[Tensor, Callable[[], bool]]] = {}
         parts.held.check()
@@ -82,7 +83,7 @@ class Release:
     @property
     def is_under_way(self) -> bool:
         """Whether a step has begun and is not finished."""
-        return self._rates is not None
+        return self._step is not None
 
     @property
     def _is_measuring(self) -> bool:
@@ -98,14 +99,14 @@ class Release:
                 "optimizer.finish() after each. Gradients cannot be accumulated, because the first has already updated "
                 "the weight. After a backward pass that failed, call optimizer.abandon() first."
             )
-        if self._rates is None:
+        if self._step is None:
             self.check()
             self.parts.held.check()
-            self._rates = self.parts.rates(self.parts.held.global_step)
+            self._step = self.path.begun(self.parts.rates(self.parts.held.global_step))
         check_shapes(layout.optimizer, (name,), (layout.shapes[i],), (gradient.shape,), (gradient.dtype,))
         gradient = gradient if gradient.is_contiguous() else gradient.contiguous()
         if self._is_measuring:
-            self._sums[i] = self.path.measure(i, self._rates, gradient)
+            self._sums[i] = self.path.measure(i, self._step, gradient)
         else:
             self._waiting[i] = gradient, self._readers[i].renew() if self._readers else lambda: True
             self._move(lambda is_read: not is_read())
@@ -117,7 +118,7 @@ class Release:
         """Update those waiting parameters that may move, by what tells whether a parameter is read."""
         for i, (gradient, is_read) in list(self._waiting.items()):
             if may_move(is_read):
-                self._sums[i] = self.path.move(i, self._rates, self._measured, gradient)
+                self._sums[i] = self.path.move(i, self._step, self._measured, gradient)
                 del self._waiting[i]
 
     def finish(self) -> bool:
@@ -136,17 +137,17 @@ class Release:
         self._move(lambda is_read: True)  # the backward pass is over
         sums, self._sums = self.path.of_all(self._sums), {}
         if self._is_measuring:
-            self._measured = sums
+            self._measured = self.path.measured(sums)
             return False
         # Should this be interrupted, the next backward pass begins a step of its own.
-        rates, self._rates, self._measured = self._rates, None, None
-        self.path.count(rates, sums)
+        step, self._step, self._measured = self._step, None, None
+        self.path.count(step, sums)
         return True
 
     def abandon(self) -> list[str]:
         """Discard the current step; see :meth:`ms_optim.FusedOptimizer.abandon`."""
         moved = [] if self._is_measuring else [self.parts.layout.names[i] for i in sorted(self._sums)]
-        self._rates, self._measured, self._sums, self._waiting = None, None, {}, {}
+        self._step, self._measured, self._sums, self._waiting = None, None, {}, {}
         return moved
 
     def detach(self) -> None:

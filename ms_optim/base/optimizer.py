@@ -429,7 +429,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
     # ---- Averaged weights -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self, weight: float = 1.0) -> Iterator[None]:
         """Put the averaged weights into the parameters; the end of the block restores them bit for bit.
 
         The averaged weights are the average that `average_decay` keeps, or the average of the iterates of
@@ -438,19 +438,31 @@ class FusedOptimizer(Statement, nn.Optimizer):
         weights. An exception at any time, such as Ctrl-C, restores them too. Changes to the parameters inside the
         block, such as loading a checkpoint of the network, are lost when it ends, with a warning.
 
+        Args:
+            weight: The weight of the average, from 0 to 1; the rest is that of the training weights. With 0.6, the
+                parameters hold 0.4 times the training weights plus 0.6 times the average, in float32 before they are
+                rounded to the dtype of the parameter. Default: ``1.0`` .
+
         Raises:
-            RuntimeError: If there is no average of the weights.
+            TypeError: If `weight` is not a number.
+            ValueError: If `weight` is not in the range [0, 1].
+            RuntimeError: If there is no average of the weights, or the parameters hold it with another `weight`.
         """
-        with self._swap.block():
+        with self._swap.block(weight):
             yield
 
-    def eval(self) -> None:
+    def eval(self, weight: float = 1.0) -> None:
         """Put the averaged weights into the parameters, until :meth:`train` is called; see :meth:`averaged`.
 
+        Args:
+            weight: The weight of the average, as in :meth:`averaged`. Default: ``1.0`` .
+
         Raises:
-            RuntimeError: If there is no average of the weights.
+            TypeError: If `weight` is not a number.
+            ValueError: If `weight` is not in the range [0, 1].
+            RuntimeError: If there is no average of the weights, or the parameters hold it with another `weight`.
         """
-        self._swap.put_in(stays=True)
+        self._swap.put_in(weight, stays=True)
 
     def train(self) -> None:
         """Restore the training weights; before the first :meth:`eval` this has no effect."""

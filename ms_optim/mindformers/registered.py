@@ -1,9 +1,9 @@
 """MindFormers: registers the optimizers, so that YAML files can use them and all their arguments.
 
 Importing this module creates and registers a class for each optimizer: ``MsOptimAdamW`` for ``AdamW``, and so on. Each
-is also registered under the optimizer's own name if MindFormers has no optimizer of that name. ``WarmUpHoldDecayLR`` is
-registered as a learning rate. The PyNative trainer of MindFormers 2 gets the same names: see ``in_trainer.py``.
-No other module needs MindFormers.
+is also registered under the optimizer's own name if MindFormers has no optimizer of that name. ``WarmUpHoldDecayLR``
+and ``PowerCoolLR`` are registered as learning rates. The PyNative trainer of MindFormers 2 gets the same names: see
+``in_trainer.py``. No other module needs MindFormers.
 """
 
 from __future__ import annotations
@@ -243,7 +243,8 @@ def register(override: bool = False) -> None:
             MindFormerRegister.register_cls(cls, OPTIMIZER, alias=name)
     MindFormerRegister.register_cls(MsOptimLocalSteps, OPTIMIZER)
     install(IN_TRAINER, logger.warning)
-    MindFormerRegister.register_cls(schedules.WarmUpHoldDecayLR, MindFormerModuleType.LR)
+    for schedule in (schedules.WarmUpHoldDecayLR, schedules.PowerCoolLR):
+        MindFormerRegister.register_cls(schedule, MindFormerModuleType.LR)
 
 
 register()

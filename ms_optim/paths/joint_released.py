@@ -35,21 +35,29 @@ class JointReleasedPath:
         self.in_operators = in_operators
         self._places = [(k, i) for k, own in enumerate(parts.members) for i in range(own.layout.count)]
 
-    def measure(self, i: int, rates: Tensor, gradient: Tensor) -> Tensor:
+    def begun(self, rates: Tensor) -> tuple[Any, ...]:
+        """Return what the other methods take as `step`: what each rule makes of it."""
+        return tuple(path.begun(rates) for path in self.paths)
+
+    def measure(self, i: int, step: tuple[Any, ...], gradient: Tensor) -> Tensor:
         """Return the sums of a gradient, and change nothing."""
         rule, own = self._places[i]
-        return self.paths[rule].measure(own, rates, gradient)
+        return self.paths[rule].measure(own, step[rule], gradient)
 
-    def move(self, i: int, rates: Tensor, measured: Tensor | None, gradient: Tensor) -> Tensor:
-        """Update a parameter and return its sums; `measured` has the sums of all gradients, if they were measured."""
+    def measured(self, sums: Tensor) -> tuple[Any, ...]:
+        """Return what :meth:`move` takes as `measured`, from the sums of all gradients."""
+        return tuple(path.measured(seen(sums)) for path, seen in zip(self.paths, self.seen))
+
+    def move(self, i: int, step: tuple[Any, ...], measured: tuple[Any, ...] | None, gradient: Tensor) -> Tensor:
+        """Update a parameter and return its sums; `measured` is None if gradients were not measured before."""
         rule, own = self._places[i]
-        return self.paths[rule].move(own, rates, None if measured is None else self.seen[rule](measured), gradient)
+        return self.paths[rule].move(own, step[rule], None if measured is None else measured[rule], gradient)
 
-    def count(self, rates: Tensor, sums: Tensor) -> Tensor:
+    def count(self, step: tuple[Any, ...], sums: Tensor) -> Tensor:
         """Count the step, or count it as skipped, after all rules."""
-        for path in self.paths[:-1] if self.in_operators else ():
-            path.weigh(rates, sums)
-        return self.paths[-1].count(rates, sums)
+        for path, own in zip(self.paths[:-1], step) if self.in_operators else ():
+            path.weigh(own, sums)
+        return self.paths[-1].count(step[-1], sums)
 
     def of_all(self, sums: dict[int, Tensor]) -> Tensor:
         """Return the sums of all tensors, in order, from the sums of each tensor."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import nn
 from mindspore.train import Callback
 
-from ..arguments.checks import fail
+from ..arguments.checks import check_at_most, fail
 from ..base.any_optimizer import AnyOptimizer, is_any_optimizer, optimizer_of
 from ..checkpoints.save_and_load import save
 
@@ -34,10 +34,12 @@ class AveragedWeights(Callback):
         network (Union[Cell, None]): The network whose averaged weights are saved for use when training ends. Default:
             ``None`` .
         path (Union[str, PathLike, None]): The file to which :func:`ms_optim.save` writes them. Default: ``None`` .
+        weight (Union[float, int]): The weight of the average, from 0 to 1; the rest is that of the training weights.
+            Default: ``1.0`` .
 
     Raises:
         TypeError: If an argument has the wrong type, or the model is not trained by an optimizer of this package.
-        ValueError: If only one of `network` and `path` is given.
+        ValueError: If only one of `network` and `path` is given, or `weight` is not in the range [0, 1].
         RuntimeError: If the optimizer keeps no average of the weights.
 
     Examples:
@@ -59,9 +61,14 @@ class AveragedWeights(Callback):
     optimizer: AnyOptimizer | None
     network: nn.Cell | None
     path: FilePath | None
+    weight: float
 
     def __init__(
-        self, optimizer: AnyOptimizer | None = None, network: nn.Cell | None = None, path: FilePath | None = None
+        self,
+        optimizer: AnyOptimizer | None = None,
+        network: nn.Cell | None = None,
+        path: FilePath | None = None,
+        weight: float = 1.0,
     ):
         super().__init__()
         if optimizer is not None and not is_any_optimizer(optimizer):
@@ -73,6 +80,7 @@ class AveragedWeights(Callback):
         if (network is None) != (path is None):
             fail(ValueError, NAME, "path", "given if and only if 'network' is given", path)
         self.optimizer, self.network, self.path = optimizer, network, path
+        self.weight = check_at_most(NAME, "weight", weight, 1.0)
         self._found: Any = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -82,13 +90,13 @@ class AveragedWeights(Callback):
     def on_train_end(self, run_context: RunContext) -> None:
         """Save the averaged weights, if a path was given."""
         if self.path is not None:
-            with self._found.averaged():
+            with self._found.averaged(self.weight):
                 save(self.path, self.network)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
         """Put the averaged weights into the parameters."""
         self._found = self._optimizer_of(run_context.original_args())
-        self._found.eval()
+        self._found.eval(self.weight)
 
     def on_eval_end(self, run_context: RunContext) -> None:
         """Restore the training weights."""

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace stand_in {
@@ -19,10 +20,12 @@ constexpr size_t kUnifiedBuffer = 184 * 1024;
 constexpr size_t kEvents = 8;  // buffers that the queues of one position may have together
 constexpr int kPoison = 0xFF;  // a NaN in any format
 
-extern int64_t core, cores;
+inline int64_t core = 0, cores = 1;
 
 [[noreturn]] __attribute__((format(printf, 1, 2))) void Fail(const char *format, ...);
-void Require(bool condition, const char *otherwise);
+inline void Require(bool condition, const char *otherwise) {
+  if (!condition) Fail("%s", otherwise);
+}
 
 // One tensor in global memory. A byte that was written in a launch is neither read nor written again in it: another
 // core would race, and the same core would have to wait for its own copy.
@@ -32,11 +35,24 @@ struct Allocation {
   std::vector<uint8_t> written;
 };
 
-extern std::vector<Allocation> global_memory;
+inline std::vector<Allocation> global_memory;
 void TouchGlobal(const void *address, size_t bytes, bool writes);
 
 // An operator's kernel for some dtypes, from the addresses of inputs, output, workspace and tiling.
 using Kernel = std::function<void(uint8_t **)>;
-std::map<std::string, Kernel> &Kernels();
+inline std::map<std::string, Kernel> &Kernels() {
+  static std::map<std::string, Kernel> kernels;
+  return kernels;
+}
+
+// Makes a kernel known by the operator's type and the dtypes of its inputs.
+template <class... P, size_t... i>
+bool Add(const char *name, void (*kernel)(P...), std::index_sequence<i...>) {
+  return Kernels().emplace(name, [kernel](uint8_t **a) { kernel(a[i]...); }).second;
+}
+template <class... P>
+bool Add(const char *name, void (*kernel)(P...)) {
+  return Add(name, kernel, std::index_sequence_for<P...>());
+}
 
 }  // namespace stand_in

@@ -222,6 +222,7 @@ NET = {"network": lambda: nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm((4,)), 
 LINEAR = {"weight_decay": lambda: 0.1, "end_weight_decay": lambda: 0.0, "decay_steps": lambda: 10}
 COSINE = {"min_weight_decay": lambda: 0.0, "max_weight_decay": lambda: 0.1, "decay_steps": lambda: 10}
 HOLD = {"learning_rate": 0.1, "warmup_steps": 1, "hold_steps": 1, "total_steps": 10}
+POWER_COOL = {"learning_rate": 0.1, "coefficient": 0.01, "total_steps": 10}
 MAKE = {"make": lambda: lambda params, group: ms_optim.DGCMomentum(params, 0.1, 0.9, 0, group=group)}
 # For each public name arguments that are right, and what is done with what it makes.
 PUBLIC = {
@@ -238,6 +239,7 @@ PUBLIC = {
     "PiecewiseConstantWeightDecay": ({"milestone": lambda: [2, 4], "weight_decays": lambda: [0.1, 0.2]}, scheduled),
     "WarmUpWeightDecay": ({"weight_decay": lambda: 0.1, "warmup_steps": lambda: 10}, scheduled),
     "WarmUpHoldDecayLR": (makers(HOLD), scheduled),
+    "PowerCoolLR": (makers(POWER_COOL), scheduled),
     "no_decay_groups": (NET, grouped),
     "pattern_groups": ({**NET, "patterns": lambda: {"*.bias": {"weight_decay": 0.0}}}, grouped),
     "layerwise_groups": ({**NET, "learning_rate": lambda: 0.1, "decay": lambda: 0.9}, grouped),

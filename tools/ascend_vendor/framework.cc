@@ -9,14 +9,6 @@
 
 namespace stand_in {
 
-int64_t core = 0, cores = 1;
-std::vector<Allocation> global_memory;
-
-std::map<std::string, Kernel> &Kernels() {
-  static std::map<std::string, Kernel> kernels;
-  return kernels;
-}
-
 void Fail(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
@@ -25,10 +17,6 @@ void Fail(const char *format, ...) {
   fputc('\n', stderr);
   va_end(arguments);
   _exit(3);
-}
-
-void Require(bool condition, const char *otherwise) {
-  if (!condition) Fail("%s", otherwise);
 }
 
 }  // namespace stand_in

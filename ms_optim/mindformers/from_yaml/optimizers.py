@@ -1,6 +1,6 @@
 """The classes for `auto_register`, such as `optimizers.MsOptimAdamW`; MindFormers runs a copy of this file."""
 
-from ms_optim import WarmUpHoldDecayLR  # noqa: F401
+from ms_optim import PowerCoolLR, WarmUpHoldDecayLR  # noqa: F401
 from ms_optim.mindformers import CLASSES, MsOptimLocalSteps  # noqa: F401
 
 globals().update(CLASSES)

@@ -47,18 +47,26 @@ class ReleasedPath:
         self.moving = each(MOMENTS_STAGE + APPLY_STAGE + (0 if looks_first else GRADIENT_STAGE))
         self.commit = maker.made(Launch(COMMIT_STAGE, tuple(every)))
 
-    def measure(self, i: int, rates: Tensor, gradient: Tensor) -> Tensor:
+    def begun(self, rates: Tensor) -> Tensor:
+        """Return what the other methods take as `step`: what is the same for all tensors of a step."""
+        return rates
+
+    def measure(self, i: int, step: Tensor, gradient: Tensor) -> Tensor:
         """Return the sums of a gradient, and change nothing."""
-        return self.measuring[i](self.constants, rates, self.no_sums, (gradient,))
+        return self.measuring[i](self.constants, step, self.no_sums, (gradient,))
 
-    def move(self, i: int, rates: Tensor, measured: Tensor | None, gradient: Tensor) -> Tensor:
-        """Update a parameter and return its sums; `measured` has the sums of all gradients, if they were measured."""
-        return self.moving[i](self.constants, rates, self.no_sums if measured is None else measured, (gradient,))
+    def measured(self, sums: Tensor) -> Tensor:
+        """Return what :meth:`move` takes as `measured`, from the sums of all gradients."""
+        return sums
 
-    def count(self, rates: Tensor, sums: Tensor) -> Tensor:
+    def move(self, i: int, step: Tensor, measured: Tensor | None, gradient: Tensor) -> Tensor:
+        """Update a parameter and return its sums; `measured` is None if gradients were not measured before."""
+        return self.moving[i](self.constants, step, self.no_sums if measured is None else measured, (gradient,))
+
+    def count(self, step: Tensor, sums: Tensor) -> Tensor:
         """Count the step, or count it as skipped, and write the statistics from the sums of all tensors."""
         _through_a_graph(self.no_sums)
-        return self.commit(self.constants, rates, sums, ())
+        return self.commit(self.constants, step, sums, ())
 
     def of_all(self, sums: dict[int, Tensor]) -> Tensor:
         """Return the sums of all tensors, in order, from the sums of each tensor."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
@@ -12,8 +12,24 @@ from .composite import CompositePath
 from .stacks import alone, own_rows
 
 if TYPE_CHECKING:
+    from ...arguments.checks import Scalars
     from ..parts import Parts
     from .akg import AkgKernels
+
+
+class Step(NamedTuple):
+    """What is the same for all tensors of a step: its number, the rule's scalars, and the rates of each tensor."""
+
+    t: Tensor
+    scalars: Scalars
+    rates: Tensor
+
+
+class Measured(NamedTuple):
+    """What all gradients of a step tell: the factor that clips them, and whether the step is applied."""
+
+    clip: Tensor
+    applied: Tensor
 
 
 class ReleasedCompositePath:
@@ -31,37 +47,44 @@ class ReleasedCompositePath:
         self.path = CompositePath(parts, akg, alone=True)
         self.statement = parts.statement
 
-    def measure(self, i: int, rates: Tensor, gradient: Tensor) -> Tensor:
+    def begun(self, rates: Tensor) -> Step:
+        """Return what the other methods take as `step`."""
+        t = self.path.counting.number()
+        return Step(t, self.statement.scalars(t), self.path.rates_of_each(rates))
+
+    def measure(self, i: int, step: Step, gradient: Tensor) -> Tensor:
         """Return the norm of a gradient and whether it is finite, and change nothing."""
         _, norms, finite = self._found(i, gradient)
         return ops.stack((norms, F.cast(finite, mstype.float32)), 1)
 
-    def move(self, i: int, rates: Tensor, measured: Tensor | None, gradient: Tensor) -> Tensor:
-        """Update a parameter and return its statistics; `measured` has the rows of all gradients, if there are any."""
-        path, t = self.path, self.path.counting.number()
+    def measured(self, sums: Tensor) -> Measured:
+        """Return what :meth:`move` takes as `measured`, from the rows of all gradients."""
+        return Measured(self.path.survey.clip_factor(sums[:, 0]), self._applies(sums[:, 1] > 0))
+
+    def move(self, i: int, step: Step, measured: Measured | None, gradient: Tensor) -> Tensor:
+        """Update a parameter and return its statistics; `measured` is None if gradients were not measured before."""
+        path = self.path
         prepared, norms, finite = self._found(i, gradient)
-        clip = 1.0 if measured is None else path.survey.clip_factor(measured[:, 0])
-        applied = self._applies(finite if measured is None else measured[:, 1] > 0)
-        table = path.rates_of_each(rates)
-        rate, decay = table[0][i : i + 1], table[1][i : i + 1]
+        clip, applied = (1.0, self._applies(finite)) if measured is None else measured
+        rate, decay = step.rates[0][i : i + 1], step.rates[1][i : i + 1]
         if path.weighs_steps:
-            rate, _ = self.statement.weighed(t, rate, self._step_weights()[i : i + 1])
-        shared = (self.statement.scalars(t), clip, t, applied)
+            rate, _ = self.statement.weighed(step.t, rate, self._step_weights()[i : i + 1])
+        shared = (step.scalars, clip, step.t, applied)
         held = [column[i] for column in path.stacks.columns]
         rows, _ = path.updated(shared, True, path.stacks.forms[i], None, rate, decay, prepared, norms, finite, *held)
         return rows
 
-    def count(self, rates: Tensor, sums: Tensor) -> Tensor:
+    def count(self, step: Step, sums: Tensor) -> Tensor:
         """Count the step, or count it as skipped, and write the statistics of all tensors."""
-        self.weigh(rates, sums)
+        self.weigh(step, sums)
         return self.path.counting(self._applies(sums[:, 4] > 0), sums)
 
-    def weigh(self, rates: Tensor, sums: Tensor) -> None:
+    def weigh(self, step: Step, sums: Tensor) -> None:
         """Write what a rule keeps that weighs steps, before the step is counted."""
-        path, applied = self.path, self._applies(sums[:, 4] > 0)
+        path = self.path
         if path.weighs_steps:
-            t, of_each = path.counting.number(), path.rates_of_each(rates)[0]
-            path.weigh(applied, self.statement.weighed(t, of_each, self._step_weights())[1])
+            _, after = self.statement.weighed(step.t, step.rates[0], self._step_weights())
+            path.weigh(self._applies(sums[:, 4] > 0), after)
 
     def of_all(self, sums: dict[int, Tensor]) -> Tensor:
         """Return the rows of all tensors, in order, from the rows of each tensor."""

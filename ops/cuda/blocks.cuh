@@ -86,8 +86,8 @@ struct Chunk {
 
   __device__ Chunk(const Step &step, const Workspace &work)
       : tensor(OwnerOf(work.first_chunk, step.count, blockIdx.x)),
-        begin((static_cast<int64_t>(blockIdx.x) - work.first_chunk[tensor]) * kChunk),
-        end(Min(begin + kChunk, step.tensors[tensor].size)) {}
+        begin((static_cast<int64_t>(blockIdx.x) - work.first_chunk[tensor]) * work.chunk),
+        end(Min(begin + work.chunk, step.tensors[tensor].size)) {}
 };
 
 // Adds up the sums of a block's threads, and stores them. Without a second direction there are fewer of them.

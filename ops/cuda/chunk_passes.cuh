@@ -52,24 +52,35 @@ __device__ inline void AddSquares(double *sum, const Tile &tile, const float (&x
   }
 }
 
+// What a pass reads of a tile.
+template <class Rule, class Format>
+struct FetchedElements {
+  static constexpr int kRoom = Rule::kStates > 0 ? Rule::kStates : 1;  // there are no arrays of nothing
+  FetchedWeight weight;
+  FetchedFloats gradient;
+  FetchedState<Format> state[kRoom];
+
+  __device__ void From(const Tensor &t, const Tile &tile) {
+    if (!Rule::kReturnsDirections) weight.From(t, tile);
+    gradient.From(t.gradient_type, t.gradient, tile);
+    MS_OPTIM_UNROLL
+    for (int k = 0; k < Rule::kStates; ++k) state[k].From(t, k, tile);
+  }
+};
+
 // The elements of a tile that belong to a thread.
 template <class Rule, class Format>
 struct Elements {
   static constexpr int kRoom = Rule::kStates > 0 ? Rule::kStates : 1;  // there are no arrays of nothing
   float w[kEach], g[kEach], s[kRoom][kEach], d[kMaxDirections][kEach];
 
-  __device__ Elements(const Tensor &t, const Task &task, const RowMean *means, const Tile &tile) {
-    FetchedWeight weight;
-    FetchedFloats gradient;
-    FetchedState<Format> state[kRoom];
-    if (!Rule::kReturnsDirections) weight.From(t, tile);
-    gradient.From(t.gradient_type, t.gradient, tile);
+  template <class Fetched>
+  __device__ Elements(const Fetched &fetched, const Tensor &t, const Task &task, const RowMean *means,
+                      const Tile &tile) {
+    if (!Rule::kReturnsDirections) fetched.weight.To(t, w);
+    fetched.gradient.To(t.gradient_type, g);
     MS_OPTIM_UNROLL
-    for (int k = 0; k < Rule::kStates; ++k) state[k].From(t, k, tile);
-    if (!Rule::kReturnsDirections) weight.To(t, w);
-    gradient.To(t.gradient_type, g);
-    MS_OPTIM_UNROLL
-    for (int k = 0; k < Rule::kStates; ++k) state[k].To(t, k, s[k]);
+    for (int k = 0; k < Rule::kStates; ++k) fetched.state[k].To(t, k, s[k]);
     if (task.row != 0) Centralize(means, task.row, tile, g);
     MS_OPTIM_UNROLL
     for (int e = 0; Rule::kReturnsDirections && e < kEach; ++e) w[e] = 0.0f;
@@ -132,11 +143,11 @@ __device__ inline void Average(const Tensor &t, const Task &task, const Tile &ti
 
 // Computes new states, and the sums of weights and directions. Where nothing waits for these sums, the weights move,
 // too (kMove).
-template <bool kMove, class Format, class Rule>
+template <bool kMove, class Format, class Rule, class Fetched>
 __device__ void UpdateTile(const Rule &rule, const Tensor &t, const Task &task, const RowMean *means, bool noisy,
-                           const Tile &tile, double (&sum)[kSums]) {
+                           const Tile &tile, const Fetched &fetched, double (&sum)[kSums]) {
   constexpr bool kConverts = FirstCode<Format>::kIsConverted;
-  Elements<Rule, Format> x(t, task, means, tile);
+  Elements<Rule, Format> x(fetched, t, task, means, tile);
   TileNoise noise;
   if (kConverts || noisy) noise.From(task.noise, tile);
   x.Start(t, task, tile);
@@ -157,10 +168,10 @@ __device__ void UpdateTile(const Rule &rule, const Tensor &t, const Task &task, 
 }
 
 // Moves the weights along the directions of states that an earlier pass made.
-template <class Format, class Rule>
+template <class Format, class Rule, class Fetched>
 __device__ void MoveTile(const Rule &rule, const Tensor &t, const Task &task, const RowMean *means, bool noisy,
-                         const Tile &tile) {
-  Elements<Rule, Format> x(t, task, means, tile);
+                         const Tile &tile, const Fetched &fetched) {
+  Elements<Rule, Format> x(fetched, t, task, means, tile);
   TileNoise noise = {};
   if (noisy) noise.From(task.noise, tile);
   x.Start(t, task, tile);
@@ -199,17 +210,30 @@ struct UsualOf {
   }
 };
 
-// Calls run(rule, tensor, task, noisy, tile) for each tile of a chunk that belongs to this warp, with as much known as
-// can be.
+// Whether a tile is fetched before the one ahead of it is computed, so that its words arrive meanwhile. That takes
+// registers. Measured on an H200: states in bfloat16 gain 8 to 10 % of the time; in codes, where arithmetic is waited
+// for, a third block at once on a multiprocessor is worth more.
+template <class Format>
+constexpr bool kFetchesAhead = !FirstCode<Format>::kHasScales;
+
+// Calls run(rule, tensor, task, noisy, tile, fetched) for each tile of a chunk that belongs to this warp, with as much
+// known as can be.
 template <class Format, class Rule, class Run>
 __device__ void ForTilesOf(const Chunk &chunk, const Rule &rule, const Tensor &t, const Task &task, unsigned flags,
                            const Run &run) {
+  typedef FetchedElements<Rule, Format> Fetched;
   constexpr int64_t kStride = kThreads / kWarp * kTile;
   const bool aligned = Aligned(t);
   int64_t begin = chunk.begin + WarpOfThread() * kTile;
   const auto run_usual = [&](const auto &usual) {
+    Fetched next;
+    if (kFetchesAhead<Format> && begin + kTile <= chunk.end) next.From(usual.t, Tile(begin));
     for (; begin + kTile <= chunk.end; begin += kStride) {
-      run(usual.rule, usual.t, usual.task, false, Tile(begin));
+      if (!kFetchesAhead<Format>) next.From(usual.t, Tile(begin));
+      const Fetched fetched = next;
+      const int64_t following = begin + kStride;
+      if (kFetchesAhead<Format> && following + kTile <= chunk.end) next.From(usual.t, Tile(following));
+      run(usual.rule, usual.t, usual.task, false, Tile(begin), fetched);
     }
   };
   if (aligned && UsualOf<Rule, Format, DType::kFloat32>::Is(t, task)) {
@@ -218,7 +242,12 @@ __device__ void ForTilesOf(const Chunk &chunk, const Rule &rule, const Tensor &t
     run_usual(UsualOf<Rule, Format, DType::kBFloat16>(rule, t, task));
   }
   const bool noisy = NeedsNoise(t, flags);
-  for (; begin < chunk.end; begin += kStride) run(rule, t, task, noisy, Tile(begin, t.size, aligned));
+  for (; begin < chunk.end; begin += kStride) {
+    const Tile tile(begin, t.size, aligned);
+    Fetched fetched;
+    fetched.From(t, tile);
+    run(rule, t, task, noisy, tile, fetched);
+  }
 }
 
 // Tells whether states of a tensor are of a format.

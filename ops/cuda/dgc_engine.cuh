@@ -237,7 +237,7 @@ __device__ inline void ReceiveCompressed(const Step &step, const Workspace &work
   const float clip = work.searches[chunk.tensor].clip;
   ForTiles(chunk, t,
            [&](const Tile &tile) { KeepStates(step, rule, t, task, clip, tile, Local(step, work, chunk, tile)); });
-  for (int i = static_cast<int>(threadIdx.x); i < kChunk; i += kThreads) total[i] = 0.0f;
+  for (int i = static_cast<int>(threadIdx.x); i < kExchangedChunk; i += kThreads) total[i] = 0.0f;
   __syncthreads();
   ForSentBy(step, work, rule.rank, chunk, [&](int64_t i, float value) { StartAnew(t, i, value); });
   for (int64_t worker = 0; worker < step.wire_count; ++worker) {
@@ -251,7 +251,7 @@ __device__ inline void ReceiveCompressed(const Step &step, const Workspace &work
 }
 
 __global__ void __launch_bounds__(kThreads) Receive(const Step step, const Workspace work) {
-  __shared__ float total[kChunk];
+  __shared__ float total[kExchangedChunk];
   if (!work.survey->applied) return;
   const Chunk chunk(step, work);
   double sum = 0.0;

@@ -47,8 +47,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
   const Rule rule = RuleOf<Rule>(work);
   const RowMean *means = work.means + work.first_row[chunk.tensor];
   double sum[kSums] = {};
-  const auto update = [&](const auto &rule, const Tensor &t, const Task &task, bool noisy, const Tile &tile) {
-    UpdateTile<kMove, Format>(rule, t, task, means, noisy, tile, sum);
+  const auto update = [&](const auto &rule, const Tensor &t, const Task &task, bool noisy, const Tile &tile,
+                          const auto &fetched) {
+    UpdateTile<kMove, Format>(rule, t, task, means, noisy, tile, fetched, sum);
   };
   ForTilesOf<Format>(chunk, rule, t, task, step.flags, update);
   StorePartial<Rule::kDirections>(work, sum);
@@ -65,9 +66,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
   const Task task = work.tasks[chunk.tensor];
   const Rule rule = RuleOf<Rule>(work);
   const RowMean *means = work.means + work.first_row[chunk.tensor];
-  const auto move = [&](const auto &rule, const Tensor &t, const Task &task, bool noisy, const Tile &tile) {
-    MoveTile<Format>(rule, t, task, means, noisy, tile);
-  };
+  const auto move = [&](const auto &rule, const Tensor &t, const Task &task, bool noisy, const Tile &tile,
+                        const auto &fetched) { MoveTile<Format>(rule, t, task, means, noisy, tile, fetched); };
   ForTilesOf<Format>(chunk, rule, t, task, step.flags, move);
 }
 

@@ -149,7 +149,7 @@ inline void PutTables(const std::vector<Tensor> &tensors, bool centralizes, cons
     memcpy(at(work.first_chunk + i), &chunk, sizeof(chunk));
     memcpy(at(work.first_row + i), &row, sizeof(row));
     if (i == tensors.size()) break;
-    chunk += (tensors[i].size + kChunk - 1) / kChunk;
+    chunk += (tensors[i].size + work.chunk - 1) / work.chunk;
     row += centralizes ? tensors[i].rows : 0;
   }
   auto *to = reinterpret_cast<uint32_t *>(work.tensors);

@@ -16,7 +16,8 @@ namespace ms_optim {
 
 constexpr int kWarp = 32, kWarps = 8, kThreads = kWarps * kWarp;
 constexpr int kTile = static_cast<int>(kCodeBlock);  // a warp's share of work
-constexpr int64_t kChunk = 32 * kTile;               // a block's
+// A block's. Where workers exchange, its sums are in the memory of the block, which is small.
+constexpr int64_t kChunk = 64 * kTile, kExchangedChunk = 32 * kTile;
 
 // The decisions of a step about a tensor.
 struct Task : Decision {
@@ -50,6 +51,7 @@ struct Sending {
 };
 
 struct Workspace {
+  int64_t chunk;  // elements of a tensor for a block
   Tensor *tensors;
   int64_t *first_chunk, *first_row;  // [n + 1]
   Task *tasks;
@@ -67,8 +69,9 @@ struct WorkspaceLayout {
 
   WorkspaceLayout(const int64_t *sizes, const int64_t *first_dimensions, int n, bool centralizes, bool exchanges,
                   void *base, Workspace *work) {
+    work->chunk = exchanges ? kExchangedChunk : kChunk;
     for (int i = 0; i < n; ++i) {
-      chunks += (sizes[i] + kChunk - 1) / kChunk;
+      chunks += (sizes[i] + work->chunk - 1) / work->chunk;
       rows += centralizes ? first_dimensions[i] : 0;
     }
     const auto reserve = [&](auto **array, int64_t count) {

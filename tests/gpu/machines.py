@@ -109,7 +109,8 @@ def meaningless(case, arrays):
     """
     narrow = [i for i, a in enumerate(arrays) if i >= 8 and a.dtype.kind in "iu" and a.itemsize < 4]
     coded = [i for i in narrow if i not in case.remainders]
-    scales = arrays[len(arrays) - 1 - len(coded) : -1]
+    sums = max(i for i, a in enumerate(arrays) if a.dtype == np.float64)
+    scales = arrays[sums - len(coded) : sums]
     found = {}
     for i, scale in zip(coded, scales):
         block = CODE_BLOCK // (4 if arrays[i].itemsize == 2 else 1)

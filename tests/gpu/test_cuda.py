@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import SIZES, compare
 from mindspore import Parameter, Tensor
-from native import CompressedLaunch
+from native import CompressedLaunch, Launch
 from parity import EVERYTHING, RULES, check_launches
 from proofs import BUILT
 from recording import Recorded
@@ -23,7 +23,7 @@ from sources import ROOT, TESTS
 import ms_optim
 from ms_optim.kernels import description, libraries
 from ms_optim.kernels import table as kernels
-from ms_optim.kernels.interface import SharedFlag
+from ms_optim.kernels.interface import MuonFlag, SharedFlag
 from ms_optim.kernels.libraries import invoke
 
 pytestmark = pytest.mark.proof(*BUILT, "ms_optim/states", "ms_optim/optimizers", "ms_optim/base", "ms_optim/paths")
@@ -112,6 +112,50 @@ def test_many_tensors_and_a_large_one(machine):
     made = recording.launch("lamb", np.random.default_rng(0), shapes=shapes, shared=SharedFlag.SKIP_NONFINITE)
     case = Recorded("many", made.function, made.arrays, steps=1)
     compare(case, case.run(machine.call), case.run(), exactly=False)
+
+
+# Stacks of tensors of one form: the framework's operators orthogonalize each at once.
+STACKS = [((33, 31), (33, 31)), ((3, 8200),), ((6, 4, 3, 3),)]
+MATRICES = [shape for stack in STACKS for shape in stack]
+MOMENTUM = {"float32": np.float32, "bfloat16": NUMPY["bfloat16"], "8bit": np.int8, "4bit": np.int16}
+
+
+def passes_of_matrices(states, weights):
+    """Return the launches before and after Muon's products, which only GPUs have."""
+    rng, n = np.random.default_rng(5), len(MATRICES)
+    dtype, masters, stochastic = weights
+    made = {"weights": [recording.normal(rng, shape, NUMPY[dtype]) for shape in MATRICES]}
+    made["gradients"] = [recording.normal(rng, shape, NUMPY[dtype]) for shape in MATRICES]
+    options = {"seed": 7, "cautious": True, "rates": (0.01, 0.1), "layout": [[0, 1, 0, i] for i in range(n)]}
+    stacks = [np.zeros((len(stack), *stack[0]), np.float32) for stack in STACKS]
+    momenta = [recording.state_of(shape, MOMENTUM[states]) for shape in MATRICES]
+    held = {**made, "states": [momenta], "scales": [recording.scales_of(momenta)]}
+    constants, flags = (0.95,), int(MuonFlag.NESTEROV)
+    before = Launch(
+        "ms_optim_muon_before", **held, **options, constants=constants, rule_flags=flags, stages=kernels.MOMENTS_STAGE
+    )
+    shared = SharedFlag.MASTERS * bool(masters) | SharedFlag.STOCHASTIC_ROUNDING * stochastic | SharedFlag.AVERAGES
+    kept = {"masters": recording.zeros(MATRICES, masters) if masters else [], "averages": recording.zeros(MATRICES)}
+    update = kernels.MOMENTS_STAGE + kernels.APPLY_STAGE + kernels.COMMIT_STAGE
+    options |= {**kept, "shared": shared, "average": (0.9, True), "states": [], "rule_flags": 0, "constants": ()}
+    after = Launch("ms_optim_muon_after", **made, **options, stages=update)
+    sums = np.abs(rng.standard_normal((n, len(kernels.SUMS))))
+    before.arrays[4] = after.arrays[4] = sums
+    first = after.first
+    after.arrays[first + n : first + 2 * n] = [recording.normal(rng, stack.shape) for stack in stacks]
+    low = range(first + n + len(stacks), first + 2 * n + len(stacks)) if masters not in (None, "float32") else ()
+    return [
+        Recorded("before", before.function, [*before.arrays, *stacks], steps=2),
+        Recorded("after", after.function, after.arrays, steps=1, remainders=tuple(low)),
+    ]
+
+
+@pytest.mark.parametrize("states, weights", list(zip(2 * recording.STATES, recording.WEIGHTS)))
+def test_passes_around_products_give_the_bits_of_the_host(stand_in, gpu, states, weights):
+    for case in passes_of_matrices(states, weights):
+        expected = case.run(stand_in.call)
+        assert any(a.tobytes() != b.tobytes() for a, b in zip(expected[1], case.arrays)), "nothing was written"
+        compare(case, case.run(gpu.call), expected, exactly=True)
 
 
 def test_the_same_bits_from_run_to_run(gpu):
@@ -236,8 +280,13 @@ MISTAKES = {
     ),
     "a warp leaves the last tile out": (
         "chunk_passes.cuh",
-        "for (; begin < chunk.end; begin += kStride) run(",
-        "for (; begin + kTile < chunk.end; begin += kStride) run(",
+        "for (; begin < chunk.end; begin += kStride) {",
+        "for (; begin + kTile < chunk.end; begin += kStride) {",
+    ),
+    "the tile ahead is fetched from where this one is": (
+        "chunk_passes.cuh",
+        "next.From(usual.t, Tile(following))",
+        "next.From(usual.t, Tile(begin))",
     ),
     "a tile that is not whole is taken for one": (
         "chunk_passes.cuh",

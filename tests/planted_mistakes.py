@@ -578,6 +578,73 @@ MISTAKES = (
         "        if self.verbose",
         "test_callbacks.py -k 'did_not_call or skipped'",
     ),
+    # ---- Several optimizers as one
+    Mistake(
+        "paths/fused/joint.py",
+        "self.measures = stage_reading_all(parts.options) is not None",
+        "self.measures = parts.options.skip_nonfinite",
+        "test_multi.py -k 'clips_its_own and aot'",
+    ),
+    Mistake(
+        "paths/fused/joint.py",
+        "unscale, self.skips = parts.settings.unscale, parts.options.skip_nonfinite",
+        "unscale, self.skips = parts.settings.unscale, False",
+        "test_multi.py -k 'clips_its_own and aot'",
+    ),
+    Mistake(
+        "paths/fused/joint.py",
+        "RuleLaunches(own, own is last, by_address=True)",
+        "RuleLaunches(own, True, by_address=True)",
+        "test_multi.py -k 'three_adamws and pynative'",
+    ),
+    Mistake(
+        "paths/fused/launches.py",
+        "rows=layout.rows",
+        "rows=range(layout.count)",
+        "test_multi.py -k 'three_adamws and pynative'",
+    ),
+    Mistake(
+        "paths/operators/held_stacks.py",
+        "rows = [tuple(layout.rows[i] for i in stack) for stack in self.places]",
+        "rows = self.places",
+        "test_multi.py -k 'noise'",
+    ),
+    Mistake(
+        "paths/operators/joint.py",
+        "self.counting.applies(ops.all(ops.stack(finite)))",
+        "self.counting.applies(finite[0])",
+        "test_multi.py -k 'clips_its_own and composite'",
+    ),
+    Mistake(
+        "paths/joint_released.py",
+        "(is_own | has_one_norm, np.ones_like(is_own))",
+        "(is_own, np.ones_like(is_own))",
+        "test_multi.py -k 'released_gradients and composite'",
+    ),
+    Mistake(
+        "paths/parts.py",
+        "i < parts.layout.rows.stop",
+        "i <= parts.layout.rows.stop",
+        "test_multi.py -k averages_are_those",
+    ),
+    Mistake(
+        "multi/optimizer.py",
+        "skips = any(",
+        "skips = all(",
+        "test_multi.py -k loss_scale_changes",
+    ),
+    Mistake(
+        "multi/members.py",
+        'number.name = f"learning_rate_group_{k}"',
+        'number.name = "learning_rate_group_0"',
+        "test_multi.py -k rates_are_those",
+    ),
+    Mistake(
+        "states/joint.py",
+        "k if k < 0 else k + first",
+        "k",
+        "test_multi.py -k masters_of_another_format",
+    ),
 )
 
 

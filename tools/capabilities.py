@@ -23,6 +23,7 @@ ROWS = {
     "average_decay": "[`average_decay`](average.md)",
     "attach": "[`attach()`](gradient_release.md)",
     "local_steps": "[`LocalSteps`](local_steps.md)",
+    "multi": "[`MultiOptimizer`](multi_optimizer.md)",
 }
 ABOVE = """\
 # What works together
@@ -36,12 +37,13 @@ float32, float16 and bfloat16 weights, with and without `master_weights`, in Gra
 - **slow**: MindSpore's own operators run the step. This is [the composite path](composite.md), which is slower.
 - **–**: The option is refused when the optimizer is made. The number leads to the reason.
 
-Three rows are not keyword arguments:
+Four rows are not keyword arguments:
 
 - `shard_group` is a key of a param group.
 - `attach()` is a method. It needs PyNative mode. Where the table has a "–", the call raises an error.
 - `LocalSteps` is made around an optimizer. Its outer step runs on the host. Where the table has a "–", it refuses the
   optimizer.
+- `MultiOptimizer` is made of several optimizers. Where the table has a "–", it refuses the optimizer.
 """
 BELOW = """\
 ## Combinations

@@ -94,8 +94,9 @@ def read(optimizer: AnyOptimizer) -> Reading:
 
 
 def _name(optimizer):
-    inner = f"({type(optimizer.optimizer).__name__})" if isinstance(optimizer, LocalSteps) else ""
-    return f"{type(optimizer).__name__}{inner}"
+    inner = [optimizer.optimizer] if isinstance(optimizer, LocalSteps) else getattr(optimizer, "optimizers", ())
+    names = ", ".join(_name(each) for each in inner)
+    return f"{type(optimizer).__name__}({names})" if names else type(optimizer).__name__
 
 
 def _norm(norms: NDArray[Any]) -> float:

@@ -376,14 +376,14 @@ MISTAKES = (
     Mistake(
         "rules/matrices.py",
         "if name in chosen:",
-        "if name in chosen and name not in splits:",
+        "if name in chosen and pattern is None:",
         "test_matrices.py -k group_may_state_them",
     ),
     Mistake(
         "rules/matrices.py",
         "if begin <= row < begin + length",
         "if begin < row <= begin + length",
-        "test_sharding.py -k processes",
+        "test_matrices.py -k no_slice_cuts",
     ),
     Mistake(
         "optimizers/muon.py",

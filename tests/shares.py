@@ -26,7 +26,7 @@ CONFIGURATIONS = {
     "lamb": (ms_optim.Lamb, "float32", {}),
     "lamb, clipped": (ms_optim.Lamb, "bfloat16", {"grad_clip_norm": 3.0, "skip_nonfinite": True}),
     "lans": (ms_optim.LANS, "float32", {"skip_nonfinite": True}),
-    "muon": (ms_optim.Muon, "float32", {"normalize_rows": True, "splits": {"w0": (100, 200)}}),
+    "muon": (ms_optim.Muon, "float32", {"normalize_rows": True, "splits": {"w0": (ms_optim.heads(2, (30, 20)), 200)}}),
     "muon, 8bit": (ms_optim.Muon, "bfloat16", {"state_dtype": "8bit", "grad_clip_norm": 3.0}),
     "adamw, 4bit": (ms_optim.AdamW, "bfloat16", {**LOW, "state_dtype": "4bit", "amsgrad": True}),
     "muon, 4bit": (ms_optim.Muon, "float32", {"state_dtype": "4bit"}),

@@ -24,8 +24,10 @@ from ms_optim import Muon, heads
 from ms_optim.arguments import words
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
+from ms_optim.rules import matrices
 from ms_optim.rules.coefficients import PUBLISHED
 from ms_optim.rules.orthogonalization import MOST_GROWTH, Orthogonalize, work
+from ms_optim.rules.sliced_matrices import Slicing
 
 needs_kernel = pytest.mark.skipif(kernels.why_not("muon", "CPU") is not None, reason="it is the kernel's")
 MUON = next(case for case in CASES if case.name == "Muon")
@@ -229,6 +231,51 @@ def test_splits_that_are_none_are_refused(split):
         Muon(parameters(WHOLE), splits={"a*": split})
     with pytest.raises(TypeError, match=r"params\[0\]\['split'\]"):
         Muon([{"params": parameters(WHOLE)[:1], "split": split}])
+
+
+def rows_in_all(matrix):
+    return [matrix.first_row + k * matrix.stride + i for k in range(matrix.runs) for i in range(matrix.run)]
+
+
+@pytest.mark.parametrize(
+    "shape, axis, lengths, split, is_whole",
+    [
+        ((12, 5), 0, (4, 8), heads(6), True),
+        ((12, 5), 0, (4, 8), heads(2, (1, 3, 2)), True),
+        ((12, 5), 0, (4, 8), (4, 3, 5), True),
+        ((12, 5), 0, (4, 8), heads(2), False),
+        ((12, 5), 0, (4, 8), ((2, 4), 2), False),
+        ((12, 5), 0, (3, 3, 6), heads(4), True),
+        ((12, 5), 1, (2, 3), heads(6), False),
+        ((3, 12, 5), 1, (4, 8), heads(3), True),
+        ((3, 12, 5), 1, (6, 6), heads(3), False),
+        ((3, 12, 5), 2, (2, 3), heads(3), False),
+        ((3, 12, 5), 0, (1, 2), heads(3), True),
+        ((3, 12, 5), 0, (1, 2), ((2, 4), 2), True),
+    ],
+    ids=str,
+)
+def test_matrices_that_no_slice_cuts_are_each_processs_own(shape, axis, lengths, split, is_whole):
+    """By the numbers of the rows of the whole tensor, of which each process has its slice."""
+    of_rows, dimension = (1, 1) if len(shape) == 3 else (0, 0)
+    numbered = np.broadcast_to(np.arange(np.prod(shape[: 1 + dimension])).reshape(*shape[: 1 + dimension], 1), shape)
+    found, expected = [], None
+    for own in range(len(lengths)):
+        slicing = Slicing("g", axis, lengths, own, axis >= of_rows, axis == of_rows)
+        local = [*shape[:axis], lengths[own], *shape[axis + 1 :]]
+        split_of = {} if split is None else {"w": split}
+        form = matrices.forms("Muon", {"w": tuple(local)}, {"w": slicing}, split_of, {})["w"]
+        expected = [rows_in_all(matrix) for matrix in form.whole]
+        assert form.slicing.cuts_matrices != is_whole
+        assert form.singular_values == sum(min(len(rows), shape[-1]) for rows in expected)
+        if not is_whole:
+            assert form.matrices == form.whole
+            continue
+        begin = sum(lengths[:own])
+        rows = numbered.take(range(begin, begin + lengths[own]), axis)[..., 0].reshape(-1)
+        found += [rows[rows_in_all(matrix)].tolist() for matrix in form.matrices]
+    if is_whole:
+        assert sorted(found) == sorted(expected)
 
 
 # ---- Iterations ---------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ def pair(scenario, variant=None, shapes=SHAPES, **shared):
     [
         ("pynative", "grouped", "default"),
         ("graph", "clip", "splits"),
+        ("pynative", "clip", "heads"),
         ("graph", "bfloat16", "normalize_rows"),
         ("pynative", "loss_scale", "original"),
         ("pynative", "float16_no_masters", "no_nesterov"),

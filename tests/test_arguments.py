@@ -833,6 +833,8 @@ TABLE = [
     (ms_optim.LocalSteps, {"optimizer": lambda: AdamW(params())},
      {"optimizer": NOTHING, "every": NOTHING, "outer_learning_rate": POSITIVE, "outer_momentum": DECAY,
       "nesterov": FLAG, "compress": NONE, "fragments": NOTHING, "group": NONE, "local_group": NONE}),
+    (ms_optim.MultiOptimizer, {"optimizers": lambda: [AdamW(params())]},
+     {"optimizers": NOTHING, "grad_clip_norm": POSITIVE | NONE}),
     (ms_optim.SparseTopK, {}, {"density": POSITIVE, "bits": NOTHING, "chunk": NOTHING, "decay": DECAY}),
     (ms_optim.Quantized, {}, {"bits": NOTHING, "chunk": NOTHING}),
     (ms_optim.AveragedWeights, {}, {"optimizer": NONE, "network": NONE, "path": NONE, "weight": DECAY}),

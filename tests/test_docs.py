@@ -15,7 +15,7 @@ from ms_optim.arguments.options import Options, Shared
 
 PUBLIC = [getattr(ms_optim, name) for name in ms_optim.__all__]
 OPTIMIZERS = ms_optim.OPTIMIZERS
-BASES = [ms_optim.FusedOptimizer]
+BASES = [ms_optim.FusedOptimizer, ms_optim.MultiOptimizer]
 SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) and x not in [*OPTIMIZERS, *BASES]]
 FUNCTIONS = [x for x in PUBLIC if inspect.isfunction(x)]
 TOOLS = [ms_optim.SimulatedWorkers]

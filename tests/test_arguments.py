@@ -703,6 +703,8 @@ HEADS = {
     "key_rows": NONE,
 }
 
+BY_HEADS = {"heads": NONE, "key_heads": NONE, "query_names": NOTHING, "key_names": NOTHING}
+
 
 def projection():
     return params(1)[0]
@@ -816,7 +818,12 @@ TABLE = [
      {"network": NOTHING, **LAYERWISE, "no_decay": NOTHING}),
     (ms_optim.muon_groups, {"network": network},
      {"network": NOTHING, "adamw_names": NOTHING, "weight_decay": DECAY | NONE, "no_decay": NOTHING,
-      "filter_bias_and_norm": FLAG}),
+      "filter_bias_and_norm": FLAG, **BY_HEADS}),
+    (ms_optim.heads, {"count": 2}, {"count": NOTHING, "rows": NONE}),
+    (ms_optim.recipe, {"name": "glm-4.5", "network": network, "learning_rate": 0.1, "embeddings": "0.*", "head": ()},
+     {"name": NOTHING, "network": NOTHING, "learning_rate": RATE, "embeddings": NOTHING, "head": NOTHING, **BY_HEADS,
+      "query_names": NONE, "key_names": NONE, "no_decay": NOTHING, "filter_bias_and_norm": FLAG | NONE,
+      "verbose": FLAG}),
     (ms_optim.qk_clip, {"query": projection, "key": projection, "max_logits": [1.0]},
      {"query": NOTHING, "key": NOTHING, "max_logits": NOTHING, **HEADS}),
     (ms_optim.QKClip, {"layers": lambda: [(projection(), projection())], "max_logits": lambda: list},

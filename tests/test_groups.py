@@ -657,4 +657,4 @@ def test_a_pattern_states_heads():
     with pytest.raises(TypeError, match=r"patterns\['\*a_q\*'\]\['split'\]"):
         pattern_groups(Attentions(), {"*a_q*": {"split": "four"}})
     with pytest.raises(KeyError, match="split"):
-        Lamb(groups)
+        Lamb(groups, 0.1)

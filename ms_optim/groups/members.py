@@ -10,7 +10,7 @@ from typing import Any
 from mindspore import Parameter, nn
 
 from ..arguments.params import check_parameters, of_dict, ordered
-from ..arguments.words import fail, listed
+from ..arguments.words import fail, listed, shortened
 
 # A class normalizes if its name, or that of a base class, is like LayerNorm, BatchNorm2d, LayerNormExt, LlamaRMSNorm.
 NORMALIZATION = re.compile(r"Norm(\dd|Ext)?$")
@@ -61,8 +61,8 @@ def _matches(function: str, argument: str, pattern: str, params: list[Parameter]
     names = {p.name for p in params if fnmatch.fnmatchcase(p.name, pattern)}
     if not names:
         raise ValueError(
-            f"For '{function}', the pattern {pattern!r} in '{argument}' must match the name of a parameter, such as "
-            f"'{params[0].name}' or '{params[-1].name}', but matches none."
+            f"For '{function}', the pattern {shortened(pattern)} in '{argument}' must match the name of a parameter, "
+            f"such as '{params[0].name}' or '{params[-1].name}', but matches none."
         )
     return names
 
@@ -74,8 +74,8 @@ def first_matches(function: str, argument: str, patterns: Sequence[str], params:
         names = _matches(function, argument, pattern, params) - first.keys()
         if not names:
             raise ValueError(
-                f"For '{function}', the pattern {pattern!r} in '{argument}' must match a parameter that no earlier "
-                f"pattern matches, but the earlier patterns {listed(patterns[:i])} match all of its parameters."
+                f"For '{function}', the pattern {shortened(pattern)} in '{argument}' must match a parameter that no "
+                f"earlier pattern matches, but the earlier patterns {listed(patterns[:i])} match all of its parameters."
             )
         first |= dict.fromkeys(names, i)
     return first

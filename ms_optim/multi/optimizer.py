@@ -137,6 +137,11 @@ class MultiOptimizer(FusedOptimizer):
         for each in members:
             take(each, held)
 
+    @classmethod
+    def keywords(cls) -> list[str]:
+        """Return the names of the arguments that it takes, except the optimizers."""
+        return ["grad_clip_norm"]
+
     def _init_group_params(self, parameters, learning_rate, weight_decay, grad_centralization):
         """Have nn.Optimizer take the rates that the optimizers have: it would make others of the same value."""
         self.group_params = parameters[0]["params"]

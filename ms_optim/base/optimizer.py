@@ -189,7 +189,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
         self._rates, self._fewest_steps = rates.rates, rates.fewest_steps
         flags = self.grad_centralization_flags if self.is_group else (False,) * count
         layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter)
-        if rule.others is not None:
+        if rule.has_matrices:
             layout = self.with_matrices(layout, shard_groups)
         parts = Parts.of(self, rule, options, layout, self._rates, shard_groups, self._parameters, self.global_step)
         self._parts, self._layout, self._held, held = parts, layout, parts.held, parts.held

@@ -175,6 +175,9 @@ CASES = [
 ]
 
 
+# The classes that take parameters of any shape.
+OF_ANY_SHAPE = [case.cls for case in CASES if case.cls.dimensions is None]
+
 # What paths in MindSpore's operators do around a rule is shown by one rule of each kind: elementwise, layer-wise,
 # compressed, weighing its steps. The rules themselves all follow their references there, in tests/test_conformance.py.
 OF_EACH_KIND = ("AdamW", "Lamb", "DGCMomentum", "ScheduleFreeAdamW")

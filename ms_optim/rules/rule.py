@@ -43,6 +43,8 @@ class Rule(NamedTuple):
         has_matrices: Whether it is a rule of matrices: of tensors that hold matrices, it sees each of these as a whole.
         reads_stored_states: Only for a rule of matrices: whether directions follow from the new states as they are
             stored, which matters if these are in fewer bits. The rule then implements :meth:`Statement.matrix_states`.
+        reads_between: How often a kernel reads float32 states between the pass that makes them and the one that moves
+            the weights.
         others: Only for a rule of matrices: the rule of all other tensors; None if all tensors are matrices.
         iterations: Only for a rule that orthogonalizes matrices: the coefficients of each iteration.
     """
@@ -62,6 +64,7 @@ class Rule(NamedTuple):
     weighs_steps: bool = False
     has_matrices: bool = False
     reads_stored_states: bool = False
+    reads_between: int = 0
     others: Rule | None = None
     iterations: tuple[tuple[float, float, float], ...] = ()
 

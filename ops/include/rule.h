@@ -49,7 +49,6 @@ struct ElementwiseRule {
   static constexpr bool kStartsAtWeights = false;  // its first state starts as the weights
   static constexpr bool kWeighsSteps = false;      // has Weigh in place of Coefficients
   static constexpr bool kHasMatrices = false;      // it sees tensors that are matrices as a whole
-  static constexpr bool kBalances = false;         // it divides the rows and columns of matrices by their norms
   static constexpr unsigned kRowStateFlag = 0;     // the flag with which matrices have a second state, one number a row
   static constexpr bool kReturnsDirections = false;  // its direction is an output, and the weight does not move
   static constexpr bool kTakesDirections = false;    // directions come in place of gradients

@@ -187,7 +187,9 @@ class CompositePath(nn.Cell):
         if form >= 0:
             stored = ()
             if self.reads_stored:
-                stored = self.stacks.encoded(self.statement.matrix_states(gradients, known), self.stacks.noise_of(place), states)
+                stored = self.stacks.encoded(
+                    self.statement.matrix_states(gradients, known), self.stacks.noise_of(place), states
+                )
                 known = self.stacks.decoded(stored, weights, states)
             taken = (scalars, form, weights, gradients, column(decay, gradients), known)
             directions, new_states, ratio = self.statement.matrix_directions(*taken)

@@ -42,8 +42,14 @@ MISTAKES = (
     # ---- Sinkhorn
     Mistake(
         "rules/row_column_balance.py",
-        "            x = self.divided(x, self.squares(x, 2))\n            x = self.divided(x, self.of_whole(self.squares(x, 1)))\n",
-        "            x = self.divided(x, self.of_whole(self.squares(x, 1)))\n            x = self.divided(x, self.squares(x, 2))\n",
+        "self.of_whole(self.squares(x, 1)))",
+        "self.of_whole(self.squares(x, 2)))",
+        "test_sinkhorn.py -k 'zipf and composite'",
+    ),
+    Mistake(
+        "rules/row_column_balance.py",
+        "        return self.divided(x, self.squares(x, 2))\n",
+        "        return self.divided(x, self.squares(x, 1))\n",
         "test_sinkhorn.py -k 'zipf and composite'",
     ),
     Mistake(

@@ -13,7 +13,6 @@ from mindspore.experimental.optim import lr_scheduler
 from refusals import refused
 from sources import ROOT
 
-import ms_optim
 from ms_optim import AdamW, LocalSteps, for_scheduler
 
 STEPS = 6

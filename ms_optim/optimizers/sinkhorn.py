@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from mindspore import nn, ops
 from mindspore import dtype as mstype
+from mindspore import nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ..arguments.checks import check_at_most, check_count, check_eps, check_momentum, check_positive, fail
@@ -60,13 +60,13 @@ class Sinkhorn(FusedOptimizer):
     a factor for each row and each column between the normalizations, and no normalized matrix: temporary memory is
     below 1 % of a matrix of 512 rows and 512 columns or more.
 
-    - **States.** It keeps one state, `sinkhorn_m`. :math:`\hat G_t` follows from the state as it is stored, if that is in
-      fewer bits.
+    - **States.** It keeps one state, `sinkhorn_m`. If that is in fewer bits, :math:`\hat G_t` follows from the state as
+      it is stored.
     - **Skipped steps.** Steps whose gradients are not finite are skipped unless `skip_nonfinite` is False. Otherwise a
       NaN would spread over the whole matrix.
     - **Sharded states.** With `shard_states`, each matrix belongs to one worker.
-    - **Sliced tensors.** With the group key `shard_group`, each process has some of a matrix' rows; a step exchanges the
-      sum of the norms of rows, and :math:`n` sums for each column normalization.
+    - **Sliced tensors.** With the group key `shard_group`, each process has some of a matrix' rows; a step exchanges
+      the sum of the norms of rows, and :math:`n` sums for each column normalization.
 
     Args:
         {params}
@@ -75,8 +75,8 @@ class Sinkhorn(FusedOptimizer):
         {learning_rate|2.6e-4}
         momentum (Union[float, int]): The momentum :math:`\beta`, in the range [0.0, 1.0). Default: ``0.95`` .
         normalizations (int): The number of normalizations :math:`K`, odd, from 1 to 99. Default: ``11`` .
-        tau (Union[float, int]): A row of :math:`\hat G_t` whose norm is at most :math:`\tau` times the mean norm becomes
-            0, from 0 to 1. Default: ``1e-3`` .
+        tau (Union[float, int]): A row of :math:`\hat G_t` whose norm is at most :math:`\tau` times the mean norm
+            becomes 0, from 0 to 1. Default: ``1e-3`` .
         eps (float): Added to norms, greater than 0 and not denormal in float32. Default: ``1e-20`` .
         scale (Union[float, int]): The root mean square of an update's rows, divided by the learning rate; greater than
             0. Default: ``0.18`` .
@@ -174,8 +174,8 @@ class Sinkhorn(FusedOptimizer):
                 )
             if axes.get(parameter, 0) != 0:
                 raise ValueError(
-                    f"For '{name}', 'shard_axis' of the parameter '{parameter}' must be 0, but is {axes[parameter]}: it "
-                    "takes slices of rows alone."
+                    f"For '{name}', 'shard_axis' of the parameter '{parameter}' must be 0, but is {axes[parameter]}: "
+                    "it takes slices of rows alone."
                 )
         forms = matrices.forms(name, shapes, slicings(name, shapes, shard_groups, axes), {})
         layout = layout.with_matrices([forms[parameter] for parameter in layout.names])

@@ -1,4 +1,4 @@
-"""DeepSeek-AI, DeepSeek-V4.1-Flash (2026), Section 2.5, Algorithm 1, literally: each normalization divides the matrix."""
+"""DeepSeek-AI, DeepSeek-V4.1-Flash (2026), Section 2.5, Algorithm 1, as it stands: divided matrices."""
 
 import numpy as np
 

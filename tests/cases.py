@@ -162,8 +162,23 @@ CASES = [
         },
         training_rate=0.1,
     ),
+    Case(
+        ms_optim.Sinkhorn,
+        reference.Sinkhorn,
+        {
+            "default": {},
+            "cautious": {"decay": "cautious"},
+            "rows_alone": {"normalizations": 1, "tau": 0.9},
+            "numbers": {"momentum": 0.8, "normalizations": 5, "tau": 0.5, "eps": 1e-2, "scale": 0.5},
+        },
+        training_rate=0.2,
+        small_steps=0.0018,
+    ),
 ]
 
+
+# The classes that take parameters of any shape.
+OF_ANY_SHAPE = [case.cls for case in CASES if case.cls.dimensions is None]
 
 # What paths in MindSpore's operators do around a rule is shown by one rule of each kind: elementwise, layer-wise,
 # compressed, weighing its steps. The rules themselves all follow their references there, in tests/test_conformance.py.
@@ -250,10 +265,22 @@ class Scenario:
     # From the parameters to what the optimizer gets as params, learning_rate and weight_decay, and for each parameter
     # the learning rate and decay (functions of the step) and whether its gradient is centralized.
     groups: Callable | None = None
+    # The number of dimensions that the optimizer takes alone; None: any.
+    dimensions: int | None = None
 
     def shape(self, name):
         """Return the shape of a tensor; names that end with "again" stand for another one of the same shape."""
-        return SHAPES[name.removesuffix(" again")]
+        shape = SHAPES[name.removesuffix(" again")]
+        return shape if self.dimensions is None else as_matrix(shape)
+
+
+def as_matrix(shape):
+    """Return the shape of a matrix of as many elements: of a vector's, as square as can be."""
+    if len(shape) > 1:
+        return shape[0], math.prod(shape[1:])
+    size = math.prod(shape)
+    rows = next(rows for rows in range(math.isqrt(size), 0, -1) if size % rows == 0)
+    return rows, size // rows
 
 
 def constant(value):

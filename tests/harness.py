@@ -1,5 +1,6 @@
 """Builds an optimizer and its reference side by side, and compares them."""
 
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -81,7 +82,7 @@ class Pair:
     """An optimizer of the package and its reference, from the same start and fed the same gradients."""
 
     def __init__(self, case, scenario, variant=None, seed=0, steps=60, **shared):
-        self.case, self.scenario = case, scenario
+        self.case, self.scenario = case, dataclasses.replace(scenario, dimensions=case.cls.dimensions)
         self.rng = np.random.default_rng(seed)
         self.shared = {**scenario.shared, **shared}
         variant = variant or {}

@@ -39,6 +39,67 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
+    # ---- Sinkhorn
+    Mistake(
+        "rules/row_column_balance.py",
+        "self.of_whole(self.squares(x, 1)))",
+        "self.of_whole(self.squares(x, 2)))",
+        "test_sinkhorn.py -k 'zipf and composite'",
+    ),
+    Mistake(
+        "rules/row_column_balance.py",
+        "        return self.divided(x, self.squares(x, 2))\n",
+        "        return self.divided(x, self.squares(x, 1))\n",
+        "test_sinkhorn.py -k 'zipf and composite'",
+    ),
+    Mistake(
+        "rules/row_column_balance.py",
+        "        return self.divided(x, self.squares(x, 2))\n",
+        "        return x\n",
+        "test_sinkhorn.py -k 'zipf and composite'",
+    ),
+    Mistake(
+        "rules/row_column_balance.py",
+        "ops.where(norms <= self.tau * mean,",
+        "ops.where(self.tau * norms <= mean,",
+        "test_sinkhorn.py -k 'zipf and composite'",
+    ),
+    Mistake(
+        "rules/row_column_balance.py",
+        "mean = self.of_whole(ops.sum(norms, 1, True))",
+        "mean = self.of_whole(ops.sum(norms * (norms > 0.1), 1, True))",
+        "test_sinkhorn.py -k 'zipf and composite'",
+    ),
+    Mistake(
+        "rules/row_column_balance.py",
+        "ops.sqrt(squares) + self.eps",
+        "ops.sqrt(squares + self.eps)",
+        "test_conformance.py -k 'Sinkhorn and composite and numbers'",
+    ),
+    Mistake(
+        "rules/row_column_balance.py",
+        "/ (self.rows if self.is_sliced else F.shape(matrices)[1])",
+        "/ F.shape(matrices)[2]",
+        "test_sinkhorn.py -k 'zipf and composite'",
+    ),
+    Mistake(
+        "optimizers/sinkhorn.py",
+        "math.sqrt(F.shape(u)[-1])",
+        "math.sqrt(F.shape(u)[-2])",
+        "test_sinkhorn.py -k 'zipf and composite'",
+    ),
+    Mistake(
+        "optimizers/sinkhorn.py",
+        "        if normalizations % 2 == 0:\n",
+        "        if normalizations % 2 == 2:\n",
+        "test_sinkhorn.py -k refuses",
+    ),
+    Mistake(
+        "paths/operators/composite.py",
+        "known = self.stacks.decoded(stored, weights, states)",
+        "known = self.statement.matrix_states(gradients, known)",
+        "test_sinkhorn.py -k stored",
+    ),
     # ---- Stages of a step
     Mistake(
         "arguments/options.py",

@@ -52,7 +52,14 @@ class Configuration:
     @property
     def tensors(self):
         """Return the names of the tensors that it has."""
+        if self.optimizer.dimensions is not None:
+            return [name for name in NAMES if len(SHAPES[name]) == self.optimizer.dimensions and name not in AXES]
         return self.only or (NAMES if self.backend == "aot" else FEWER)
+
+    @property
+    def poisoned(self):
+        """Return the name of the tensor whose gradient has a NaN in one step."""
+        return POISONED_TENSOR if POISONED_TENSOR in self.tensors else self.tensors[0]
 
     @property
     def name(self):
@@ -106,8 +113,10 @@ def _configurations():
     for processes, splits in ((2, heads), (4, of_four)):
         given = {"nesterov": False, "normalize_rows": True, "splits": splits}
         yield Configuration(ms_optim.Muon, "composite", "pynative", given, processes=(processes,))
+    yield Configuration(ms_optim.Sinkhorn, "composite", "pynative", ALL, processes=both)
+    yield Configuration(ms_optim.Sinkhorn, "composite", "graph", {}, group="pair", processes=(4,))
     for optimizer in REFERENCES:  # in one order, and no set's: every process runs the same at the same time
-        if optimizer not in (*above, ms_optim.Muon):
+        if optimizer not in (*above, ms_optim.Muon, ms_optim.Sinkhorn):
             yield Configuration(optimizer, "aot", "pynative", ALL)
 
 
@@ -143,5 +152,5 @@ def gradients(step, configuration):
     """Return the gradients of whole tensors; the last element of a split one is a NaN where that is skipped."""
     drawn = _drawn([1, step], configuration, configuration.arguments.get("loss_scale", 1.0))
     if is_poisoned(step, configuration):
-        drawn[POISONED_TENSOR][-1] = np.nan
+        drawn[configuration.poisoned][-1] = np.nan
     return drawn

@@ -3,6 +3,7 @@
 from unittest import mock
 
 import numpy as np
+from cases import as_matrix
 from harness import tensor
 from mindspore import Parameter
 
@@ -75,15 +76,17 @@ RESUMED += ("ScheduleFreeAdamW", "lamb, operators")
 ELEMENTWISE = [name for name, (optimizer, *_) in CONFIGURATIONS.items() if not optimizer.rules[0].is_layerwise]
 
 
-def drawn(seed, dtype):
+def drawn(seed, name):
+    optimizer, dtype, _ = CONFIGURATIONS[name]
     rng = np.random.default_rng(seed)
-    return [tensor(rng.standard_normal(shape), dtype) for shape in SHAPES]
+    shapes = SHAPES if optimizer.dimensions is None else map(as_matrix, SHAPES)
+    return [tensor(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
 def build(name, **shared):
     """Return the parameters and the optimizer of a configuration."""
-    optimizer, dtype, arguments = CONFIGURATIONS[name]
-    params = [Parameter(w, name=f"w{i}") for i, w in enumerate(drawn(0, dtype))]
+    optimizer, _, arguments = CONFIGURATIONS[name]
+    params = [Parameter(w, name=f"w{i}") for i, w in enumerate(drawn(0, name))]
     groups = [{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "grad_centralization": True}]
     # offload=True keeps copies of weights that are not in host memory.
     device = "GPU" if "offload" in arguments else kernels.device_target()
@@ -93,7 +96,7 @@ def build(name, **shared):
 
 def gradients(name, step):
     _, dtype, arguments = CONFIGURATIONS[name]
-    given = drawn([1, step], dtype)
+    given = drawn([1, step], name)
     if step == POISONED and arguments.get("skip_nonfinite"):
         given[4] = tensor(np.full(SHAPES[4], np.nan), dtype)
     return given

@@ -62,7 +62,7 @@ def test_what_is_wrong_is_not_timed(quick, monkeypatch):
 
 def test_bytes_of_a_step():
     """Counted by hand for each kind of rule: which of weight, gradient and states a pass reads and writes."""
-    weight = Parameter(Tensor(np.zeros(3, np.float32)), name="w")
+    weight = Parameter(Tensor(np.zeros((3, 1), np.float32)), name="w")
     counted = {}
     for optimizer in OPTIMIZERS:
         for trial in optimizer.trials:
@@ -72,6 +72,7 @@ def test_bytes_of_a_step():
                 "normalized": made.normalizes_gradient,
                 "compressed": isinstance(made, CompressedStep),
                 "matrices": bool(made.rule.iterations),
+                "balanced": made.rule.reads_stored_states,
             }
             states = sum(kind != "rows" for _, kind in made.rule.kinds)
             kind = (states, *(name for name, holds in kinds.items() if holds))
@@ -83,6 +84,7 @@ def test_bytes_of_a_step():
         (2, "layerwise"): {4 * (4 + 2 + 3 + 1)},  # w g m v; m v, then w m v; w
         (2, "layerwise", "normalized"): {4 * (1 + 4 + 2 + 4 + 1)},  # g, then w g m v; m v, then w g m v; w
         (2, "compressed"): {4 * (4 + 2)},  # w g u r; u r
+        (1, "balanced"): {4 * (2 + 1 + 4 + 3 + 2)},  # g m; m, then four times m, then w g m; w m
         (1, "matrices"): {4 * (2 + 2 + 2 + 2 + 1)},  # g m; m d, then d; d, then w d; w
     }
 

@@ -5,6 +5,7 @@ import re
 import mindspore as ms
 import numpy as np
 import pytest
+from cases import OF_ANY_SHAPE
 from harness import numbers
 from mindspore import Parameter, Tensor, nn
 from mindspore.experimental import optim
@@ -12,7 +13,6 @@ from mindspore.experimental.optim import lr_scheduler
 from refusals import refused
 from sources import ROOT
 
-import ms_optim
 from ms_optim import AdamW, LocalSteps, for_scheduler
 
 STEPS = 6
@@ -63,7 +63,7 @@ def test_schedulers_of_mindspore_set_the_rates_of_each_group(name, mode):
         assert not np.array_equal(numbers(p), np.full(5, 2.0))
 
 
-@pytest.mark.parametrize("cls", ms_optim.OPTIMIZERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", OF_ANY_SHAPE, ids=lambda cls: cls.__name__)
 def test_a_rate_that_is_set_counts_from_the_next_step_on(cls, mode):
     first, second = parameters(), parameters()
     one = cls(first, 0.25, weight_decay=0.1, **cls.required)

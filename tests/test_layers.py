@@ -146,7 +146,7 @@ def test_a_class_states_what_its_constructor_makes(optimizer):
     assert optimizer([weight], 0.1, **optimizer.required).rule.name == optimizer.rules[0].name
     for stated, trial in zip(optimizer.rules, optimizer.trials):
         made = optimizer([weight], 0.1, backend="composite", **trial)
-        numbers = ("constants", "flags", "shared_flags", "at_most", "rescale", "iterations")
+        numbers = ("constants", "flags", "shared_flags", "at_most", "rescale", "iterations", "reads_between")
         assert made.rule._replace(**{name: getattr(stated, name) for name in numbers}) == stated
         others = {p.name for p in made.get_parameters()} - {p.name for p in (weight, *made.states, *made.masters)}
         assert others == set(optimizer.counters)

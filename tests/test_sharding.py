@@ -8,7 +8,6 @@ from mindspore import Parameter
 from sharding import (
     AXES,
     CENTRALIZED,
-    POISONED_TENSOR,
     RATE,
     REFERENCES,
     SHAPES,
@@ -123,7 +122,7 @@ def check_tensor(actual, exact, kind, peak, expected, where):
 
 def check_skipped(c, given, statistics):
     """Statistics of a skipped step know whole gradients, and that nothing moved."""
-    finite = np.array([name != POISONED_TENSOR for name in c.tensors])
+    finite = np.array([name != c.poisoned for name in c.tensors])
     np.testing.assert_array_equal(statistics[:, 4], finite)
     np.testing.assert_array_equal(statistics[:, 2:4], 0.0)
     norms = []

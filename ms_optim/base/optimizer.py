@@ -187,7 +187,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
         )
         flags = self.grad_centralization_flags if self.is_group else (False,) * count
         layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter)
-        if rule.others is not None:
+        if rule.has_matrices:
             layout = self.with_matrices(layout, shard_groups)
         parts = Parts.of(self, rule, options, layout, rates.rates, shard_groups, self._parameters, self.global_step)
         self._assemble(parts, choose(parts), rates.fewest_steps)

@@ -96,7 +96,7 @@ def main(arguments: argparse.Namespace) -> int:
     rows, speeds = [], [bandwidth(threads, max(1, 2 * parameters // threads))]
     tasks = [checks.Task(optimizer, optimizer.trials[0]) for optimizer in chosen]
     for optimizer, (check, printed) in zip(chosen, checks.in_child(tasks)):
-        timing = measure(optimizer, shapes, arguments.steps) if check.right else None
+        timing = measure(optimizer, checks.shapes_for(optimizer, shapes), arguments.steps) if check.right else None
         # Measured before and after each optimizer, because the speed of a shared machine varies.
         speeds.append(bandwidth(threads, max(1, 2 * parameters // threads)))
         rows.append(row(optimizer, check, timing, parameters, statistics.mean(speeds[-2:])))
@@ -171,6 +171,8 @@ def least_bytes(optimizer: FusedOptimizer) -> int:
         return 4 * moments  # only few weights are written
     if optimizer.rule.iterations:
         return 4 * (moments + 1 + 4)  # directions are written, orthogonalized in place, and read
+    if optimizer.rule.reads_stored_states:
+        return 4 * (moments + 4 + optimizer.rule.reads_between)  # the last pass reads and writes weights and states
     if not optimizer.rule.is_layerwise:
         return 4 * (moments + 1)
     apply = 2 + states  # weight and states are read again, the weight is written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing
 import os
 import pathlib
@@ -156,7 +157,7 @@ def examine_split_masters() -> tuple[str, str, str, bool]:
         return "none", str(error), "nothing to check", True
     rng = np.random.default_rng(1)
     for _ in range(STEPS):
-        gradients = drawn(rng)
+        gradients = drawn(rng, split)
         for optimizer in (split, whole):
             optimizer(gradients)
     weights = [ops.cast(p, ms.float32).asnumpy() for p in split.parameters]
@@ -173,15 +174,22 @@ def build(
 ) -> FusedOptimizer:
     """Create an optimizer with fixed initial weights."""
     rng = np.random.default_rng(0)
-    weights = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in shapes_for(optimizer, SHAPES)]
     params = [Parameter(Tensor(np.asarray(w)).astype(dtype), name=f"w{i}") for i, w in enumerate(weights)]
     groups = [{"params": params[:3], "weight_decay": 0.1}, {"params": params[3:], "grad_centralization": True}]
     return optimizer(groups, 0.01, weight_decay=0.01, loss_scale=8.0, grad_clip_norm=5.0, backend=backend, **trial)
 
 
-def drawn(rng: np.random.Generator) -> tuple[Tensor, ...]:
+def shapes_for(optimizer: type[FusedOptimizer], shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return shapes that an optimizer takes: these, or those of matrices of as many elements."""
+    if optimizer.dimensions is None:
+        return list(shapes)
+    return [(shape[0] if len(shape) > 1 else 1, math.prod(shape[len(shape) > 1 :])) for shape in shapes]
+
+
+def drawn(rng: np.random.Generator, optimizer: FusedOptimizer) -> tuple[Tensor, ...]:
     """Return random gradients of one step."""
-    return tuple(Tensor(np.asarray(rng.standard_normal(shape), np.float32)) for shape in SHAPES)
+    return tuple(Tensor(np.asarray(rng.standard_normal(p.shape), np.float32)) for p in optimizer.parameters)
 
 
 def disagreement(one: FusedOptimizer, other: FusedOptimizer) -> float:
@@ -190,7 +198,7 @@ def disagreement(one: FusedOptimizer, other: FusedOptimizer) -> float:
     held = list(zip([*one.parameters, *one.states], [*other.parameters, *other.states]))
     largest = np.full(len(held), 1e-30)
     for _ in range(STEPS):
-        gradients = drawn(rng)
+        gradients = drawn(rng, one)
         for optimizer in (one, other):
             optimizer(gradients)
         largest = np.maximum(largest, [np.max(np.abs(b.asnumpy())) for _, b in held])

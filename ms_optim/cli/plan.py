@@ -165,7 +165,7 @@ def plans_of(arguments: argparse.Namespace) -> tuple[list[Plan], list[dict[str, 
     for optimizer in OPTIMIZERS:
         if arguments.optimizer and optimizer.__name__ not in arguments.optimizer:
             continue
-        has_matrices = arguments.parameters is not None and optimizer.rules[0].others is not None
+        has_matrices = arguments.parameters is not None and optimizer.rules[0].has_matrices
         own = as_matrices(weights, arguments.workers) if has_matrices else weights
         for state_dtype, masters in formats(arguments, weights):
             options = Options(

@@ -75,10 +75,9 @@ class InTrainer(FusedOptimizer):
                 fail(ValueError, name, key, f"none of {values} if parameters are DTensors", arguments[key])
         if reason := self.refuses.get("shard_group"):
             raise ValueError(f"For '{name}', the parameters must not be DTensors: it {reason}.")
-        has_matrices = rule.others is not None
-        looks_at_wholes = rule.is_layerwise or has_matrices or not rule.is_elementwise
+        looks_at_wholes = rule.is_layerwise or rule.has_matrices or not rule.is_elementwise
         sums = looks_at_wholes or any(arguments.get(key) for key in SUMS)
-        shards = LocalShards(name, params, sums, has_matrices)
+        shards = LocalShards(name, params, sums, rule.has_matrices)
         super().__init__(shards.groups, **arguments)
         shards.distribute(self._held.of_tensors)
         self._shards = shards

@@ -69,6 +69,9 @@ ON_ASCEND = {
 # rest: the rules of the launches for all other tensors, before the products, and after them.
 GPU_PASSES = {"muon": ("adamw", "muon_before", "muon_after")}
 
+# Rules that have a kernel on the host alone.
+ON_HOST_ALONE = ("sinkhorn",)
+
 # Rules with kernels in AKG's DSL: the file in ops/akg, the function in it, and the number of directions it returns.
 AKG_KERNELS = {
     "adamw": ("adamw", "adamw", 1),

@@ -10,6 +10,7 @@ from .lans import LANS
 from .lion import Lion
 from .muon import Muon
 from .schedule_free_adamw import ScheduleFreeAdamW
+from .sinkhorn import Sinkhorn
 
 __all__ = [
     "LANS",
@@ -21,6 +22,7 @@ __all__ = [
     "Lion",
     "Muon",
     "ScheduleFreeAdamW",
+    "Sinkhorn",
 ]
 # In the order in which commands, MindFormers and tests list them; `create_optimizer` reads this list.
 OPTIMIZERS: tuple[type[FusedOptimizer], ...] = (
@@ -33,5 +35,6 @@ OPTIMIZERS: tuple[type[FusedOptimizer], ...] = (
     AdEMAMix,
     ScheduleFreeAdamW,
     Muon,
+    Sinkhorn,
 )
 FusedOptimizer.all_optimizers = OPTIMIZERS

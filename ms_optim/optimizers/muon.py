@@ -197,8 +197,15 @@ class Muon(AdamFamily):
     """
 
     rules: tuple[Rule, ...] = (
-        Rule("muon", ("muon_m",), is_elementwise=True, others=AdamW.rules[0]),
-        Rule("muon", ("muon_m", "muon_v"), is_elementwise=True, state_kinds=("signed", "rows"), others=AdamW.rules[0]),
+        Rule("muon", ("muon_m",), is_elementwise=True, has_matrices=True, others=AdamW.rules[0]),
+        Rule(
+            "muon",
+            ("muon_m", "muon_v"),
+            is_elementwise=True,
+            state_kinds=("signed", "rows"),
+            has_matrices=True,
+            others=AdamW.rules[0],
+        ),
     )
     trials: tuple[dict[str, Any], ...] = ({}, {"normalize_rows": True})
     decays_every_name = True
@@ -250,7 +257,7 @@ class Muon(AdamFamily):
         iterations = iterations_of(name, ns_steps, ns_coefficients, ns_dtype == "bfloat16")
         self.adamw_names = matrices.check_names(name, "adamw_names", adamw_names)
         self._splits = check_splits(name, splits)
-        params, self._said = matrices.take_keys(name, params)
+        params, self._said = matrices.take_keys(name, params, KEYS)
         self.momentum, self.nesterov, self.normalize_rows = float(momentum), nesterov, normalize_rows
         self.matched_adamw_rms, self.adjust_lr = float(matched_adamw_rms), adjust_lr
         flags = MuonFlag.NESTEROV * nesterov + MuonFlag.ORIGINAL_SCALE * (adjust_lr == "original")

@@ -65,23 +65,24 @@ class Form(NamedTuple):
         return sum(min(matrix.rows, matrix.columns) for matrix in self.whole)
 
 
-def take_keys(optimizer: str, params: Any) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """Remove the keys that only Muon knows from parameter groups.
+def take_keys(optimizer: str, params: Any, keys: Sequence[str]) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """Remove the keys that only a rule of matrices knows from parameter groups.
 
     Args:
         optimizer: Name of the optimizer's class, for the errors.
         params: What the user passed as ``params``, not checked yet.
+        keys: The keys that the optimizer takes, of :data:`KEYS`.
 
     Returns:
         The groups without the keys; and for each key, its value by parameter name.
     """
-    found: dict[str, dict[str, Any]] = {key: {} for key in KEYS}
+    found: dict[str, dict[str, Any]] = {key: {} for key in keys}
     groups = ordered(params)
     if not groups or not all(isinstance(group, dict) for group in groups):
         return params, found
     taken = []
     for i, group in enumerate(groups):
-        own = {key: group[key] for key in KEYS if key in group}
+        own = {key: group[key] for key in keys if key in group}
         check_settings(optimizer, f"params[{i}]", own)
         if AXIS in own and "shard_group" not in group:
             fail(ValueError, optimizer, f"params[{i}]['{AXIS}']", "omitted without 'shard_group'", own[AXIS])
@@ -92,7 +93,7 @@ def take_keys(optimizer: str, params: Any) -> tuple[Any, dict[str, dict[str, Any
             found[key] |= {p.name: value for p in members or () if isinstance(p, Parameter)}
         # An iterator is read only once.
         again = {} if members is None else {"params": members}
-        taken.append({**{key: value for key, value in group.items() if key not in KEYS}, **again} if own else group)
+        taken.append({**{key: value for key, value in group.items() if key not in keys}, **again} if own else group)
     return taken, found
 
 

@@ -40,7 +40,12 @@ class Rule(NamedTuple):
         takes_low_states: For the kernel: whether its states may be held in fewer bits at all.
         starts_at_weights: Whether the first state starts as the weights, not as zeros.
         weighs_steps: Whether the rule implements :meth:`Statement.weighed`, which keeps two numbers for each tensor.
-        others: Only for a rule of matrices: the rule of all other tensors.
+        has_matrices: Whether it is a rule of matrices: of tensors that hold matrices, it sees each of these as a whole.
+        reads_stored_states: Only for a rule of matrices: whether directions follow from the new states as they are
+            stored, which matters if these are in fewer bits. The rule then implements :meth:`Statement.matrix_states`.
+        reads_between: How often a kernel reads float32 states between the pass that makes them and the one that moves
+            the weights.
+        others: Only for a rule of matrices: the rule of all other tensors; None if all tensors are matrices.
         iterations: Only for a rule that orthogonalizes matrices: the coefficients of each iteration.
     """
 
@@ -57,6 +62,9 @@ class Rule(NamedTuple):
     takes_low_states: bool = True
     starts_at_weights: bool = False
     weighs_steps: bool = False
+    has_matrices: bool = False
+    reads_stored_states: bool = False
+    reads_between: int = 0
     others: Rule | None = None
     iterations: tuple[tuple[float, float, float], ...] = ()
 
@@ -93,6 +101,8 @@ class Statement:
     # Whether the weights during training differ from the weights to use, which `averaged_weight` computes.
     averages_iterates = False
 
+    # The number of dimensions that each parameter must have; None: any.
+    dimensions: int | None = None
     # Its rules, one for each kernel, without the constants that arguments set; the first is the default.
     rules: tuple[Rule, ...] = ()
     # Whether the arithmetic runs on the host for every device target.
@@ -182,10 +192,19 @@ class Statement:
             weight: The weights, float32, stacked along a first dimension.
             gradient: Their gradients, unscaled, centralized and clipped.
             weight_decay: Their weight decays, in a shape that broadcasts over the weights.
-            states: The states of these weights.
+            states: The states of these weights; if the rule reads states as they are stored, the new ones.
 
         Returns:
             A tuple of directions, a tuple of new states, and what the statistics report as the trust ratio.
+        """
+        raise NotImplementedError
+
+    def matrix_states(self, gradient: Tensor, states: Tensors) -> Tensors:
+        """Return the new states of a stack of tensors that hold matrices, only if `reads_stored_states` is set.
+
+        Args:
+            gradient: Their gradients, unscaled, centralized and clipped.
+            states: Their states before the step.
         """
         raise NotImplementedError
 

@@ -5,6 +5,7 @@
 #include "engine.h"
 #include "local_engine.h"
 #include "matrices.h"
+#include "sinkhorn_engine.h"
 
 #define MS_OPTIM_NAME(isa) #isa
 #define MS_OPTIM_QUOTE(isa) MS_OPTIM_NAME(isa)

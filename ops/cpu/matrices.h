@@ -29,14 +29,14 @@ inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, 
   chunk.sum[kGradientSum] = sum;
 }
 
-// Moves a matrix along its direction, the decay included.
+// Moves the elements of a chunk along their directions, the decay included.
 inline void MoveMatrix(const Tensor &t, const Task &task, float *directions, Chunk &chunk, Buffers &b) {
   Task unscaled = task;
   unscaled.factor = 1.0f;
   for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
     const int n = static_cast<int>(Min(kTile, chunk.end - begin));
     TileSums<KnownDirection> sums;
-    float *w = LoadWeight(t, begin, n, b.weight), *direction = directions + begin;
+    float *w = LoadWeight(t, begin, n, b.weight), *direction = directions + (begin - chunk.begin);
     StartTile<ElementwiseRule>(t, task, begin, n, w);
     RuleTile<KnownDirection, kSumUp>(KnownDirection{}, unscaled, n, w, direction, &direction, b.direction, nullptr,
                                      sums);
@@ -173,7 +173,7 @@ class MatrixEngine : StepEngine {
     }
     NoteOrthogonality(batch.matrices, batch.tensors, sums);
     ForChunks(batch.first, batch.last, true, [&](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
-      if (float *own = DirectionsOf(chunk.tensor)) MoveMatrix(t, task, own, chunk, b);
+      if (float *own = DirectionsOf(chunk.tensor)) MoveMatrix(t, task, own + chunk.begin, chunk, b);
     });
   }
 

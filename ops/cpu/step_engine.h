@@ -91,7 +91,8 @@ class StepEngine {
         task = Task{};
         task.row = t.rows > 0 && LayoutOf(i, kCentralized) != 0 ? t.size / t.rows : 0;
         PrepareStorage(i);
-        const int64_t length = task.row == 0 ? kChunk : task.row * RowsInChunk(task);
+        const int64_t by_rows = rows_in_chunk_ * (t.size / Max(1, t.rows));
+        const int64_t length = by_rows > 0 ? by_rows : task.row == 0 ? kChunk : task.row * RowsInChunk(task);
         task.first_chunk = chunks;
         for (int64_t begin = t.begin; begin < t.end; begin += length, ++chunks) {
           if (pass == 1) chunks_[chunks] = Chunk{i, begin, Min(t.end, begin + length), {}};
@@ -252,6 +253,7 @@ class StepEngine {
   }
 
   const Step &step_;
+  int64_t rows_in_chunk_ = 0;  // of an engine that sees whole rows; 0: chunks have a fixed size
   std::unique_ptr<Task[]> tasks_;
   std::unique_ptr<Chunk[]> chunks_;
 };

@@ -10,6 +10,7 @@
 #include "lion.h"
 #include "muon.h"
 #include "schedule_free_adamw.h"
+#include "sinkhorn.h"
 
 // RULE(name, struct): the operator's name is `ms_optim_` and the rule's. Numbers of states and constants are the
 // struct's own.
@@ -25,7 +26,7 @@
   RULE(schedule_free_adamw, ScheduleFreeAdamW)
 
 // Rules that have a kernel on the host alone.
-#define MS_OPTIM_HOST_RULES(RULE) RULE(muon, Muon)
+#define MS_OPTIM_HOST_RULES(RULE) RULE(muon, Muon) RULE(sinkhorn, Sinkhorn)
 
 // Rules that have a kernel on GPUs alone: the passes before and after what the framework's operators compute.
 #define MS_OPTIM_GPU_RULES(RULE) \

@@ -72,6 +72,7 @@ class CompositePath(nn.Cell):
         self.norm_count = 1 + parts.statement.direction_count
         # The norms of a layer-wise rule are those of the directions that follow from the states as they are stored.
         self.reads_again = rule.is_layerwise and self.stacks.conversion is not None
+        self.reads_stored = rule.reads_stored_states
         self.counting = Counting(parts)
         self.rates_of_each = RatesOfEach(layout)
         self.each, self.takes_turns = C.Map(), layout.exchanges_by_form
@@ -203,9 +204,15 @@ class CompositePath(nn.Cell):
         known = self.started(t, weights, old_states)
         gradients = normal(gradients)
         if form >= 0:
+            stored = ()
+            if self.reads_stored:
+                stored = self.stacks.encoded(
+                    self.statement.matrix_states(gradients, known), self.stacks.noise_of(place), states
+                )
+                known = self.stacks.decoded(stored, weights, states)
             taken = (scalars, form, weights, gradients, column(decay, gradients), known)
             directions, new_states, ratio = self.statement.matrix_directions(*taken)
-            return weights, directions, new_states, old_states, ratio
+            return weights, directions, stored if self.reads_stored else new_states, old_states, ratio
         directions, new_states = self.stated(scalars, weights, gradients, decay, known)
         if self.reads_again:
             new_states = self.stacks.encoded(new_states, self.stacks.noise_of(place), states)
@@ -270,7 +277,7 @@ class CompositePath(nn.Cell):
         update, new_weights = self.along(coefficients, weights, directions)
         new_weights = ops.where(applied, new_weights, weights)
         noise = self.stacks.noise_of(place)
-        if not self.reads_again:
+        if not (self.reads_again or self.reads_stored):
             new_states = self.stacks.encoded(new_states, noise, states)
         written = self.stacks.write_states(applied, new_states, old_states, states)
         step = (applied, t, weights, new_weights)

@@ -1,0 +1,447 @@
+// Runs Sinkhorn: divides the rows and columns of matrices by their norms in turn, and moves the weights.
+//
+// A step keeps a factor for each row and column, and sums for the columns of each chunk; no matrix. A pass reads each
+// row once: as soon as its own sum gives its factor, the row enters the sums of the columns. So K divisions take
+// (K + 1) / 2 passes: the first makes the momentum, the last moves the weights.
+//
+// Which rows become 0 depends on the norms of all rows. The first pass adds up all of them, and the chunks where some
+// become 0, but are not 0 already, are added up again.
+#pragma once
+
+#include <algorithm>
+
+#include "matrices.h"
+
+namespace ms_optim {
+namespace {
+
+// The rows of a chunk. The sums of its columns take less than 1 % of its elements' memory.
+constexpr int64_t kRowsInChunk = 512;
+static_assert(kRowsInChunk % kCodeBlock == 0, "chunks begin with a block of codes");
+static_assert(kRowsInChunk <= kTile, "the means of a chunk's rows fit into a buffer");
+
+// The factor of what is squared for columns, lest small squares vanish in float32. Large ones stay finite: the elements
+// of a divided row are at most about the root of the number of rows.
+constexpr float kLift = 0x1p50f;
+constexpr double kLowered = 0x1p-100;
+
+// Computes for rows the sums of squares of the products of their elements and the factors of columns. Several rows at
+// once keep memory busier than one after the other.
+template <int kRows>
+void SumRows(const float *const (&rows)[kRows], const float *factors, int64_t columns, double (&totals)[kRows]) {
+  static_assert(kRows == 1 || kRows == 4, "the loop names each row, or it would not be vectorized");
+  constexpr int kLast = kRows - 1;
+  for (double &total : totals) total = 0.0;
+  for (int64_t begin = 0; begin < columns; begin += kTile) {
+    const int n = static_cast<int>(Min(int64_t{kTile}, columns - begin));
+    const float *x0 = rows[0] + begin, *x1 = rows[kLast / 3] + begin, *x2 = rows[2 * kLast / 3] + begin,
+                *x3 = rows[kLast] + begin, *c = factors + begin;
+    float lanes[4][kLanes] = {};
+    const auto add = [&](int i, int lane) __attribute__((always_inline)) {
+      const float p0 = x0[i] * c[i];
+      lanes[0][lane] += p0 * p0;
+      if (kRows == 1) return;
+      const float p1 = x1[i] * c[i], p2 = x2[i] * c[i], p3 = x3[i] * c[i];
+      lanes[1][lane] += p1 * p1;
+      lanes[2][lane] += p2 * p2;
+      lanes[3][lane] += p3 * p3;
+    };
+    const int whole = n / kLanes * kLanes;
+    for (int i = 0; i < whole; i += kLanes) {
+      FetchAhead(x0 + i);
+      if (kRows > 1) {
+        FetchAhead(x1 + i);
+        FetchAhead(x2 + i);
+        FetchAhead(x3 + i);
+      }
+      MS_OPTIM_IVDEP
+      for (int lane = 0; lane < kLanes; ++lane) add(i + lane, lane);
+    }
+    for (int i = whole; i < n; ++i) add(i, i - whole);
+    for (int k = 0; k < kRows; ++k) {
+      const double sum = SumOfLanes(lanes[k]);
+      if (IsExact(sum)) {
+        totals[k] += sum;
+        continue;
+      }
+      for (int i = 0; i < n; ++i) {
+        const auto product = static_cast<double>(rows[k][begin + i] * c[i]);
+        totals[k] += product * product;
+      }
+    }
+  }
+}
+
+// Adds the squares of four rows, each multiplied by its factor, to the sums of the columns: in float32, and then in
+// float64.
+inline void AddToColumns(const float *const (&rows)[4], const float (&factors)[4], int64_t columns,
+                         double *__restrict sums) {
+  const float *__restrict x0 = rows[0], *__restrict x1 = rows[1], *__restrict x2 = rows[2], *__restrict x3 = rows[3];
+  const float f0 = factors[0], f1 = factors[1], f2 = factors[2], f3 = factors[3];
+  MS_OPTIM_IVDEP
+  for (int64_t j = 0; j < columns; ++j) {
+    const float p0 = f0 * x0[j], p1 = f1 * x1[j], p2 = f2 * x2[j], p3 = f3 * x3[j];
+    sums[j] += static_cast<double>((p0 * p0 + p1 * p1) + (p2 * p2 + p3 * p3));
+  }
+}
+
+// Takes rows four at a time: decides their factors from their sums, and adds them to the sums of the columns.
+//
+// Decide returns the factor of a row by its index and sum.
+template <class Decide>
+class Rows {
+ public:
+  Rows(int64_t columns, const float *factors, double *sums, Decide decide)
+      : columns_(columns), factors_(factors), sums_(sums), decide_(decide) {
+    std::fill_n(sums, columns, 0.0);
+  }
+
+  // How many wait. The memory of their elements must hold them until they are taken.
+  int Count() const { return count_; }
+
+  void Add(int64_t index, const float *elements) {
+    indices_[count_] = index;
+    rows_[count_] = elements;
+    if (++count_ == 4) Take();
+  }
+
+  void Take() {
+    if (count_ == 0) return;
+    for (int k = count_; k < 4; ++k) rows_[k] = rows_[0];
+    double totals[4];
+    float lifted[4] = {};
+    SumRows(rows_, factors_, columns_, totals);
+    for (int k = 0; k < count_; ++k) lifted[k] = Sinkhorn::Rounded(decide_(indices_[k], totals[k]) * kLift);
+    AddToColumns(rows_, lifted, columns_, sums_);
+    count_ = 0;
+  }
+
+ private:
+  const int64_t columns_;
+  const float *const factors_;
+  double *const sums_;
+  const Decide decide_;
+  int64_t indices_[4];
+  const float *rows_[4];
+  int count_ = 0;
+};
+
+class SinkhornEngine : StepEngine {
+ public:
+  explicit SinkhornEngine(const Step &step)
+      : StepEngine(step), rule_(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags) {
+    rows_in_chunk_ = kRowsInChunk;
+  }
+
+  Status Run() {
+    const bool moves = Has(kMomentsStage);
+    if (moves != Has(kApplyStage) || (step_.flags & kReturned) != 0) return kWrongFlags;
+    if (const Status status = Begin(!Has(kGradientStage)); status != kOk) return status;
+    if (moves && !Fits()) return kWrongSize;
+    const Prologue prologue(step_, step_.constants[kClipNorm] > 0.0);
+    Open(prologue);
+    if (step_.stages == kGradientStage) return kOk;
+    const Survey survey = TakeSurvey(prologue);
+    if (!survey.applied) return Skip();
+    for (int i = 0; i < step_.count; ++i) Decide(rule_, step_, i, SumsOf(i), survey.clip, &tasks_[i]);
+    if (moves) {
+      Reserve();  // allocates all memory, before anything moves
+      for (int first = 0, last = 0; first < step_.count; first = last) {
+        last = LastOfRun(first, kCachedElements);
+        Move(first, last);
+      }
+      AddSums(0, step_.count);
+    }
+    for (int i = 0; i < step_.count; ++i) Report(i, true);
+    return Commit(true);
+  }
+
+ private:
+  // The factors of a tensor's rows and columns, and the sums of the columns of each of its chunks.
+  struct Factors {
+    int64_t columns, rows;
+    bool in_place;  // between the first pass and the last, its state holds G
+    double *of_rows, *of_columns, *sums;
+    float *rounded;  // of_columns in float32
+  };
+
+  // Rows that a pass takes together.
+  struct Strip : Chunk {
+    int64_t row, rows;
+  };
+
+  // Tells whether this process has each matrix whole or not at all.
+  bool Fits() const {
+    for (int i = 0; i < step_.count; ++i) {
+      const Tensor &t = step_.tensors[i];
+      if (t.begin != t.end && (t.begin != 0 || t.end != t.size)) return false;
+    }
+    return true;
+  }
+
+  // The most rows of a strip: about a tile, or one. If states are codes, these are whole blocks.
+  static int64_t RowsInStrip(int64_t columns, const Task &task) {
+    const int64_t whole = task.low_states ? kCodeBlock / std::gcd(columns, kCodeBlock) : 1;
+    return Max(1, kTile / (columns * whole)) * whole;
+  }
+
+  void Reserve() {
+    factors_.resize(static_cast<size_t>(step_.count));
+    int64_t numbers = 0, rounded = 0, strip = 0;
+    for (int i = 0; i < step_.count; ++i) {
+      if (ElementsOf(i) == 0) continue;
+      const Tensor &t = step_.tensors[i];
+      Factors &f = factors_[static_cast<size_t>(i)];
+      f.rows = Max(1, t.rows);
+      f.columns = t.size / f.rows;
+      f.in_place = t.state_type[0] == DType::kFloat32 && rule_.beta >= Sinkhorn::kLeastDivisor;
+      numbers += f.rows + f.columns * (1 + tasks_[i].last_chunk - tasks_[i].first_chunk);
+      rounded += f.columns;
+      const int64_t rows = RowsInStrip(f.columns, tasks_[i]);
+      strip = Max(strip, Min(rows == 1 ? int64_t{4} : rows, f.rows) * f.columns);
+    }
+    numbers_.reset(new double[static_cast<size_t>(numbers)]);
+    rounded_.reset(new float[static_cast<size_t>(rounded)]);
+    strips_.resize(static_cast<size_t>(omp_get_max_threads()));
+    for (auto &own : strips_) own.reset(new float[static_cast<size_t>(strip)]);
+    again_.reset(new bool[static_cast<size_t>(tasks_[step_.count - 1].last_chunk)]());
+    double *next = numbers_.get();
+    float *next_rounded = rounded_.get();
+    for (int i = 0; i < step_.count; ++i) {
+      if (ElementsOf(i) == 0) continue;
+      Factors &f = factors_[static_cast<size_t>(i)];
+      f.of_rows = next;
+      f.of_columns = f.of_rows + f.rows;
+      f.sums = f.of_columns + f.columns;
+      next = f.sums + f.columns * (tasks_[i].last_chunk - tasks_[i].first_chunk);
+      f.rounded = next_rounded;
+      next_rounded += f.columns;
+      std::fill_n(f.of_columns, f.columns, 1.0);
+      std::fill_n(f.rounded, f.columns, 1.0f);
+    }
+  }
+
+  // Takes tensors through all passes. Passes go there and back: what one read last is still in the cache.
+  void Move(int first, int last) {
+    bool backwards = false;
+    const auto pass = [&](auto body) {
+      ForChunks(first, last, backwards, body);
+      backwards = !backwards;
+    };
+    pass([this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) { MakeMomentum(t, task, chunk, b); });
+    bool again = false;
+    for (int i = first; i < last; ++i) again |= DecideRows(i);
+    if (again && rule_.pairs > 0) {
+      pass([this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+        if (again_[&chunk - chunks_.get()]) DivideRows<false>(t, task, chunk, b);
+      });
+    }
+    for (int k = 0; k < rule_.pairs; ++k) {
+      if (k > 0) {
+        pass([this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+          DivideRows<true>(t, task, chunk, b);
+        });
+      }
+      for (int i = first; i < last; ++i) DivideColumns(i);
+    }
+    pass([this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) { MoveWeights(t, task, chunk, b); });
+  }
+
+  // Calls body for the strips of a chunk: in turn for one of each quarter, as memory is read faster in four places than
+  // in one.
+  template <class Body>
+  void ForStrips(const Chunk &chunk, const Task &task, Body body) {
+    const int64_t columns = FactorsOf(chunk).columns, most = RowsInStrip(columns, task), end = chunk.end / columns;
+    const int64_t first = chunk.begin / columns, quarter = ((end - first + most - 1) / most + 3) / 4;
+    for (int64_t k = 0; k < 4 * quarter; ++k) {
+      const int64_t row = first + (k % 4 * quarter + k / 4) * most, rows = Min(most, end - row);
+      if (rows <= 0) continue;
+      Strip strip{{chunk.tensor, row * columns, (row + rows) * columns, {}}, row, rows};
+      body(strip);
+    }
+  }
+
+  // This thread's memory for a strip, or for as many rows as enter the sums of columns at once.
+  float *Memory() const { return strips_[static_cast<size_t>(omp_get_thread_num())].get(); }
+
+  // Makes the momentum of a strip, and returns the elements of G: the state's own memory, or the given one.
+  const float *Make(const Tensor &t, const Task &task, const Strip &strip, float *memory, Chunk &chunk, Buffers &b) {
+    const bool in_place = FactorsOf(chunk).in_place;
+    ForTiles(t, task, strip, b, [&](int64_t begin, int n, const float *g) {
+      float *s = LoadState(t, 0, begin, n, b.state[0]);
+      if (in_place) {
+        MomentumTile(task.factor, g, s, s, n);
+      } else {
+        MomentumTile(task.factor, g, s, nullptr, n);
+        if (task.low_states) FillNoise(task.noise, begin, n, b.noise);
+        StoreState(t, 0, begin, n, s, b.noise);
+      }
+      chunk.sum[kGradientSum] += SumSquares(g, n);
+    });
+    return Load(t, task, strip, memory, b);
+  }
+
+  // Returns the elements of G in a strip, of a pass after the momentum was made.
+  const float *Load(const Tensor &t, const Task &task, const Strip &strip, float *memory, Buffers &b) {
+    if (FactorsOf(strip).in_place) return static_cast<const float *>(t.state[0]) + strip.begin;
+    ForTiles(t, task, strip, b, [&](int64_t begin, int n, const float *g) {
+      const float *__restrict s = LoadState(t, 0, begin, n, b.state[0]);
+      float *__restrict to = memory + (begin - strip.begin);
+      const float factor = task.factor;
+      const Sinkhorn rule = rule_;
+      MS_OPTIM_IVDEP
+      for (int i = 0; i < n; ++i) rule.Directions(0.0f, factor * g[i], s + i, to + i);
+    });
+    return memory;
+  }
+
+  // Makes new states; if there is memory for G, which may be that of the states, the elements of G.
+  void MomentumTile(float factor, const float *__restrict g, float *s, float *elements, int n) const {
+    const Sinkhorn rule = rule_;
+    if (elements == nullptr) {
+      MS_OPTIM_IVDEP
+      for (int i = 0; i < n; ++i) rule.Moments(factor * g[i], s + i);
+      return;
+    }
+    MS_OPTIM_IVDEP
+    for (int i = 0; i < n; ++i) {
+      float state = s[i], element;
+      rule.Moments(factor * g[i], &state);
+      rule.Directions(0.0f, factor * g[i], &state, &element);
+      elements[i] = element;
+    }
+  }
+
+  // The first pass: makes the momentum, notes the norm of each row as its factor, and adds up the columns as if all
+  // rows stayed.
+  void MakeMomentum(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
+    const Factors &f = FactorsOf(chunk);
+    Rows kept(f.columns, f.rounded, SumsOfColumns(chunk), [&](int64_t row, double sum) {
+      f.of_rows[row] = std::sqrt(sum);
+      return rule_.FirstFactor(f.of_rows[row], 0.0);
+    });
+    chunk.sum[kGradientSum] = 0.0;
+    ForStrips(chunk, task, [&](const Strip &strip) {
+      const float *elements = Make(t, task, strip, Memory() + kept.Count() * f.columns, chunk, b);
+      for (int64_t k = 0; k < strip.rows; ++k) kept.Add(strip.row + k, elements + k * f.columns);
+      if (strip.rows > 1) kept.Take();
+    });
+    kept.Take();
+  }
+
+  // Turns the norms of rows into factors, and returns whether chunks must be added up again.
+  bool DecideRows(int i) {
+    if (ElementsOf(i) == 0) return false;
+    const Factors &f = factors_[static_cast<size_t>(i)];
+    double total = 0.0;
+    for (int64_t row = 0; row < f.rows; ++row) total += f.of_rows[row];
+    const double mean = total / static_cast<double>(f.rows);
+    bool any = false;
+    for (int64_t row = 0; row < f.rows; ++row) {
+      const double norm = f.of_rows[row];
+      f.of_rows[row] = rule_.FirstFactor(norm, mean);
+      if (f.of_rows[row] == 0.0 && norm != 0.0) any = again_[tasks_[i].first_chunk + row / kRowsInChunk] = true;
+    }
+    return any;
+  }
+
+  // Divides rows by their norms (kDivide), and adds up the columns.
+  template <bool kDivide>
+  void DivideRows(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
+    const Factors &f = FactorsOf(chunk);
+    Rows kept(f.columns, f.rounded, SumsOfColumns(chunk), [&](int64_t row, double sum) {
+      if (kDivide) f.of_rows[row] = rule_.NextFactor(f.of_rows[row], sum);
+      return f.of_rows[row];
+    });
+    ForStrips(chunk, task, [&](const Strip &strip) {
+      if (AreZero(strip)) return;
+      const float *elements = Load(t, task, strip, Memory() + kept.Count() * f.columns, b);
+      for (int64_t k = 0; k < strip.rows; ++k) {
+        if (f.of_rows[strip.row + k] != 0.0) kept.Add(strip.row + k, elements + k * f.columns);
+      }
+      if (strip.rows > 1) kept.Take();
+    });
+    kept.Take();
+  }
+
+  void DivideColumns(int i) {
+    if (ElementsOf(i) == 0) return;
+    const Factors &f = factors_[static_cast<size_t>(i)];
+    const int64_t chunks = tasks_[i].last_chunk - tasks_[i].first_chunk;
+    for (int64_t chunk = 1; chunk < chunks; ++chunk) {
+      for (int64_t j = 0; j < f.columns; ++j) f.sums[j] += f.sums[chunk * f.columns + j];
+    }
+    for (int64_t j = 0; j < f.columns; ++j) {
+      f.of_columns[j] = rule_.NextFactor(f.of_columns[j], f.sums[j] * kLowered);
+      f.rounded[j] = Sinkhorn::Rounded(f.of_columns[j]);
+    }
+  }
+
+  // The last pass: divides rows once more, moves the weights, and leaves the momentum in the state.
+  void MoveWeights(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
+    const Factors &f = FactorsOf(chunk);
+    ForStrips(chunk, task, [&](Strip &strip) {
+      float *memory = Memory(), *__restrict update = memory;
+      const float *elements = AreZero(strip) ? memory : Load(t, task, strip, memory, b);
+      for (int64_t k = 0; k < strip.rows; ++k, elements += f.columns, update += f.columns) {
+        double factor = f.of_rows[strip.row + k];
+        if (factor == 0.0) {
+          std::fill_n(update, f.columns, 0.0f);
+          continue;
+        }
+        if (rule_.pairs > 0) {
+          const float *const row[] = {elements};
+          double sum[1];
+          SumRows(row, f.rounded, f.columns, sum);
+          factor = rule_.NextFactor(factor, sum[0]);
+        }
+        const float last = rule_.LastFactor(factor, f.columns);
+        const float *x = elements, *__restrict c = f.rounded;
+        MS_OPTIM_IVDEP
+        for (int64_t j = 0; j < f.columns; ++j) update[j] = x[j] * c[j] * last;
+      }
+      if (f.in_place) RestoreMomentum(t, task, strip, b);
+      MoveMatrix(t, task, memory, strip, b);
+      chunk.sum[kWeightSum] += strip.sum[kWeightSum];
+      chunk.sum[kDirectionSum] += strip.sum[kDirectionSum];
+    });
+  }
+
+  // Makes the momentum of the elements of G that a state holds.
+  void RestoreMomentum(const Tensor &t, const Task &task, const Strip &strip, Buffers &b) {
+    ForTiles(t, task, strip, b, [&](int64_t begin, int n, const float *__restrict g) {
+      float *__restrict s = static_cast<float *>(t.state[0]) + begin;
+      const float factor = task.factor;
+      const Sinkhorn rule = rule_;
+      MS_OPTIM_IVDEP
+      for (int i = 0; i < n; ++i) s[i] = rule.MomentumOf(s[i], factor * g[i]);
+    });
+  }
+
+  bool AreZero(const Strip &strip) const {
+    const double *factors = FactorsOf(strip).of_rows + strip.row;
+    return std::all_of(factors, factors + strip.rows, [](double factor) { return factor == 0.0; });
+  }
+
+  const Factors &FactorsOf(const Chunk &chunk) const { return factors_[static_cast<size_t>(chunk.tensor)]; }
+
+  double *SumsOfColumns(const Chunk &chunk) const {
+    const Factors &f = FactorsOf(chunk);
+    return f.sums + (&chunk - chunks_.get() - tasks_[chunk.tensor].first_chunk) * f.columns;
+  }
+
+  const Sinkhorn rule_;
+  std::vector<Factors> factors_;
+  std::unique_ptr<double[]> numbers_;
+  std::unique_ptr<float[]> rounded_;
+  std::vector<std::unique_ptr<float[]>> strips_;  // of each thread
+  std::unique_ptr<bool[]> again_;                 // of each chunk: whether it is added up again
+};
+
+template <>
+inline Status Run<Sinkhorn>(const Step &step) {
+  return SinkhornEngine(step).Run();
+}
+
+}  // namespace
+}  // namespace ms_optim

@@ -54,8 +54,8 @@ MISTAKES = (
     ),
     Mistake(
         "rules/row_column_balance.py",
-        "        return self.divided(x, self.squares(x, 2))\n",
-        "        return x\n",
+        "for _ in range(self.pairs)",
+        "for _ in range(self.pairs - 1)",
         "test_sinkhorn.py -k 'zipf and composite'",
     ),
     Mistake(

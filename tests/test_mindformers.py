@@ -471,6 +471,14 @@ def test_muon_takes_the_keys_of_mindformers_own_and_splits():
     assert (optimizer.matched_adamw_rms, optimizer.momentum, optimizer.nesterov) == (0.3, 0.9, False)
     assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.99, 1e-7)
     assert len(optimizer.rule.iterations) == 4
+    text = """
+        ns_coefficients: deepseek_v4
+        splits:
+          "*w*": {heads: 2, rows: [1, 1]}
+    """
+    optimizer = build("Muon", [{"params": [matrix], "weight_decay": 0.1}], **yaml.safe_load(text))
+    assert len(optimizer.rule.iterations) == 10
+    assert [made.rows for made in optimizer._layout.matrices(0)] == [1, 1, 1, 1]
     with pytest.raises(TypeError, match="unknown keyword argument 'qk_clip_threshold'"):
         build("Muon", qk_clip_threshold=100)
 

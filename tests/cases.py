@@ -171,14 +171,13 @@ CASES = [
             "rows_alone": {"normalizations": 1, "tau": 0.9},
             "numbers": {"momentum": 0.8, "normalizations": 5, "tau": 0.5, "eps": 1e-2, "scale": 0.5},
         },
-        training_rate=0.2,
-        small_steps=0.0018,
     ),
 ]
 
 
-# The classes that take parameters of any shape.
-OF_ANY_SHAPE = [case.cls for case in CASES if case.cls.dimensions is None]
+# The optimizers that take parameters of any shape, and so a whole network.
+ANY_SHAPE = [case for case in CASES if case.cls.dimensions is None]
+OF_ANY_SHAPE = [case.cls for case in ANY_SHAPE]
 
 # What paths in MindSpore's operators do around a rule is shown by one rule of each kind: elementwise, layer-wise,
 # compressed, weighing its steps. The rules themselves all follow their references there, in tests/test_conformance.py.
@@ -211,14 +210,14 @@ def every_case(cases=CASES, **choices):
     return for_each(dealt([{"case": case} for case in cases], **choices))
 
 
-def every_case_and_path(on_operators=None, **choices):
+def every_case_and_path(on_operators=None, cases=CASES, **choices):
     """Run a test for every optimizer on its fused kernel, and for one of each kind on MindSpore's operators.
 
     There the choices go round the other way, for that an optimizer meets others of them than on its kernel, but for
     those that `on_operators` gives.
     """
     kinds = [case for case in CASES if case.name in OF_EACH_KIND]
-    fused = dealt([{"case": case, "backend": "aot"} for case in CASES], **choices)
+    fused = dealt([{"case": case, "backend": "aot"} for case in cases], **choices)
     others = {name: list(values)[::-1] for name, values in choices.items()} | (on_operators or {})
     return for_each(fused + dealt([{"case": case, "backend": "composite"} for case in kinds], **others))
 

@@ -784,7 +784,7 @@ TABLE = [
       "adamw_names": NOTHING, "splits": NONE}),
     (ms_optim.Sinkhorn, {"params": params},
      {**SHARED, **DECOUPLED, "loss_scale": POSITIVE, "shard_states": FLAG, "momentum": DECAY,
-      "normalizations": NOTHING, "tau": DECAY, "eps": POSITIVE, "scale": POSITIVE}),
+      "normalizations": NOTHING, "tau": DECAY, "eps": NOTHING, "scale": POSITIVE}),
     (DGCMomentum, {"params": params, "learning_rate": 0.1, "momentum": 0.9, "rampup_begin_step": 0},
      {**SHARED, **AVERAGED, "loss_scale": POSITIVE, "momentum": DECAY, "rampup_begin_step": COUNT,
       "rampup_step": NOTHING, "sparsity": NOTHING, "use_nesterov": FLAG, "num_trainers": NONE, "decay_type": NOTHING,

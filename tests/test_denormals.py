@@ -133,8 +133,8 @@ def test_a_run_that_resumes_elsewhere_goes_on_bit_for_bit(case, backend):
     drawn = [near(np.random.default_rng(k), (4097,)) for k in range(4)]
     for k, g in enumerate(drawn):
         g[::2] *= 2.0**60 if k == 0 else 0.0  # moments that decay from here
-    gradients = [(tensor(g, "float32"),) for g in drawn]
     pair, resumed = (Pair(case, scenario, backend=backend) for _ in range(2))
+    gradients = [(tensor(g.reshape(pair.params[0].shape), "float32"),) for g in drawn]
     with flushing(False):
         for k in range(2):
             pair.optimizer(gradients[k])

@@ -7,7 +7,7 @@ import native
 import numpy as np
 import pytest
 import reference
-from cases import CASES, MODES, MODES_IN_TURN, every_case
+from cases import ANY_SHAPE, MODES, MODES_IN_TURN, every_case
 from harness import Step, check_close, digest_of, numbers, tensor
 from interrupting import PACKAGE, at_every_line
 from local import EVERY, RATE, RUNS, SHAPES, SPARSE, STEPS, chunks_of, gradients, made, parameters, start, tensors
@@ -261,7 +261,7 @@ def test_small_outer_steps_add_up_without_masters():
     assert len(np.unique(numbers(weight))) <= 2
 
 
-@every_case([case for case in CASES if "local_steps" not in case.cls.refuses], mode=MODES_IN_TURN)
+@every_case([case for case in ANY_SHAPE if "local_steps" not in case.cls.refuses], mode=MODES_IN_TURN)
 def test_one_worker_that_exchanges_every_step_is_its_optimizer(case, mode):
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     optimizers = []

@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MODES_IN_TURN, OF_EACH_KIND, every_case, for_each
+from cases import ANY_SHAPE, MODES_IN_TURN, OF_EACH_KIND, every_case, for_each
 from harness import numbers, tensor
 from mindspore import amp, nn
 
@@ -63,7 +63,7 @@ LEVELS = [("O0", SCALE, 0.0), ("O0", 1000.0, 16 * U), *((level, SCALE, 16 * U) f
 @for_each(
     [
         {"case": case, "level": level, "scale": scale, "apart": apart, "mode": MODES_IN_TURN[(i + k) % 4]}
-        for i, case in enumerate(CASES)
+        for i, case in enumerate(ANY_SHAPE)
         for k, (level, scale, apart) in enumerate(LEVELS)
         if i == 0 or k == 0 or (level == "O3" and case.name in OF_EACH_KIND)
     ]
@@ -118,7 +118,7 @@ def own_loop(case, scaler, mode, poisoned=()):
     return [numbers(p) for p in net.trainable_params()], optimizer
 
 
-@every_case(mode=MODES_IN_TURN)
+@every_case(ANY_SHAPE, mode=MODES_IN_TURN)
 def test_in_a_loop_of_ones_own(case, mode):
     """DynamicLossScaler unscales, and skip_nonfinite says which steps overflowed."""
     scaler = amp.DynamicLossScaler(SCALE, 2, 1000)
@@ -128,7 +128,7 @@ def test_in_a_loop_of_ones_own(case, mode):
         np.testing.assert_array_equal(a, b)
 
 
-@every_case(mode=MODES_IN_TURN[::-1])
+@every_case(ANY_SHAPE, mode=MODES_IN_TURN[::-1])
 def test_overflows_are_skipped_and_halve_the_scale(case, mode):
     scaler = amp.DynamicLossScaler(SCALE, 2, 1000)
     poisoned, optimizer = own_loop(case, scaler, mode, poisoned=(1, 4))
@@ -138,7 +138,7 @@ def test_overflows_are_skipped_and_halve_the_scale(case, mode):
     assert all(np.isfinite(w).all() for w in poisoned)
 
 
-@every_case()
+@every_case(ANY_SHAPE)
 def test_the_decay_is_not_scaled(case):
     """A zero gradient leaves the decay alone to act; upstream would multiply it by the loss scale."""
     moved = []

@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MODES_IN_TURN, every_case_and_path
+from cases import ANY_SHAPE, MODES_IN_TURN, every_case_and_path
 from harness import Step, tensor
 from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
@@ -38,7 +38,7 @@ def shallow_calls():
 # The composite path has one step for all rules but DGCMomentum's.
 @pytest.mark.parametrize(
     "case, backend",
-    [pytest.param(c, b, id=f"{c.name}-{b}") for c in CASES for b in ("aot", "composite")
+    [pytest.param(c, b, id=f"{c.name}-{b}") for c in ANY_SHAPE for b in ("aot", "composite")
      if b == "aot" or c.name in ("AdamW", "DGCMomentum")],
 )  # fmt: skip
 def test_the_depth_of_a_graph_does_not_grow_with_the_parameters(case, backend, shallow_calls):
@@ -63,7 +63,7 @@ def test_the_depth_of_a_graph_does_not_grow_with_the_parameters(case, backend, s
 # ---- Modes, shapes and loads in any order -------------------------------------------------------------------------
 
 
-@every_case_and_path()
+@every_case_and_path(cases=ANY_SHAPE)
 def test_a_step_from_python_before_a_function_is_compiled(case, backend):
     weight, other = parameter(np.ones(20)), parameter(np.ones(20))
     optimizer, expected = made(case, [weight], backend=backend), made(case, [other], backend=backend)
@@ -118,7 +118,7 @@ def test_loading_after_both_a_step_from_python_and_a_compiled_one(backend):
         np.testing.assert_array_equal(p.asnumpy(), value)
 
 
-@every_case_and_path(how=["set_data", "assign"], mode=MODES_IN_TURN)
+@every_case_and_path(cases=ANY_SHAPE, how=["set_data", "assign"], mode=MODES_IN_TURN)
 def test_what_is_set_between_two_steps_counts(case, how, backend, mode):
     weight, other = parameter(np.ones(20)), parameter(np.ones(20))
     optimizer, expected = made(case, [weight], backend=backend), made(case, [other], backend=backend)
@@ -242,7 +242,7 @@ def test_hooks_are_called(backend):
     assert len(seen) == 2
 
 
-@every_case_and_path(mode=MODES_IN_TURN)
+@every_case_and_path(cases=ANY_SHAPE, mode=MODES_IN_TURN)
 def test_construct_called_from_python(case, backend, mode):
     weight, other = parameter(np.ones(20)), parameter(np.ones(20))
     optimizer, expected = made(case, [weight], backend=backend), made(case, [other], backend=backend)

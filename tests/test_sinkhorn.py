@@ -3,16 +3,17 @@
 import resource
 import sys
 
+import mindspore as ms
 import numpy as np
 import pytest
 import reference
-from harness import Step, check_close, numbers, peak_of_statistics, tensor
-from mindspore import Parameter
+from harness import Step, check_close, digest_of, numbers, peak_of_statistics, tensor
+from mindspore import Parameter, nn
 from native import Launch, call
 from refusals import refused
 from tolerances import STEPS, TOLERANCE
 
-from ms_optim import Sinkhorn
+from ms_optim import ReleasedTrainStep, Sinkhorn
 
 # Several chunks of 512 rows; columns that fill no vector.
 SHAPE = (1500, 40)
@@ -136,6 +137,35 @@ def test_a_step_that_is_not_finite_is_skipped(backend):
     assert int(optimizer.skipped_steps.asnumpy()[0]) == 1
     for p, before in zip((*optimizer.parameters, *optimizer.states), held):
         np.testing.assert_array_equal(numbers(p), before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_skipping_a_nan_is_seen(backend):
+    optimizer, _ = made([(20, 6)], backend, skip_nonfinite=False)
+    g = np.ones((20, 6))
+    g[3, 2] = np.nan
+    optimizer((tensor(g, "float32"),))
+    assert np.isnan(numbers(optimizer.parameters[0])).all()
+    assert optimizer.statistics.asnumpy()[0, 4] == 0.0
+
+
+@pytest.mark.parametrize("asked, passes", [({"grad_clip_norm": 0.1}, 2), ({"skip_nonfinite": False}, 1)], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_released_gradients_take_the_same_steps(backend, asked, passes):
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    nets, optimizers = [], []
+    for _ in range(2):
+        ms.set_seed(1)
+        nets.append(nn.SequentialCell(nn.Dense(12, 24, has_bias=False), nn.ReLU(), nn.Dense(24, 5, has_bias=False)))
+        optimizers.append(Sinkhorn(nets[-1].trainable_params(), 0.1, weight_decay=0.1, backend=backend, **asked))
+    loss, rng = nn.CrossEntropyLoss(), np.random.default_rng(7)
+    grad = ms.value_and_grad(lambda x, y: loss(nets[0](x), y), None, optimizers[0].parameters)
+    released = ReleasedTrainStep(nets[1], loss, optimizers[1], passes)
+    for _ in range(4):
+        x, y = tensor(rng.standard_normal((9, 12)), "float32"), ms.Tensor(rng.integers(0, 5, 9), ms.int32)
+        optimizers[0](grad(x, y)[1])
+        released(x, y)
+    assert digest_of(optimizers[0]) == digest_of(optimizers[1])
 
 
 @pytest.mark.parametrize("state_dtype", ["bfloat16", "8bit", "4bit"])

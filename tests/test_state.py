@@ -309,7 +309,7 @@ def test_one_rate_for_all_is_a_number():
 
 @every_case()
 def test_the_learning_rate_of_a_parameter(case):
-    params = [Parameter(tensor(np.ones(3), "float32"), name=f"w{i}") for i in range(3)]
+    params = [Parameter(tensor(np.ones((3, 1)), "float32"), name=f"w{i}") for i in range(3)]
     schedule = nn.ExponentialDecayLR(0.5, 0.9, 10)
     groups = [{"params": params[:1], "lr": 0.25}, {"params": params[1:2], "lr": schedule}, {"params": params[2:]}]
     optimizer = case.optimizer(groups, 0.125)

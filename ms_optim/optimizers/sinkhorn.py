@@ -115,7 +115,7 @@ class Sinkhorn(FusedOptimizer):
     rules: tuple[Rule, ...] = (
         Rule("sinkhorn", ("sinkhorn_m",), is_elementwise=True, has_matrices=True, reads_stored_states=True),
     )
-    dimensions = 2
+    dimensions: int | None = 2
     group_keys: ClassVar[tuple[str, ...]] = (AXIS,)
     kernels_lack: ClassVar[dict[str, str]] = {"shard_group": "needs sums that MindSpore's operators exchange"}
 

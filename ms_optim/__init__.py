@@ -17,7 +17,7 @@ from .multi import MultiOptimizer
 from .optimizers import *  # noqa: F403 - each optimizer is public
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers.by_name import create_optimizer, list_optimizers
-from .optimizers.recipes import recipe
+from .recipes import recipe
 from .rules.splits import heads
 from .schedules import (
     ConstantWeightDecay,

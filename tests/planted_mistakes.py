@@ -477,7 +477,7 @@ MISTAKES = (
         "test_shares.py -k dealt",
     ),
     Mistake(
-        "optimizers/recipes.py",
+        "recipes.py",
         "settings = {**found.stated, **found.chosen, **arguments}",
         "settings = {**arguments, **found.stated, **found.chosen}",
         "test_recipes.py -k every_number",

@@ -42,6 +42,7 @@ ORDER = (
     *(
         "optimizers",
         "multi",
+        "recipes",
         "local_steps",
         "checkpoints",
         "training",

@@ -9,7 +9,7 @@ from mindspore import nn
 from sources import ROOT
 
 from ms_optim import AdEMAMix, Muon, heads, no_decay_groups, recipe
-from ms_optim.optimizers.recipes import RECIPES
+from ms_optim.recipes import RECIPES
 
 
 class Net(nn.Cell):

@@ -14,6 +14,8 @@ from ...kernels.libraries import addresses_of
 from ...kernels.questions import dtypes_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ...states.storage import Held
 
 DTYPES = {getattr(ms, dtype.name.lower()): dtype for dtype in DType if dtype != DType.OTHER}
@@ -60,6 +62,10 @@ class AddressTable:
 
     def fill(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the table for a step with these gradients; the caller has checked the tensors."""
+        return Tensor(self.filled(gradients))
+
+    def filled(self, gradients: Sequence[Tensor]) -> NDArray[np.int64]:
+        """Return the table as an array, which the next step fills again."""
         table, n = self._table, len(gradients)
         table[self._places] = addresses_of(self._tensors)
         table[:n, AddressColumn.GRADIENT_ADDRESS] = addresses_of(gradients)
@@ -67,4 +73,4 @@ class AddressTable:
         if dtypes != self._gradient_dtypes:
             table[:n, AddressColumn.GRADIENT_TYPE] = [DTYPES[dtype] for dtype in dtypes]
             self._gradient_dtypes = dtypes
-        return Tensor(table)
+        return table

@@ -91,7 +91,7 @@ def seen_by(parts: Parts, has_one_norm: bool) -> nn.Cell:
 
 
 class JointAddresses:
-    """A table of addresses for each rule, which steps called from Python fill.
+    """The tables of addresses of all rules, one below the other, which steps called from Python fill.
 
     Args:
         parts: The parts of all rules.
@@ -101,9 +101,10 @@ class JointAddresses:
         self._tables = [AddressTable(own.held) for own in parts.members]
         self._rows = [slice(own.layout.rows.start, own.layout.rows.stop) for own in parts.members]
 
-    def fill(self, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def fill(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the tables for a step with these gradients; the caller has checked the tensors."""
-        return tuple(table.fill(gradients[rows]) for table, rows in zip(self._tables, self._rows))
+        filled = [table.filled(gradients[rows]) for table, rows in zip(self._tables, self._rows)]
+        return Tensor(np.concatenate(filled))
 
 
 class JointFusedPath(nn.Cell):
@@ -145,6 +146,10 @@ class JointFusedPath(nn.Cell):
             self.rules_by_address = nn.CellList([RuleLaunches(own, own is last, by_address=True) for own in members])
             self.by_address = ByAddress(self.launch_by_address)
             self.addresses = JointAddresses(parts)
+            # The rows of each rule's table: one for each tensor, and one more.
+            self.tables = tuple(
+                (own.layout.rows.start + k, own.layout.rows.stop + k + 1) for k, own in enumerate(members)
+            )
 
     def construct(self, rates, gradients):
         """Take a step; return sums that are not needed, once the step is done."""
@@ -155,13 +160,13 @@ class JointFusedPath(nn.Cell):
 
     def run_by_address(self, step, addresses):
         """Take a step, called from Python, on the tensors in tables of addresses."""
-        return self.by_address.run(step, *addresses)
+        return self.by_address.run(step, addresses)
 
-    def launch_by_address(self, step, *addresses):
+    def launch_by_address(self, step, addresses):
         """Take a step on the tensors in tables of addresses."""
         own = ()
-        for table in addresses:
-            own += ((table,),)
+        for begin, end in self.tables:
+            own += ((addresses[begin:end],),)
         return self.launch_all(self.rules_by_address, self.rates(step), own)
 
     def launch_all(self, rules, rates, gradients):

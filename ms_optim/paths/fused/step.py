@@ -30,9 +30,12 @@ class ByAddress(nn.Cell):
         unregistered(self, launch_all=launch_all)
 
     @ms.jit(backend="ms_backend")
-    def run(self, step, *addresses):
-        """Run the step on the tensors in tables of addresses, one for each rule; a tuple would count as a constant."""
-        return self.launch_all(step, *addresses)
+    def run(self, step, addresses):
+        """Run the step on the tensors in a table of addresses.
+
+        With a variable number of tables, MindSpore would keep the optimizer alive for good.
+        """
+        return self.launch_all(step, addresses)
 
 
 class FusedPath(nn.Cell):

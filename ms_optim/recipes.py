@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..arguments.checks import check_type
-from ..arguments.docstrings import documented
-from ..arguments.words import closest, fail
-from ..groups import ParamGroups, groups_by_decay, muon_groups
-from ..groups.members import first_matches, parameters_of
-from ..rules.matrices import check_names
-from .ademamix import AdEMAMix
-from .muon import Muon
+from .arguments.checks import check_type
+from .arguments.docstrings import documented
+from .arguments.words import closest, fail
+from .groups import ParamGroups, groups_by_decay, muon_groups
+from .groups.members import first_matches, parameters_of
+from .optimizers import AdEMAMix, Muon
+from .rules.matrices import check_names
 
 if TYPE_CHECKING:
-    from ..arguments.checks import LearningRate, Network
-    from ..base.optimizer import FusedOptimizer
-    from ..rules.splits import Heads
+    from .arguments.checks import LearningRate, Network
+    from .base.optimizer import FusedOptimizer
+    from .rules.splits import Heads
 
 
 class Asked(NamedTuple):

@@ -336,14 +336,14 @@ MISTAKES = (
     ),
     Mistake(
         "paths/operators/released.py",
-        "rate, _ = self.statement.weighed(step.t, rate, path.step_weights[i : i + 1])",
-        "rate, _ = self.statement.weighed(step.t, rate, path.step_weights[:1])",
+        "rate, _ = self.statement.weighed(step.t, rate, self._step_weights()[i : i + 1])",
+        "rate, _ = self.statement.weighed(step.t, rate, self._step_weights()[:1])",
         "test_release.py -k on_operators",
     ),
     Mistake(
         "paths/operators/released.py",
-        "clip = 1.0 if measured is None else path.survey.clip_factor(measured[:, 0])",
-        "clip = 1.0 if measured is None else path.survey.clip_factor(norms)",
+        "clip, applied = (1.0, self._applies(finite)) if measured is None else measured",
+        "clip, applied = path.survey.clip_factor(norms), self._applies(finite)",
         "test_release.py -k on_operators",
     ),
     Mistake(
@@ -644,7 +644,7 @@ MISTAKES = (
         "paths/fused/joint.py",
         "self.measures = stage_reading_all(parts.options) is not None",
         "self.measures = parts.options.skip_nonfinite",
-        "test_multi.py -k 'clips_its_own and aot'",
+        "test_multi.py -k read_twice",
     ),
     Mistake(
         "paths/fused/joint.py",

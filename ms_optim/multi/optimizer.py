@@ -45,7 +45,8 @@ class MultiOptimizer(FusedOptimizer):
       `learning_rate_group_0` and so on. So a checkpoint of a single optimizer with the same states goes on here, and
       the other way round, with ``learning_rate="keep"``: one of Muon, for example, whose AdamW is separate here.
 
-    The optimizers become parts of it. To call one of them, or its methods other than `param_groups`, is an error.
+    The optimizers become parts of it, in its attribute `optimizers`. To call one of them, or its methods other than
+    `param_groups`, is an error.
 
     On a device on which one of the rules has a fused kernel and another has not, MindSpore's operators run all, with a
     warning.
@@ -57,9 +58,6 @@ class MultiOptimizer(FusedOptimizer):
             supported.
         grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients of all optimizers, after unscaling
             and centralization; larger gradients are scaled down to it. Default: ``None`` .
-
-    Attributes:
-        optimizers: tuple[FusedOptimizer], the optimizers.
 
     Inputs:
         {inputs}

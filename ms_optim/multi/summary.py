@@ -18,7 +18,7 @@ def summary(parts: Parts, no_kernel: str | None) -> str:
         parts: The parts of all.
         no_kernel: Why they run no fused kernels; None if they do.
     """
-    options = {name: value for name, value in vars(parts.options).items() if name == "grad_clip_norm" and value}
+    options = {name: value for name in ("grad_clip_norm", "skip_nonfinite") if (value := getattr(parts.options, name))}
     lines = [shown(options)] if options else []
     lines += [f"step: {int(parts.held.global_step.asnumpy()[0])}, by {path_of(parts, no_kernel)}"]
     for own in parts.members:

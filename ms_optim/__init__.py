@@ -5,6 +5,7 @@ from importlib.metadata import version
 import mindspore
 
 from . import optimizers
+from .arguments.weight_norms import RadialBrake
 from .base.learning_rates import for_scheduler
 from .base.optimizer import FusedOptimizer, Rule
 from .checkpoints import CheckpointSaver, Loaded, SpoiledError, load, save
@@ -57,6 +58,7 @@ __all__ = [
     "PowerCoolLR",
     "QKClip",
     "Quantized",
+    "RadialBrake",
     "ReleasedTrainStep",
     "Rule",
     "SimulatedWorkers",

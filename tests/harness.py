@@ -20,6 +20,7 @@ from tolerances import (
     UNITS_WITHOUT_MASTERS,
 )
 
+from ms_optim import RadialBrake
 from ms_optim.states import split_masters
 
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -78,6 +79,13 @@ def flushed(x):
     return np.where(np.abs(x.astype(np.float32)) < np.finfo(np.float32).tiny, np.copysign(x.dtype.type(0), x), x)
 
 
+def in_reference(arguments):
+    """Return shared arguments as a reference takes them, which knows no class of the package."""
+    kind = arguments.get("weight_norm")
+    brake = RadialBrake() if kind == "radial_brake" else kind
+    return arguments | ({"weight_norm": dataclasses.astuple(brake)} if isinstance(brake, RadialBrake) else {})
+
+
 class Pair:
     """An optimizer of the package and its reference, from the same start and fed the same gradients."""
 
@@ -93,6 +101,7 @@ class Pair:
         params, rate, decay, rates, decays, centralized = scenario.groups(self.params, case.learning_rate)
         self.optimizer = case.optimizer(params, rate, weight_decay=decay, **variant, **self.shared)
         known = {k: v for k, v in self.shared.items() if k not in ("master_weights", "backend", "offload")}
+        known = in_reference(known)
         self.reference = case.reference(
             starts,
             rates,

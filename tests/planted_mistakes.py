@@ -482,6 +482,43 @@ MISTAKES = (
         "settings = {**arguments, **found.stated, **found.chosen}",
         "test_recipes.py -k every_number",
     ),
+    # ---- Norms of weights
+    Mistake(
+        "paths/operators/weight_norms.py",
+        "(step * ops.square(direction) - 2.0 * product)",
+        "(step * ops.square(direction) + 2.0 * product)",
+        "test_weight_norms.py -k 'two_units and pynative and float32'",
+    ),
+    Mistake(
+        "paths/operators/weight_norms.py",
+        "return ops.where(radii > 0, radii, norms)",
+        "return norms",
+        "test_weight_norms.py -k first_step",
+    ),
+    Mistake(
+        "paths/operators/weight_norms.py",
+        "self.outward_lost * ops.ones_like(grown), self.inward_lost",
+        "self.inward_lost * ops.ones_like(grown), self.outward_lost",
+        "test_weight_norms.py -k 'other_stages and radial'",
+    ),
+    Mistake(
+        "paths/operators/weight_norms.py",
+        "ops.logical_or(weight == 0, direction == 0)",
+        "weight == 0",
+        "test_weight_norms.py -k leaves_the_tensor_alone",
+    ),
+    Mistake(
+        "arguments/weight_norms.py",
+        "return len(shape) > 1",
+        "return len(shape) > 0",
+        "test_weight_norms.py -k vectors",
+    ),
+    Mistake(
+        "paths/operators/composite.py",
+        "F.assign(self.held_radii, ops.where(applied, rows[:, -1], self.held_radii))",
+        "F.assign(self.held_radii, rows[:, -1])",
+        "test_weight_norms.py -k first_step",
+    ),
     # ---- Schedules
     Mistake(
         "schedules.py",

@@ -45,6 +45,11 @@ CONFIGURATIONS = {
     ),
     "adamw, on host": (ms_optim.AdamW, "bfloat16", {"state_dtype": "8bit", "offload": True}),
     "muon, operators": (ms_optim.Muon, "float32", {"normalize_rows": True, "state_dtype": "8bit", **ON_OPERATORS}),
+    "adamw, hyperball": (
+        ms_optim.AdamW,
+        "bfloat16",
+        {"weight_norm": "hyperball", "state_dtype": "8bit", "master_weights": "split", **ON_OPERATORS},
+    ),
     "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
 }
 _LISTED = {optimizer for optimizer, *_ in CONFIGURATIONS.values()}
@@ -72,8 +77,12 @@ RUNS = {
     ],
 }
 RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, 4bit", "adamw, masters", "adamw, split8", "lamb", "muon")
-RESUMED += ("ScheduleFreeAdamW", "lamb, operators")
-ELEMENTWISE = [name for name, (optimizer, *_) in CONFIGURATIONS.items() if not optimizer.rules[0].is_layerwise]
+RESUMED += ("ScheduleFreeAdamW", "lamb, operators", "adamw, hyperball")
+ELEMENTWISE = [
+    name
+    for name, (optimizer, _, arguments) in CONFIGURATIONS.items()
+    if not optimizer.rules[0].is_layerwise and "weight_norm" not in arguments
+]
 
 
 def drawn(seed, name):
@@ -87,7 +96,8 @@ def build(name, **shared):
     """Return the parameters and the optimizer of a configuration."""
     optimizer, _, arguments = CONFIGURATIONS[name]
     params = [Parameter(w, name=f"w{i}") for i, w in enumerate(drawn(0, name))]
-    groups = [{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "grad_centralization": True}]
+    decay = 0.0 if arguments.get("weight_norm") == "hyperball" else 0.1
+    groups = [{"params": params[:2], "weight_decay": decay}, {"params": params[2:], "grad_centralization": True}]
     # offload=True keeps copies of weights that are not in host memory.
     device = "GPU" if "offload" in arguments else kernels.device_target()
     with mock.patch.object(kernels, "device_target", return_value=device):

@@ -180,6 +180,8 @@ def test_the_hint_for_an_unknown_argument_comes_before_the_list(make, name, hint
         ("backend", "composit", "Did you mean 'composite'?"),
         ("backend", "native", "Did you mean 'auto'?"),
         ("decay", "Decoupled", "Did you mean 'decoupled'?"),
+        ("weight_norm", "hyper_ball", "Did you mean 'hyperball'?"),
+        ("weight_norm", 0.5, ""),
     ],
 )
 def test_the_hint_for_an_unknown_value(name, bad, hint):
@@ -691,6 +693,7 @@ SHARED = {
 MOMENTS = {"shard_states": FLAG, "eps": NOTHING}
 BETAS = {"beta1": {"1e-46"}, "beta2": {"1e-46"}}
 AVERAGED = {"average_decay": {"1e-46"} | NONE, "average_warmup": NOTHING}
+HELD = {"weight_norm": NONE}
 DECOUPLED = {"decay": NOTHING, "offload": FLAG, **AVERAGED}
 
 
@@ -752,7 +755,7 @@ def released():
 
 
 TABLE = [
-    (AdamW, {"params": params}, {**SHARED, **MOMENTS, **DECOUPLED, "betas": NOTHING, "loss_scale": POSITIVE}),
+    (AdamW, {"params": params}, {**SHARED, **MOMENTS, **DECOUPLED, **HELD, "betas": NOTHING, "loss_scale": POSITIVE}),
     (AdamW, {"params": params}, dict.fromkeys(("amsgrad", "maximize", "use_fused", "bias_correction"), FLAG)),
     (AdamW, {"params": params, "master_weights": False}, {"stochastic_rounding": FLAG}),
     (with_betas, {"first": 0.9, "second": 0.9}, {"first": {"1e-46"}, "second": {"1e-46"}}),
@@ -769,21 +772,23 @@ TABLE = [
      {"lower_bound": LOW, "upper_bound": HIGH, "aggregate_num": COUNT | NONE, "use_fused_step": FLAG,
       "clip_gradient": POSITIVE | NONE, "rescale_grad": POSITIVE}),
     (AdamOffload, {"params": params},
-     {**SHARED, **MOMENTS, **AVERAGED, **BETAS, "use_locking": FLAG, "use_nesterov": FLAG, "loss_scale": NOTHING}),
-    (Lion, {"params": params}, {**SHARED, **DECOUPLED, "betas": NOTHING, "shard_states": FLAG, "loss_scale": POSITIVE}),
+     {**SHARED, **MOMENTS, **AVERAGED, **HELD, **BETAS, "use_locking": FLAG, "use_nesterov": FLAG,
+      "loss_scale": NOTHING}),
+    (Lion, {"params": params},
+     {**SHARED, **DECOUPLED, **HELD, "betas": NOTHING, "shard_states": FLAG, "loss_scale": POSITIVE}),
     (AdEMAMix, {"params": params},
-     {**SHARED, **MOMENTS, **DECOUPLED, "betas": NOTHING, "loss_scale": POSITIVE, "alpha": DECAY,
+     {**SHARED, **MOMENTS, **DECOUPLED, **HELD, "betas": NOTHING, "loss_scale": POSITIVE, "alpha": DECAY,
       "warmup_steps": NONE}),
     (ScheduleFreeAdamW, {"params": params},
      {**SHARED, **MOMENTS, "betas": NOTHING, "offload": FLAG, "loss_scale": POSITIVE, "warmup_steps": COUNT, "r": DECAY,
       "weight_lr_power": DECAY}),
     (ms_optim.Muon, {"params": params},
-     {**SHARED, **DECOUPLED, "loss_scale": POSITIVE, "shard_states": FLAG, "matched_adamw_rms": POSITIVE,
+     {**SHARED, **DECOUPLED, **HELD, "loss_scale": POSITIVE, "shard_states": FLAG, "matched_adamw_rms": POSITIVE,
       "momentum": DECAY, "nesterov": FLAG, "ns_steps": NONE, "adamw_betas": NOTHING, "adamw_eps": POSITIVE,
       "adjust_lr": NOTHING, "ns_coefficients": NOTHING, "ns_dtype": NOTHING, "normalize_rows": FLAG,
       "adamw_names": NOTHING, "splits": NONE}),
     (ms_optim.Sinkhorn, {"params": params},
-     {**SHARED, **DECOUPLED, "loss_scale": POSITIVE, "shard_states": FLAG, "momentum": DECAY,
+     {**SHARED, **DECOUPLED, **HELD, "loss_scale": POSITIVE, "shard_states": FLAG, "momentum": DECAY,
       "normalizations": NOTHING, "tau": DECAY, "eps": NOTHING, "scale": POSITIVE}),
     (DGCMomentum, {"params": params, "learning_rate": 0.1, "momentum": 0.9, "rampup_begin_step": 0},
      {**SHARED, **AVERAGED, "loss_scale": POSITIVE, "momentum": DECAY, "rampup_begin_step": COUNT,
@@ -847,6 +852,7 @@ TABLE = [
      {"optimizers": NOTHING, "grad_clip_norm": POSITIVE | NONE}),
     (ms_optim.SparseTopK, {}, {"density": POSITIVE, "bits": NOTHING, "chunk": NOTHING, "decay": DECAY}),
     (ms_optim.Quantized, {}, {"bits": NOTHING, "chunk": NOTHING}),
+    (ms_optim.RadialBrake, {}, {"outward": DECAY, "inward": DECAY}),
     (ms_optim.AveragedWeights, {}, {"optimizer": NONE, "network": NONE, "path": NONE, "weight": DECAY}),
     (ms_optim.plot, {"csv": "none.csv"}, {"csv": TEXT, "output": TEXT | NONE}),
     (ms_optim.SimulatedWorkers, {"count": 1, "params": params, "make": None},

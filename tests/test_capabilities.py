@@ -26,6 +26,7 @@ ASKED = {
     "skip_nonfinite": {"skip_nonfinite": True},
     "decay": {"decay": "cautious"},
     "average_decay": {"average_decay": 0.9},
+    "weight_norm": {"weight_norm": "relative"},
 }
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cases import constant
-from harness import check_close, check_stored_alike, check_units, peak_of_weight, tensor
+from harness import check_close, check_stored_alike, check_units, in_reference, peak_of_weight, tensor
 from mindspore import Parameter
 from sharding import (
     AXES,
@@ -59,7 +59,7 @@ def whole_reference(c):
         [name in CENTRALIZED for name in c.tensors],
         [c.dtype] * n,
         names=c.tensors,
-        **c.arguments,
+        **in_reference(c.arguments),
     )
 
 

@@ -21,6 +21,7 @@ ROWS = {
     "skip_nonfinite": "[`skip_nonfinite`](loss_scale.md)",
     "decay": '[`decay="cautious"`](schedules.md#cautious-decay)',
     "average_decay": "[`average_decay`](average.md)",
+    "weight_norm": "[`weight_norm`](weight_norm.md)",
     "attach": "[`attach()`](gradient_release.md)",
     "local_steps": "[`LocalSteps`](local_steps.md)",
     "multi": "[`MultiOptimizer`](multi_optimizer.md)",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypedDict
 from mindspore import dtype as mstype
 
 from .checks import SPLIT_MASTERS, check_choice, check_open_unit, check_positive, check_type
+from .weight_norms import RadialBrake, check_weight_norm
 from .words import closest, fail
 
 BACKENDS = ("auto", "aot", "akg", "composite")
@@ -56,6 +57,12 @@ class Scaling(TypedDict, total=False):
     loss_scale: float
 
 
+class Holding(TypedDict, total=False):
+    """What holds the norm of the weights."""
+
+    weight_norm: str | RadialBrake | None
+
+
 class Decaying(TypedDict, total=False):
     """The form of the decoupled decay."""
 
@@ -70,11 +77,11 @@ class CommonAndAverage(Common, Averaging, total=False):
     """The same, and the arguments of the average of the weights."""
 
 
-class SharedButLossScale(CommonAndAverage, Clipping, total=False):
+class SharedButLossScale(CommonAndAverage, Clipping, Holding, total=False):
     """Shared keyword arguments of an optimizer that defines `loss_scale` itself and has no decoupled decay."""
 
 
-class SharedButSkipping(Formats, Averaging, Clipping, Scaling, Decaying, total=False):
+class SharedButSkipping(Formats, Averaging, Clipping, Scaling, Decaying, Holding, total=False):
     """Shared keyword arguments of an optimizer that defines `skip_nonfinite` itself, with another default."""
 
 
@@ -102,6 +109,7 @@ class Options:
     decay: str = "decoupled"
     average_decay: float | None = None
     average_warmup: bool = False
+    weight_norm: str | RadialBrake | None = None
 
     @classmethod
     def of(cls, of_class: Any, given: dict[str, Any], state_dtypes: Collection[str]) -> Options:
@@ -120,7 +128,9 @@ class Options:
         unknown = [name for name in given if name not in accepted]
         if unknown:
             takers = ", ".join(other.__name__ for other in of_class.all_optimizers if unknown[0] in other.keywords())
-            hint = closest(unknown[0], accepted) or (f" Optimizers that take it: {takers}." if takers else "")
+            others = f" Optimizers that take it: {takers}." if takers else ""
+            reason = of_class.refuses.get(unknown[0])
+            hint = f" It {reason}.{others}" if reason else closest(unknown[0], accepted) or others
             raise TypeError(
                 f"For '{optimizer}', unknown keyword argument {unknown[0]!r}.{hint} It takes {sorted(accepted)}."
             )
@@ -279,6 +289,18 @@ average_warmup (bool): Whether the decay rate is limited to :math:`(1 + t) / (10
             "AVERAGE_WARMUP": float(options.average_warmup),
         },
         lacking=("Ascend", "offload"),
+    ),
+    Stage(
+        "weight_norm",
+        lambda optimizer, options: check_weight_norm(optimizer, options.weight_norm),
+        lambda options: options.weight_norm is not None,
+        """\
+weight_norm (Union[str, RadialBrake, None]): What holds the norm of each weight of two or more dimensions. "hyperball"
+    keeps it as it was before the first step, and a step moves the weight by the learning rate times this norm;
+    "relative" moves the weight by the learning rate times its norm; "radial_brake" keeps half of a step's growth of the
+    norm, or a :class:`ms_optim.RadialBrake` other parts. Default: ``None`` .
+""",
+        lacking=("CPU", "GPU", "passes", "Ascend", "akg", "offload", "host"),
     ),
 )
 

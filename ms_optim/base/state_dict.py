@@ -167,7 +167,7 @@ class StateEntries:
         scales = {f"{prefix}_scale.{name}" for prefix in self.parts.rule.prefixes for name in self.parts.layout.names}
         every_rate, held = (*self.parts.rates.fixed, *self.parts.rates.schedules), self.parts.held
         rates = (getattr(rate, "learning_rate", rate) for rate in every_rate)
-        numbers = {id(p) for p in (held.global_step, held.skipped_steps, *held.step_weights, *rates)}
+        numbers = {id(p) for p in (held.global_step, held.skipped_steps, *held.step_weights, *held.radii, *rates)}
         return scales | {name for name, p in self.own().items() if id(p) in numbers}
 
     def with_masters(

@@ -47,6 +47,7 @@ class CompressedStep(FusedOptimizer):
         "shard_states": "has different states on each worker, computed from that worker's gradients",
         "offload": "exchanges gradients between two launches",
         "shard_group": "exchanges gradients of whole tensors itself",
+        "weight_norm": "adds up gradients before they are exchanged, and its updates are of any norm",
         "decay": "adds the decay to the gradients before they are exchanged",
         "local_steps": "exchanges gradients itself",
         "multi": "exchanges gradients between two launches",

@@ -29,6 +29,7 @@ _FORMATS = ("stochastic_rounding", "state_dtype", "master_weights")
 DEVICES = ("CPU", "GPU", "Ascend")
 # Why a path does not support what it lacks, if there is no other reason.
 _REASONS = {
+    "CPU": "is not supported by the kernels for CPU",
     "GPU": "is not supported by the kernels for GPU",
     "passes": "is not supported by the kernels for GPU",
     "Ascend": "is not supported by the operators for Ascend",

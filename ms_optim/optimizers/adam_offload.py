@@ -60,6 +60,7 @@ class AdamOffload(AdamFamily):
         {weight_decay}
         {shared}
         {average_decay}
+        {weight_norm}
 
     Inputs:
         {inputs}

@@ -58,6 +58,7 @@ class AdamW(AdamFamily):
         {offload}
         {decay}
         {average_decay}
+        {weight_norm}
 
     Inputs:
         {inputs}

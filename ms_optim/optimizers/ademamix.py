@@ -68,6 +68,7 @@ class AdEMAMix(AdamFamily):
         {offload}
         {decay}
         {average_decay}
+        {weight_norm}
 
     Inputs:
         {inputs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mindspore import ops
 
@@ -89,6 +89,7 @@ class Lamb(AdamFamily):
         >>> model = ms.Model(net, nn.CrossEntropyLoss(), optimizer)
     """
 
+    refuses: ClassVar[dict[str, str]] = {"weight_norm": "scales its updates by the norm of the weights already"}
     rules: tuple[Rule, ...] = (Rule("lamb", ("lamb_m", "lamb_v"), is_layerwise=True, is_elementwise=True),)
 
     always_adapt: bool

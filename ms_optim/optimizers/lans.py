@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mindspore import ops
 
@@ -104,6 +104,7 @@ class LANS(AdamFamily):
 
     direction_count = 2
     normalizes_gradient = True
+    refuses: ClassVar[dict[str, str]] = {"weight_norm": "scales its updates by the norm of the weights already"}
     rules: tuple[Rule, ...] = (Rule("lans", ("lans_m", "lans_v"), is_layerwise=True, is_elementwise=True),)
 
     weight_norm_bounds: tuple[float, float]

@@ -47,6 +47,7 @@ class Lion(FusedOptimizer):
         {offload}
         {decay}
         {average_decay}
+        {weight_norm}
 
     Inputs:
         {inputs}

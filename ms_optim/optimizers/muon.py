@@ -163,6 +163,7 @@ class Muon(AdamFamily):
         {offload}
         {decay}
         {average_decay}
+        {weight_norm}
 
     Inputs:
         {inputs}

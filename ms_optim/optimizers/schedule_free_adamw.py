@@ -109,6 +109,7 @@ class ScheduleFreeAdamW(AdamFamily):
     averages_iterates = True
     refuses: ClassVar[dict[str, str]] = {
         "decay": "has no cautious decay: its weights move along more than one direction",
+        "weight_norm": "moves its weights along more than one direction",
         "average_decay": "averages the weights itself",
     }
     counters: tuple[str, ...] = (*AdamFamily.counters, "step_weights")

@@ -67,6 +67,12 @@ def bounded(x, bounds):
     return ops.minimum(ops.maximum(x, bounds[0]), bounds[1])
 
 
+def largest_of(rows):
+    """Return the largest magnitude of each row, of shape (rows, 1); 1 where that is 0 or not finite."""
+    largest = ops.amax(ops.abs(rows), 1, True)
+    return ops.where(ops.logical_and(largest > 0, ops.isfinite(largest)), largest, ops.ones_like(largest))
+
+
 def norms(x, dtype):
     """Return the L2 norm of each tensor of a stack.
 
@@ -76,12 +82,27 @@ def norms(x, dtype):
     flat = x.reshape((F.shape(x)[0], -1))
     if dtype == mstype.float64:
         return F.cast(ops.sqrt(ops.sum(ops.square(F.cast(flat, dtype)), 1)), mstype.float32)
-    largest = ops.amax(ops.abs(flat), 1, True)
-    unit = ops.where(ops.logical_and(largest > 0, ops.isfinite(largest)), largest, ops.ones_like(largest))
+    unit = largest_of(flat)
     squares = ops.square(flat / unit)
     # A sum over all elements is computed in parts; a sum over an axis may add one element after the other.
     total = ops.sum(squares).reshape((1,)) if F.shape(x)[0] == 1 else ops.sum(squares, 1)
     return unit[:, 0] * ops.sqrt(total)
+
+
+def product_roots(x, y, dtype):
+    """Return for each tensor of two stacks the root of their inner product, with its sign; it is in float32's range."""
+    x, y = (F.cast(stack.reshape((F.shape(stack)[0], -1)), dtype) for stack in (x, y))
+    if dtype == mstype.float64:
+        return F.cast(signed_root(ops.sum(x * y, 1)), mstype.float32)
+    # The product of the units might be out of range.
+    units = ops.sqrt(largest_of(x)), ops.sqrt(largest_of(y))
+    total = ops.sum((x / ops.square(units[0])) * (y / ops.square(units[1])), 1)
+    return signed_root(total) * units[0][:, 0] * units[1][:, 0]
+
+
+def signed_root(x):
+    """Return the root of a magnitude, with its sign."""
+    return ops.sign(x) * ops.sqrt(ops.abs(x))
 
 
 def norm(x, dtype):

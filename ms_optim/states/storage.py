@@ -14,6 +14,7 @@ from mindspore import Parameter, ParameterTuple, Tensor
 from mindspore import dtype as mstype
 from mindspore.common.initializer import initializer
 
+from ..arguments.weight_norms import HYPERBALL
 from ..kernels.interface import Statistic
 from ..kernels.questions import any_is_view, dtypes_of, sizes_of
 from . import inventory, split_masters
@@ -95,6 +96,7 @@ class Held:
         skipped_steps: The count of skipped steps.
         statistics: The statistics of the last step.
         step_weights: For a rule that weights steps: what it keeps for that purpose; otherwise empty.
+        radii: If norms of weights are held at what they were, these norms, 0 before the first step; otherwise empty.
         beta_powers: Powers of betas, kept for checkpoints; see :meth:`keep_beta_powers`.
         log_betas: The logarithms of these betas.
     """
@@ -118,6 +120,7 @@ class Held:
     skipped_steps: Parameter
     statistics: Parameter
     step_weights: tuple[Parameter, ...] = ()
+    radii: tuple[Parameter, ...] = ()
     beta_powers: tuple[Parameter, ...] = ()
     log_betas: tuple[float, ...] = ()
 
@@ -163,6 +166,9 @@ class Held:
         if rule.weighs_steps:
             none = Tensor(np.zeros((layout.count, 2)), mstype.float64)
             self.step_weights = (Parameter(none, name="step_weights", requires_grad=False),)
+        if options.weight_norm == HYPERBALL:
+            none = Tensor(np.zeros(layout.count, np.float32))
+            self.radii = (Parameter(none, name="weight_radii", requires_grad=False),)
 
     def keep_beta_powers(self, betas: Sequence[float]) -> tuple[Parameter, ...]:
         """Create Parameters that each step sets to beta^t."""
@@ -179,13 +185,21 @@ class Held:
         other.parameters = parameters
         other.global_step, other.skipped_steps, other.statistics = (next(count) for _ in range(3))
         other.step_weights = tuple(next(count) for _ in self.step_weights)
+        other.radii = tuple(next(count) for _ in self.radii)
         other.beta_powers = tuple(next(count) for _ in self.beta_powers)
         return other
 
     @property
     def counters(self) -> tuple[Parameter, ...]:
         """What is kept once and not for each parameter, in the order of the kernels."""
-        return (self.global_step, self.skipped_steps, self.statistics, *self.step_weights, *self.beta_powers)
+        return (
+            self.global_step,
+            self.skipped_steps,
+            self.statistics,
+            *self.step_weights,
+            *self.radii,
+            *self.beta_powers,
+        )
 
     @property
     def of_tensors(self) -> tuple[Parameter, ...]:

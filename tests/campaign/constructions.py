@@ -240,6 +240,7 @@ PUBLIC = {
     "WarmUpWeightDecay": ({"weight_decay": lambda: 0.1, "warmup_steps": lambda: 10}, scheduled),
     "WarmUpHoldDecayLR": (makers(HOLD), scheduled),
     "PowerCoolLR": (makers(POWER_COOL), scheduled),
+    "RadialBrake": ({"outward": lambda: 0.5, "inward": lambda: 1.0}, str),
     "no_decay_groups": (NET, grouped),
     "pattern_groups": ({**NET, "patterns": lambda: {"*.bias": {"weight_decay": 0.0}}}, grouped),
     "layerwise_groups": ({**NET, "learning_rate": lambda: 0.1, "decay": lambda: 0.9}, grouped),

@@ -37,6 +37,8 @@ class Reference:
     # Whether the weight enters the states, by an L2 decay.
     decay_in_states = False
     decay, average_decay, average_warmup = "decoupled", None, False
+    # What holds the norm of weights: a kind; of a radial brake, the parts of a growth and of a decline that are kept.
+    weight_norm = None
     # Of a rule of matrices: the coefficients of the iterations of its kernel's launches.
     iterations = ()
     # How many of the states, the first ones, start as the weights; whether the rule weighs its steps.
@@ -67,6 +69,7 @@ class Reference:
             for k, name in enumerate(self.states)
         }
         self.averages = [w.copy() for w in self.masters]
+        self.radii = {}
         self.statistics = np.zeros((len(weights), 5))
         self.largest = {}
         # The largest element that a move along an orthogonalized matrix had.
@@ -106,6 +109,9 @@ class Reference:
             w = self.masters[i] if self.keeps_masters else self.weights[i]
             self.magnified = self.magnified_update = 1.0
             update, ratio = self.update(i, w, g * factor, self.learning_rates[i](k), self.weight_decays[i](k))
+            if self.weight_norm is not None and w.ndim > 1:
+                moved, factor_of_norms = self.held(i, w, update, self.learning_rates[i](k))
+                update, ratio = w - moved, ratio * factor_of_norms
             self.statistics[i] = norm(g), norm(w), norm(update), ratio, 1.0
             peak = np.abs(self.statistics[i]) * [1, 1, self.magnified_update, self.magnified, 1]
             self.peak["statistics"][i] = np.maximum(self.peak["statistics"][i], peak)
@@ -120,6 +126,25 @@ class Reference:
     def update(self, i, w, g, learning_rate, weight_decay):
         """Return what is subtracted from w, and the trust ratio; advance the states."""
         raise NotImplementedError
+
+    def held(self, i, w, update, learning_rate):
+        """Return the new weights whose norm is held, and the factor of the update's direction but for the rate."""
+        size = norm(update) / learning_rate
+        if isinstance(self.weight_norm, tuple):
+            outward, inward = self.weight_norm
+            moved = w - update
+            change = norm(moved) - norm(w)
+            kept = norm(w) + (outward if change > 0 else inward) * change
+            factor = kept / norm(moved) if norm(moved) > 0 else 1.0
+            return factor * moved, factor
+        radius = self.radii.setdefault(i, norm(w))
+        if radius == 0 or size == 0:
+            return w, 0.0
+        along = (radius if self.weight_norm == "hyperball" else norm(w)) / size
+        moved = w - along * update
+        if self.weight_norm == "relative":
+            return moved, along
+        return radius * moved / norm(moved), along * radius / norm(moved)
 
     def average(self, i):
         """Advance the average of the weights, after a step."""

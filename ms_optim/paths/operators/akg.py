@@ -71,7 +71,7 @@ def why_not(rule, settings, options) -> str | None:
     reason = kernels.why_not_akg(rule.name)
     for stage in asked_stages(options):
         if reason is None and "akg" in stage.lacking:
-            return f"{stage.words} is not supported by AKG's kernels"
+            return f"{stage.words or stage.keyword} is not supported by AKG's kernels"
     if reason is None and settings.device != kernels.device_target():
         return f"the arithmetic runs on the host, but AKG's kernels run on {kernels.device_target()}"
     return reason

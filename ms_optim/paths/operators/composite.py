@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from ...rules.arithmetic import moved_along, normal, norms
+from ...arguments.weight_norms import is_held
+from ...rules.arithmetic import moved_along, normal, norms, product_roots
 from ...states.formats import ROWS
 from ...unregistered import unregistered
 from .counting import Counting, RatesOfEach
@@ -23,6 +25,7 @@ from .held_stacks import HeldStacks
 from .slices import WholeNorms
 from .stacks import alone, column, own_rows
 from .survey import Survey
+from .weight_norms import weight_norms_of
 
 if TYPE_CHECKING:
     from ..parts import Parts
@@ -68,8 +71,10 @@ class CompositePath(nn.Cell):
             self.whole = WholeNorms(SumOverWorkers(shares.workers), self.dtype)
             self.gathered = WeightsByAllReduce(held.parameters, shares, settings.weights_on)
             self.tells_ratio = Tensor((shares.own[:, 0] == 0) & (shares.own[:, 1] > 0), mstype.float32)
-        self.waits_for_norms = self.whole is not None and (rule.is_layerwise or layout.exchanges_by_form)
-        self.norm_count = 1 + parts.statement.direction_count
+        self.weight_norms: Any = weight_norms_of(parts.options, self.dtype)
+        needs_norms = rule.is_layerwise or layout.exchanges_by_form or self.weight_norms is not None
+        self.waits_for_norms = self.whole is not None and needs_norms
+        self.norm_count = 1 + parts.statement.direction_count + (self.weight_norms is not None)
         # The norms of a layer-wise rule are those of the directions that follow from the states as they are stored.
         self.reads_again = rule.is_layerwise and self.stacks.conversion is not None
         self.reads_stored = rule.reads_stored_states
@@ -80,6 +85,11 @@ class CompositePath(nn.Cell):
         unregistered(self, statistics=held.statistics)
         if rule.weighs_steps:
             unregistered(self, step_weights=held.step_weights[0])
+        # The norms that are held; some kinds hold none, and leave these at 0.
+        self.keeps_radii = len(held.radii) > 0
+        self.no_radii = Tensor(np.zeros(layout.count, np.float32))
+        if self.keeps_radii:
+            unregistered(self, held_radii=held.radii[0])
 
     def construct(self, rates, gradients):
         """Take a step; return whether it was applied."""
@@ -113,6 +123,7 @@ class CompositePath(nn.Cell):
             rate, after = self.each(_first, weighed), stacks.in_order(self.each(_second, weighed))
             applied = F.depend(applied, self.weigh(applied, after))
         decay = stacks.spread(table[1], gradients)
+        radii = stacks.spread(self.radii(), gradients)
         held = stacks.columns
         # With a partial function, Map replaces elements of nested tuples by 0 if several tuples have the same type.
         shared, weight_norms = ((scalars, clip, t, applied),) * len(gradients), ()
@@ -121,13 +132,15 @@ class CompositePath(nn.Cell):
             directed = self.in_turn(*columns) if self.takes_turns else self.each(self.directed, *columns)
             found = self.whole(stacks.in_order(self.each(self.norms_of, stacks.owned, directed, norms)))
             of_each, weight_norms = stacks.spread(found, gradients), (found[:, 0],)
-            columns = (shared, stacks.owned, rate, decay, directed, of_each, gradients, norms, finite)
+            columns = (shared, stacks.owned, rate, decay, radii, directed, of_each, gradients, norms, finite)
             moved = self.each(self.moved, *columns, *held)
         else:
-            rows = stacks.spread(own_rows(self.statistics, self.rows), gradients)
-            columns = (shared, stacks.owned, stacks.forms, rows, rate, decay, gradients, norms, finite)
+            own = own_rows(self.statistics, self.rows)
+            rows = stacks.spread(self.with_radii(own, self.radii()), gradients)
+            columns = (shared, stacks.owned, stacks.forms, rows, rate, decay, radii, gradients, norms, finite)
             moved = self.each(self.updated, *columns, *held)
         rows = stacks.in_order(self.each(_first, moved))
+        applied, rows = self.hold(applied, rows)
         if self.whole is not None:
             rows = self.of_whole(rows, weight_norms)
         if self.gathered is not None:
@@ -140,6 +153,21 @@ class CompositePath(nn.Cell):
         if self.rows[1] - self.rows[0] < F.shape(before)[0]:
             after = ops.concat((before[: self.rows[0]], after, before[self.rows[1] :]))
         return F.assign(self.step_weights, ops.where(applied, after, before))
+
+    def radii(self):
+        """Return the norms that are held, one for each parameter; 0 where none is."""
+        return self.held_radii if self.keeps_radii else self.no_radii
+
+    def with_radii(self, rows, radii):
+        """Return rows of statistics with the norms that are held as a last column, if there are any."""
+        return ops.concat((rows, radii.expand_dims(1)), 1) if self.keeps_radii else rows
+
+    def hold(self, applied, rows):
+        """Write the norms that are held, if there are any; return `applied`, after the write, and the rows without."""
+        if not self.keeps_radii:
+            return applied, rows
+        written = F.assign(self.held_radii, ops.where(applied, rows[:, -1], self.held_radii))
+        return F.depend(applied, written), rows[:, :-1]
 
     def of_whole(self, rows, weight_norms):
         """Return the rows of statistics of whole tensors from those of the parts that this process updated.
@@ -158,7 +186,7 @@ class CompositePath(nn.Cell):
         norms = weight_norms[0] if len(weight_norms) > 0 else found[:, 1]
         return ops.stack((rows[:, 0], norms, found[:, 0], ratios, rows[:, 4]), 1)
 
-    def updated(self, shared, is_owned, form, rows, rate, decay, gradients, sizes, finite, *held):
+    def updated(self, shared, is_owned, form, rows, rate, decay, radii, gradients, sizes, finite, *held):
         """Update the tensors of a stack, unless another process does.
 
         Returns:
@@ -168,7 +196,7 @@ class CompositePath(nn.Cell):
             return rows, ()
         directed = self.directed(shared, is_owned, form, decay, gradients, sizes, *held)
         norms = self.norms_of(is_owned, directed, sizes)
-        return self.moved(shared, is_owned, rate, decay, directed, norms, gradients, sizes, finite, *held)
+        return self.moved(shared, is_owned, rate, decay, radii, directed, norms, gradients, sizes, finite, *held)
 
     def in_turn(self, shared, owned, forms, decay, gradients, norms, *held):
         """Return the result of :meth:`directed` for each stack, one after the other.
@@ -245,6 +273,8 @@ class CompositePath(nn.Cell):
         found = (norms(directed[0], self.dtype),)
         for d in directed[1]:
             found += (norms(d, self.dtype),)
+        if self.weight_norms is not None:
+            found += (product_roots(directed[0], directed[1][0], self.dtype),)
         return ops.stack(found, 1)
 
     def moved(
@@ -253,6 +283,7 @@ class CompositePath(nn.Cell):
         is_owned,
         rate,
         decay,
+        radii,
         directed,
         norms_of_each,
         gradients,
@@ -265,13 +296,19 @@ class CompositePath(nn.Cell):
         *states,
     ):
         """Write the new weights and states of a stack; return what :meth:`updated` does."""
+        if self.keeps_radii:
+            radii = self.weight_norms.radii(radii, norms_of_each[:, 0])
         if not is_owned:
             none = ops.zeros_like(sizes)
-            return ops.stack((sizes, none, none, none, F.cast(finite, mstype.float32)), 1), parameters
+            rows = ops.stack((sizes, none, none, none, F.cast(finite, mstype.float32)), 1)
+            return self.with_radii(rows, radii), parameters
         _, _, t, applied = shared
         weights, directions, new_states, old_states, factor = directed
         found = ops.unstack(norms_of_each, 1)
-        coefficients, ratio = self.coefficients_of(rate, decay, found[0], found[1:])
+        coefficients, ratio = self.coefficients_of(rate, decay, found[0], found[1 : 1 + len(directions)])
+        if self.weight_norms is not None and is_held(F.shape(parameters[0])):
+            along, along_weight, ratio = self.weight_norms(rate, coefficients[0], radii, norms_of_each)
+            coefficients, directions = (along, along_weight), (*directions, weights)
         ratio = ratio * factor
         new_states = self.statement.followed(self.over(rate, weights), directions, new_states)
         update, new_weights = self.along(coefficients, weights, directions)
@@ -285,6 +322,7 @@ class CompositePath(nn.Cell):
         none = ops.zeros_like(ratio)
         report = (ops.where(applied, norms(update, self.dtype), none), ops.where(applied, ratio, none))
         rows = ops.stack((sizes, found[0], *report, F.cast(finite, mstype.float32)), 1)
+        rows = self.with_radii(rows, radii)
         return F.depend(rows, (written, moved)), sent
 
     def over(self, rate, weights):

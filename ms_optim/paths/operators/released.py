@@ -71,13 +71,14 @@ class ReleasedCompositePath:
             rate, _ = self.statement.weighed(step.t, rate, self._step_weights()[i : i + 1])
         shared = (step.scalars, clip, step.t, applied)
         held = [column[i] for column in path.stacks.columns]
-        rows, _ = path.updated(shared, True, path.stacks.forms[i], None, rate, decay, prepared, norms, finite, *held)
+        prepared = (path.radii()[i : i + 1], prepared, norms, finite)
+        rows, _ = path.updated(shared, True, path.stacks.forms[i], None, rate, decay, *prepared, *held)
         return rows
 
     def count(self, step: Step, sums: Tensor) -> Tensor:
         """Count the step, or count it as skipped, and write the statistics of all tensors."""
         self.weigh(step, sums)
-        return self.path.counting(self._applies(sums[:, 4] > 0), sums)
+        return self.path.counting(*self.path.hold(self._applies(sums[:, 4] > 0), sums))
 
     def weigh(self, step: Step, sums: Tensor) -> None:
         """Write what a rule keeps that weighs steps, before the step is counted."""

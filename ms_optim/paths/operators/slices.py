@@ -16,6 +16,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...arguments.checks import fail
+from ...rules.arithmetic import signed_root
 
 KEY = "shard_group"
 # In other modes MindSpore slices tensors itself, or averages gradients over processes that hold different slices.
@@ -74,7 +75,7 @@ def packed(sums):
 
     On CPU, collectives do not accept float64, or treat it as float32. The roots stay in the range of float32.
     """
-    roots = ops.sign(sums) * ops.sqrt(ops.abs(sums))
+    roots = signed_root(sums)
     high = F.cast(roots, mstype.float32)
     low = F.cast(roots - F.cast(high, roots.dtype), mstype.float32)
     return ops.stack((high, ops.where(ops.isfinite(low), low, ops.zeros_like(low))))
@@ -144,7 +145,10 @@ class WholeNorms(nn.Cell):
         self.sums, self.dtype = sums, dtype
 
     def construct(self, norms):
-        """Return the norms of whole tensors from a table of norms of slices, of shape (tensors, kinds of norms)."""
+        """Return the norms of whole tensors from a table of norms of slices, of shape (tensors, kinds of norms).
+
+        A kind may also be the root of an inner product, with its sign.
+        """
         # In float32 the squares of small norms would underflow.
-        squares = ops.square(F.cast(norms, self.dtype))
-        return F.cast(ops.sqrt(self.sums(squares)), mstype.float32)
+        roots = F.cast(norms, self.dtype)
+        return F.cast(signed_root(self.sums(roots * ops.abs(roots))), mstype.float32)

@@ -13,6 +13,7 @@ import argparse
 import gc
 import statistics
 import time
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -68,7 +69,7 @@ def main():
     ms.set_context(mode=ms.PYNATIVE_MODE)
     made = [tensors(part) for part in thirds(TENSORS[arguments.tensors][0])]
     params, gradients = ([x for part in parts for x in part] for parts in zip(*made))
-    settings = {"learning_rate": 1e-4, "weight_decay": 0.01}
+    settings: dict[str, Any] = {"learning_rate": 1e-4, "weight_decay": 0.01}
 
     def several(rules, clip=None):
         optimizers = [rule(own, **settings) for rule, (own, _) in zip(rules, made)]

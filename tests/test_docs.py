@@ -15,12 +15,12 @@ from ms_optim.arguments.options import Options, Shared
 
 PUBLIC = [getattr(ms_optim, name) for name in ms_optim.__all__]
 OPTIMIZERS = ms_optim.OPTIMIZERS
-BASES = [ms_optim.FusedOptimizer, ms_optim.MultiOptimizer]
+BASES = [ms_optim.FusedOptimizer]
 SCHEDULES = [x for x in PUBLIC if inspect.isclass(x) and issubclass(x, nn.Cell) and x not in [*OPTIMIZERS, *BASES]]
 FUNCTIONS = [x for x in PUBLIC if inspect.isfunction(x)]
 TOOLS = [ms_optim.SimulatedWorkers]
 CALLBACKS = [ms_optim.AveragedWeights, ms_optim.CheckpointSaver, ms_optim.OptimizerMonitor, ms_optim.QKClip]
-CALLBACKS += [ms_optim.Quantized, ms_optim.SparseTopK]  # which have the same sections
+CALLBACKS += [ms_optim.Quantized, ms_optim.RadialBrake, ms_optim.SparseTopK]  # which have the same sections
 
 DOCUMENTED = [*OPTIMIZERS, *BASES, *SCHEDULES, *FUNCTIONS, *TOOLS, *CALLBACKS]
 every_name = pytest.mark.parametrize("public", DOCUMENTED, ids=lambda public: public.__name__)

@@ -20,7 +20,6 @@ from ..arguments.gradients import check_gradients, check_shapes, check_tensors
 from ..arguments.options import Options, keywords_of
 from ..arguments.params import check_learning_rate, check_params, check_weight_decay, warn_of_unused_decay
 from ..arguments.rates import check_step, collected
-from ..arguments.weight_norms import check_decays
 from ..paths.choice import Choice, choose, path_for, released_path
 from ..paths.operators.slices import take_shard_groups
 from ..paths.parts import Parts
@@ -147,7 +146,6 @@ class FusedOptimizer(Statement, nn.Optimizer):
     masters: ParameterTuple
     averages: ParameterTuple
     step_weights: Parameter | None
-    weight_radii: Parameter | None
     skipped_steps: Parameter
     statistics: Parameter
     fused: bool
@@ -190,7 +188,6 @@ class FusedOptimizer(Statement, nn.Optimizer):
         )
         flags = self.grad_centralization_flags if self.is_group else (False,) * count
         layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter)
-        check_decays(name, options.weight_norm, layout.names, layout.shapes, layout.decay_places)
         if rule.has_matrices:
             layout = self.with_matrices(layout, shard_groups)
         parts = Parts.of(self, rule, options, layout, rates.rates, shard_groups, self._parameters, self.global_step)
@@ -213,8 +210,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
         self.skipped_steps, self.statistics, self.shares = held.skipped_steps, held.statistics, parts.shares
         if parts.shares:
             self.state_shares = parts.shares.entry(held.of_tensors)
-        self.step_weights = held.step_weights[0] if held.step_weights else None
-        self.weight_radii = held.radii[0] if held.radii else None
+        self.step_weights, self.weight_radii = (next(iter(kept), None) for kept in (held.step_weights, held.radii))
         self._hold_more(held)
         self._reads_count = parts.settings.weights_on == "CPU"
         attributes.rename_like_no_weight(self, layout, self._parameters)

@@ -90,6 +90,7 @@ class Sinkhorn(FusedOptimizer):
         {offload}
         {decay}
         {average_decay}
+        {weight_norm}
 
     Inputs:
         {inputs}

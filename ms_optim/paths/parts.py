@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..arguments.options import stage_reading_all
+from ..arguments.weight_norms import check_decays
 from ..kernels import table as kernels
 from ..states import inventory
 from ..states.layout import Settings
@@ -94,6 +95,7 @@ class Parts:
         name, is_parallel = layout.optimizer, optimizer.use_parallel
         shares = sharded(layout, rule, options, is_parallel, bool(shard_groups))
         inventory.check(name, rule, options, layout.names, layout.dtypes)
+        check_decays(name, options.weight_norm, layout.names, layout.shapes, layout.decay_places)
         kept = shares.kept if shares else tuple(enumerate(layout.shapes))
         held = Held(layout, parameters, rule, options, kept, global_step, shares.own if shares else None)
         device = kernels.device_target()

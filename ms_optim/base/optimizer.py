@@ -146,6 +146,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
     masters: ParameterTuple
     averages: ParameterTuple
     step_weights: Parameter | None
+    weight_radii: Parameter | None
     skipped_steps: Parameter
     statistics: Parameter
     fused: bool
@@ -212,7 +213,6 @@ class FusedOptimizer(Statement, nn.Optimizer):
             self.state_shares = parts.shares.entry(held.of_tensors)
         self.step_weights, self.weight_radii = (next(iter(kept), None) for kept in (held.step_weights, held.radii))
         self._hold_more(held)
-        self._reads_count = parts.settings.weights_on == "CPU"
         attributes.rename_like_no_weight(self, layout, self._parameters)
         self.fused, self.akg, self.backend_reason = choice.path != "composite", choice.akg is not None, choice.reason
         self._choice, self._path = choice, self._path_for(choice, parts)
@@ -221,7 +221,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
         listed = functools.partial(nn.Cell.parameters_and_names, self)  # even if a subclass overrides it
         self._entries = StateEntries(parts, listed, getattr(self, "state_shares", None), self.check_entries, self._swap)
         suspect(self._parameters)
-        self._held_number = held.note()
+        self._reads_count, self._held_number = parts.settings.weights_on == "CPU", held.note()
         object.__setattr__(self, "_fixed", attributes.held(self))
 
     @classmethod

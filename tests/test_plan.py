@@ -8,7 +8,7 @@ import re
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, as_matrix
 from command import refused, run
 from mindspore import Parameter, Tensor, nn
 
@@ -34,12 +34,17 @@ DTYPES = ["float32", "float16", "bfloat16"]
 OFFLOADED = [case for case in CASES if "offload" not in case.cls.refuses]
 
 
-def parameters(dtype):
-    return [Parameter(Tensor(np.zeros(shape), getattr(ms, dtype)), name=f"net.w{i}") for i, shape in enumerate(SHAPES)]
+def shapes_for(cls):
+    return SHAPES if cls.dimensions is None else [as_matrix(shape) for shape in SHAPES]
 
 
-def weights(dtype):
-    return [Weight(shape, getattr(ms, dtype)) for shape in SHAPES]
+def parameters(dtype, cls=AdamW):
+    zeros = [Tensor(np.zeros(shape), getattr(ms, dtype)) for shape in shapes_for(cls)]
+    return [Parameter(zero, name=f"net.w{i}") for i, zero in enumerate(zeros)]
+
+
+def weights(dtype, cls=AdamW):
+    return [Weight(shape, getattr(ms, dtype)) for shape in shapes_for(cls)]
 
 
 def nbytes(tensors):
@@ -64,16 +69,16 @@ def test_bytes_are_those_that_an_optimizer_holds(case, state_dtype, dtype, maste
     options = Options(state_dtype=state_dtype, master_weights=masters)
 
     def made():
-        return case.optimizer(parameters(dtype), 0.01, state_dtype=state_dtype, master_weights=masters)
+        return case.optimizer(parameters(dtype, case.cls), 0.01, state_dtype=state_dtype, master_weights=masters)
 
     if state_dtype != "float32" and not case.cls.rules[0].takes_low_states:
         with pytest.raises(NotPossibleError, match="float32"):
-            plan(case.cls, weights(dtype), options, "CPU")
+            plan(case.cls, weights(dtype, case.cls), options, "CPU")
         with pytest.raises(ValueError, match="state_dtype"):
             made()
         return
     optimizer = made()
-    compare(plan(case.cls, weights(dtype), options, "CPU"), optimizer)
+    compare(plan(case.cls, weights(dtype, case.cls), options, "CPU"), optimizer)
     assert optimizer.fused
 
 
@@ -84,11 +89,11 @@ def test_bytes_of_split_masters_are_those_that_an_optimizer_holds(case, split):
     low = "8bit" if case.cls.rules[0].takes_low_states else "float32"
     for dtype in ("float32", "bfloat16"):
         options = {"state_dtype": low, "master_weights": split}
-        optimizer = case.optimizer(parameters(dtype), 0.01, **options)
+        optimizer = case.optimizer(parameters(dtype, case.cls), 0.01, **options)
         assert (len(optimizer.masters) > 0) == (dtype == "bfloat16")
-        compare(plan(case.cls, weights(dtype), Options(**options), "CPU"), optimizer)
+        compare(plan(case.cls, weights(dtype, case.cls), Options(**options), "CPU"), optimizer)
     with pytest.raises(NotPossibleError, match="float16"):
-        plan(case.cls, weights("float16"), Options(**options), "CPU")
+        plan(case.cls, weights("float16", case.cls), Options(**options), "CPU")
 
 
 @needs_kernel
@@ -118,10 +123,10 @@ def test_device_and_host_are_those_of_the_offload_report(dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", OFFLOADED, ids=lambda case: case.name)
 def test_any_optimizer_is_planned_offloaded(case, dtype):
-    optimizer = case.optimizer(parameters(dtype), 0.01, state_dtype="8bit", offload=True)
+    optimizer = case.optimizer(parameters(dtype, case.cls), 0.01, state_dtype="8bit", offload=True)
     for device in capabilities.DEVICES:
         report = optimizer.offload_report(device)
-        planned = plan(case.cls, weights(dtype), Options(state_dtype="8bit", offload=True), device)
+        planned = plan(case.cls, weights(dtype, case.cls), Options(state_dtype="8bit", offload=True), device)
         assert (planned.device, planned.host) == (report.device_bytes, report.host_bytes)
 
 

@@ -56,8 +56,8 @@ struct Sinkhorn : ElementwiseRule {
     return Rounded(scale * sqrt(static_cast<double>(columns)) * factor);
   }
 
-  // Returns a factor in float32; what a row or column of zeros has may be too large for that.
-  MS_OPTIM_FN static float Rounded(double factor) { return static_cast<float>(Min(factor, 3e38)); }
+  // Returns a factor in float32; that of a row or column of tiny elements may be too large for it. A NaN stays.
+  MS_OPTIM_FN static float Rounded(double factor) { return static_cast<float>(factor > 3e38 ? 3e38 : factor); }
 
  private:
   // A row or column of zeros keeps its factor: divided by eps, it would grow without bound.

@@ -27,7 +27,9 @@ from ms_optim.kernels.interface import MuonFlag, SharedFlag
 from ms_optim.kernels.libraries import invoke
 
 pytestmark = pytest.mark.proof(*BUILT, "ms_optim/states", "ms_optim/optimizers", "ms_optim/base", "ms_optim/paths")
-ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in kernels.GPU_PASSES]
+# Rules that have no kernel of their own there.
+ELSEWHERE = (*kernels.GPU_PASSES, *kernels.ON_HOST_ALONE)
+ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in ELSEWHERE]
 HOST_ONLY = SharedFlag.BY_ADDRESS | SharedFlag.LOCKS | SharedFlag.RETURNED | SharedFlag.SHARES
 CUDA = libraries.FOLDER / "libms_optim_cuda.so"
 
@@ -55,7 +57,7 @@ def cases():
     """The recorded launches that a GPU takes too."""
     kept = [case for case in recording.cases() if not case.function.startswith("ms_optim_local")]
     kept = [case for case in kept if not (case.arrays[0].shape[1] - 1) & HOST_ONLY]
-    kept = [case for case in kept if case.function.removeprefix("ms_optim_") not in kernels.GPU_PASSES]
+    kept = [case for case in kept if case.function.removeprefix("ms_optim_") not in ELSEWHERE]
     return [with_clips(case) for case in kept]
 
 
@@ -250,7 +252,7 @@ def test_without_a_gpu_the_library_loads_and_says_so():
     passes = {rule for needed in kernels.GPU_PASSES.values() for rule in needed} - set(on_cpu)
     described = description.rules(library)
     assert {rule: described.pop(rule).states for rule in passes} == {"muon_before": 1, "muon_after": 0}
-    assert described == {r: on_cpu[r] for r in on_cpu if r not in kernels.GPU_PASSES}
+    assert described == {r: on_cpu[r] for r in on_cpu if r not in ELSEWHERE}
     for rule in description.rules(library):
         assert getattr(library, f"ms_optim_{rule}")
     if machines.why_no_gpu() is None:
@@ -360,7 +362,7 @@ def little_ones(monkeypatch):
     shapes = [(), (7,), (257,), (3, 31), (2049,)]
     monkeypatch.setattr(recording, "SHAPES", shapes)
     rng, kept = np.random.default_rng(5), []
-    for i, rule in enumerate(rule for rule in recording.RULES if rule not in kernels.GPU_PASSES):
+    for i, rule in enumerate(rule for rule in recording.RULES if rule not in ELSEWHERE):
         for k, states in enumerate(recording.STATES):
             shared = [SharedFlag.SKIP_NONFINITE, SharedFlag.CENTRALIZES, 0][k % 3]
             made = recording.launch(
@@ -440,7 +442,7 @@ def on_gpu(monkeypatch, stand_in):
     return stand_in
 
 
-PARAMS = {cls.__name__: cls.trials[0] for cls in ms_optim.OPTIMIZERS if cls.rules[0].name not in kernels.GPU_PASSES}
+PARAMS = {cls.__name__: cls.trials[0] for cls in ms_optim.OPTIMIZERS if cls.rules[0].name not in ELSEWHERE}
 
 
 def make(name, **options):

@@ -4,7 +4,7 @@ import mindspore as ms
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import CASES, for_each
+from cases import CASES, as_matrix, for_each
 from harness import Step, check_stored_alike, digest_of, numbers_of, tensor
 from mindspore import Parameter, Tensor, nn
 from stated_formats import BLOCK, CODES, coded, codes_in, noise, numbers_in
@@ -208,14 +208,15 @@ def test_both_paths_store_the_same(case, options, mode):
     shared = {name: value for name, value in shared.items() if case.is_averaged or "average" not in name}
     ms.set_seed(3)
     rng = np.random.default_rng(0)
-    starts = [rng.standard_normal(shape) for shape in STACKED]
+    shapes = STACKED if case.cls.dimensions is None else [as_matrix(shape) for shape in STACKED]
+    starts = [rng.standard_normal(shape) for shape in shapes]
     made = {}
     for backend in ("aot", "composite"):
         params = [Parameter(tensor(w, dtype), name=f"w{i}") for i, w in enumerate(starts)]
         made[backend] = case.optimizer(params, case.learning_rate, weight_decay=0.02, backend=backend, **shared)
     cells = {backend: Step(optimizer) for backend, optimizer in made.items()}
     for step in range(4):
-        gradients = [tensor(rng.standard_normal(s) * 10.0 ** rng.integers(-2, 2), dtype) for s in STACKED]
+        gradients = [tensor(rng.standard_normal(s) * 10.0 ** rng.integers(-2, 2), dtype) for s in shapes]
         for backend, optimizer in made.items():
             optimizer(tuple(gradients)) if mode == "pynative" else cells[backend](*gradients)
         check_stored_alike(*map(numbers_of, made.values()))

@@ -86,8 +86,7 @@ class CompositePath(nn.Cell):
         if rule.weighs_steps:
             unregistered(self, step_weights=held.step_weights[0])
         # The norms that are held; some kinds hold none, and leave these at 0.
-        self.keeps_radii = len(held.radii) > 0
-        self.no_radii = Tensor(np.zeros(layout.count, np.float32))
+        self.keeps_radii, self.no_radii = len(held.radii) > 0, Tensor(np.zeros(layout.count, np.float32))
         if self.keeps_radii:
             unregistered(self, held_radii=held.radii[0])
 
@@ -277,25 +276,9 @@ class CompositePath(nn.Cell):
             found += (product_roots(directed[0], directed[1][0], self.dtype),)
         return ops.stack(found, 1)
 
-    def moved(
-        self,
-        shared,
-        is_owned,
-        rate,
-        decay,
-        radii,
-        directed,
-        norms_of_each,
-        gradients,
-        sizes,
-        finite,
-        parameters,
-        masters,
-        has_master,
-        place,
-        *states,
-    ):
+    def moved(self, shared, is_owned, rate, decay, radii, directed, norms_of_each, gradients, sizes, finite, *held):
         """Write the new weights and states of a stack; return what :meth:`updated` does."""
+        parameters, masters, has_master, place, states = held[0], held[1], held[2], held[3], held[4:]
         if self.keeps_radii:
             radii = self.weight_norms.radii(radii, norms_of_each[:, 0])
         if not is_owned:
@@ -322,8 +305,7 @@ class CompositePath(nn.Cell):
         none = ops.zeros_like(ratio)
         report = (ops.where(applied, norms(update, self.dtype), none), ops.where(applied, ratio, none))
         rows = ops.stack((sizes, found[0], *report, F.cast(finite, mstype.float32)), 1)
-        rows = self.with_radii(rows, radii)
-        return F.depend(rows, (written, moved)), sent
+        return F.depend(self.with_radii(rows, radii), (written, moved)), sent
 
     def over(self, rate, weights):
         """Return the learning rates of a stack, or the weighted rates, in a shape that broadcasts over the stack."""

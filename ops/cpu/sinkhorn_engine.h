@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "matrices.h"
+#include "sinkhorn.h"
 
 namespace ms_optim {
 namespace {

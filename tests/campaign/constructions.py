@@ -121,6 +121,10 @@ def parameters():
     return [Parameter(tensor(np.ones(shape), "float32"), name=name) for name, shape in shapes.items()]
 
 
+def tables():
+    return [Parameter(tensor(np.ones((3, 4)), "float32"), name="a.embedding_table")]
+
+
 def stepped(optimizer):
     """Take two steps: everything is finite afterwards."""
     for _ in range(2):
@@ -218,6 +222,14 @@ def makers(values):
 
 
 OPTIMIZER = {"params": parameters, "learning_rate": lambda: 0.1}
+
+
+def arguments_of(cls):
+    """Return right arguments of an optimizer."""
+    params = parameters if cls.dimensions is None else tables
+    return {**OPTIMIZER, "params": params, **makers(cls.required)}
+
+
 NET = {"network": lambda: nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm((4,)), nn.Dense(4, 2))}
 LINEAR = {"weight_decay": lambda: 0.1, "end_weight_decay": lambda: 0.0, "decay_steps": lambda: 10}
 COSINE = {"min_weight_decay": lambda: 0.0, "max_weight_decay": lambda: 0.1, "decay_steps": lambda: 10}
@@ -226,8 +238,11 @@ POWER_COOL = {"learning_rate": 0.1, "coefficient": 0.01, "total_steps": 10}
 MAKE = {"make": lambda: lambda params, group: ms_optim.DGCMomentum(params, 0.1, 0.9, 0, group=group)}
 # For each public name arguments that are right, and what is done with what it makes.
 PUBLIC = {
-    **{cls.__name__: ({**OPTIMIZER, **makers(cls.required)}, stepped) for cls in ms_optim.OPTIMIZERS},
+    **{cls.__name__: (arguments_of(cls), stepped) for cls in ms_optim.OPTIMIZERS},
     "FusedOptimizer": (OPTIMIZER, stepped),
+    "MultiOptimizer": ({"optimizers": lambda: [ms_optim.AdamW(parameters()), ms_optim.Sinkhorn(tables())]}, stepped),
+    "heads": ({"count": lambda: 2}, str),
+    "recipe": ({"name": lambda: "apertus", **NET, "learning_rate": lambda: 0.1}, stepped),
     "ConstantWeightDecay": ({"weight_decay": lambda: 0.1}, scheduled),
     "LinearWeightDecay": (LINEAR, scheduled),
     "PolynomialWeightDecay": ({**LINEAR, "power": lambda: 1.0}, scheduled),

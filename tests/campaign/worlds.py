@@ -55,7 +55,8 @@ class Drawn(Scenario):
     sizes: dict = dataclasses.field(default_factory=dict)
 
     def shape(self, name):
-        return self.sizes[name]
+        shape = self.sizes[name]
+        return shape if self.dimensions is None else cases.as_matrix(shape)
 
 
 def words(error):
@@ -75,7 +76,7 @@ class World(Pair):
             tuple(sizes),
             settings["options"],
             getattr(cases, settings["groups"]),
-            sizes,
+            sizes=sizes,
         )
         self.settings = settings
         super().__init__(

@@ -8,7 +8,7 @@ from harness import numbers, tensor
 from mindspore import nn
 from sources import ROOT
 
-from ms_optim import AdEMAMix, Muon, heads, no_decay_groups, recipe
+from ms_optim import AdEMAMix, MultiOptimizer, Muon, Sinkhorn, heads, no_decay_groups, recipe
 from ms_optim.recipes import RECIPES
 
 
@@ -61,6 +61,56 @@ def test_a_recipe_of_muon_is_muon_with_its_numbers(name):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_deepseek_v4_1_is_three_rules_with_their_numbers():
+    net = Net()
+    named = {p.name: p for p in net.trainable_params()}
+    tables = [named.pop("table.embedding_table"), named.pop("head.weight")]
+    groups = [
+        {
+            "params": [p],
+            "weight_decay": 0.0 if name.endswith(("bias", "beta")) else 0.1,
+            "muon": name.endswith("proj.weight"),
+            **({"split": heads(2 if name[0] == "q" else 1)} if name.endswith("proj.weight") else {}),
+        }
+        for name, p in named.items()
+    ]
+    muon = Muon(groups, 2e-2, state_dtype="bfloat16", **EXPECTED["deepseek-v4"])
+    settings = {"momentum": 0.95, "normalizations": 11, "tau": 1e-3, "eps": 1e-20, "scale": 0.18, "weight_decay": 0.0}
+    expected = MultiOptimizer([muon, Sinkhorn(tables, 2e-2, state_dtype="bfloat16", **settings)], grad_clip_norm=0.5)
+    made = recipe(
+        "DeepSeek-V4.1",
+        Net(),
+        2e-2,
+        heads=2,
+        key_heads=1,
+        state_dtype="bfloat16",
+        grad_clip_norm=0.5,
+        verbose=False,
+        **NAMES,
+    )
+    assert [type(each) for each in made.optimizers] == [Muon, Sinkhorn]
+    ours, theirs = ({p.name: n for p, n in zip((*o.parameters, *o.states), steps(o))} for o in (made, expected))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_scales_are_not_decayed_and_settings_of_each_rule_reach_it(capsys):
+    net = Net()
+    net.norm.gamma.name, net.norm.beta.name = "mix.scale", "mix.upscale"
+    of_rules = {"heads": heads(2), "key_heads": 1, "sinkhorn_tau": 0.5, "momentum": 0.9, "no_decay": ["k_proj.weight"]}
+    made = recipe("deepseek-v4.1", net, 1e-2, embeddings="table*", head=(), **of_rules)
+    decays = {p.name: float(decay) for each in made.optimizers for p, decay in zip(each.parameters, each.weight_decay)}
+    not_decayed = {"q_proj.bias", "k_proj.bias", "k_proj.weight", "mix.scale"}
+    assert {name for name, decay in decays.items() if decay == 0} == not_decayed | {"table.embedding_table"}
+    muon, sinkhorn = made.optimizers
+    assert (muon.momentum, sinkhorn.momentum, sinkhorn.tau) == (0.9, 0.95, 0.5)
+    text = capsys.readouterr().out
+    order = [text.index(word) for word in ("Muon:\n", "q_proj", "Sinkhorn:\n", "table.embedding_table")]
+    assert order == sorted(order)
+    assert "sinkhorn_tau = 0.5 (given; published: 0.001)" in text
+
+
 def test_apertus_is_ademamix_with_its_numbers():
     settings = {"betas": (0.9, 0.999, 0.9999), "alpha": 8.0, "warmup_steps": 100_000, "grad_clip_norm": 0.1}
     expected = AdEMAMix(no_decay_groups(Net()), 1e-2, weight_decay=0.1, eps=1e-8, **settings)
@@ -104,6 +154,15 @@ def test_every_number_can_be_given_and_the_text_says_so(capsys):
         ({"heads": 3}, ValueError, "'heads' must be heads that cover exactly"),
         ({"name": "apertus"}, ValueError, "'embeddings' must be None for a recipe that updates all parameters alike"),
         ({"name": "apertus", "embeddings": None, "head": None, "heads": heads(2)}, ValueError, "'heads' must be None"),
+        ({"name": "deepseek-v4.1", "key_heads": 1}, TypeError, "'heads' must be given"),
+        ({"name": "deepseek-v4.1", "heads": 1}, TypeError, "'key_heads' must be given"),
+        (
+            {"name": "deepseek-v4.1", "heads": 1, "key_heads": 1, "embeddings": (), "head": ()},
+            ValueError,
+            "'embeddings' must be name patterns",
+        ),
+        ({"name": "deepseek-v4.1", "heads": 1, "key_heads": 1, "embeddings": "norm.beta"}, ValueError, "'norm.beta'"),
+        ({"name": "deepseek-v4.1", "heads": 1, "key_heads": 1, "sinkhorn_t": 1}, TypeError, "unknown keyword .* 't'"),
         ({"moment": 0.9}, TypeError, "unknown keyword argument 'moment'"),
         ({"verbose": 1}, TypeError, "'verbose' must be of type bool"),
     ],

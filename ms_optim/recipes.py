@@ -29,6 +29,7 @@ class Asked(NamedTuple):
     embeddings: Any
     head: Any
     muon: dict[str, Any]  # arguments of muon_groups
+    is_split: bool  # whether Muon's argument `splits` was given
     no_decay: Sequence[str]
     filter_bias_and_norm: bool
 
@@ -51,9 +52,10 @@ def by_rules(network: Network, asked: Asked) -> tuple[ParamGroups, ...]:
 
     Biases and scales are not decayed, as their names tell them.
     """
-    for argument in ("heads", "key_heads"):
+    for argument in () if asked.is_split else ("heads", "key_heads"):
         if argument not in asked.muon:
-            fail(TypeError, FUNCTION, argument, "given: the number of heads of queries, and of keys", None)
+            expected = "given: the number of heads of queries, and of keys; or 'splits', for fused projections"
+            fail(TypeError, FUNCTION, argument, expected, None)
     params = parameters_of(FUNCTION, network)
     not_decayed = [p.name for p in params if NOT_DECAYED_NAMES.search(p.name)]
     (groups,) = by_matrices(network, asked._replace(no_decay=[*asked.no_decay, *not_decayed]))
@@ -261,8 +263,9 @@ def recipe(
         head (Union[str, list[str], tuple[str], None]): The same for the output layer; ``()`` if there is none, as with
             tied weights. Required for recipes of Muon. Default: ``None`` .
         heads (Union[int, Heads, None]): The number of attention heads, for Muon by heads, as in :func:`muon_groups`.
-            ``None`` means whole matrices. Required for "deepseek-v4.1". Default: ``None`` .
-        key_heads (Union[int, Heads, None]): The same for keys, as in :func:`muon_groups`. Required for "deepseek-v4.1".
+            ``None`` means whole matrices. Required for "deepseek-v4.1", unless Muon's argument `splits` is given, which
+            states the heads of a fused projection. Default: ``None`` .
+        key_heads (Union[int, Heads, None]): The same for keys, as in :func:`muon_groups`. Required like `heads`.
             Default: ``None`` .
         query_names (Union[list[str], tuple[str], None]): Name patterns of queries, as in :func:`muon_groups`, whose
             default ``None`` means. Default: ``None`` .
@@ -303,7 +306,7 @@ def recipe(
     if filter_bias_and_norm is not None:
         settings["filter_bias_and_norm"] = filter_bias_and_norm
     of_optimizer = {key: value for key, value in settings.items() if key != "filter_bias_and_norm"}
-    asked = Asked(embeddings, head, muon, no_decay, settings["filter_bias_and_norm"])
+    asked = Asked(embeddings, head, muon, "splits" in arguments, no_decay, settings["filter_bias_and_norm"])
     groups = found.groups(network, asked)
     optimizer = found.optimizer(*groups, learning_rate, **of_optimizer)
     if verbose:

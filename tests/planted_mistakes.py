@@ -478,6 +478,36 @@ MISTAKES = (
     ),
     Mistake(
         "recipes.py",
+        "(bias|beta|scales?)$",
+        "(bias|beta)$",
+        "test_recipes.py -k scales_are_not_decayed",
+    ),
+    Mistake(
+        "recipes.py",
+        '_selected(groups, lambda name: name in tables, ("muon",))',
+        '_selected(groups, lambda name: name in tables and "head" not in name, ("muon",))',
+        "test_recipes.py -k three_rules",
+    ),
+    Mistake(
+        "recipes.py",
+        "of_tables |= {key: value for key, value in settings.items() if key in shared}",
+        "of_tables |= {}",
+        "test_recipes.py -k three_rules",
+    ),
+    Mistake(
+        "recipes.py",
+        """            "sinkhorn_scale": 0.18,\n""",
+        """            "sinkhorn_scale": 0.2,\n""",
+        "test_recipes.py -k three_rules",
+    ),
+    Mistake(
+        "recipes.py",
+        "Sinkhorn(tables, learning_rate, **of_tables)], clip)",
+        "Sinkhorn(tables, learning_rate, **of_tables)])",
+        "test_recipes.py -k three_rules",
+    ),
+    Mistake(
+        "recipes.py",
         "settings = {**found.stated, **found.chosen, **arguments}",
         "settings = {**arguments, **found.stated, **found.chosen}",
         "test_recipes.py -k every_number",

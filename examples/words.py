@@ -35,7 +35,7 @@ VOCABULARY = 20_000  # the most frequent words, and one number for all others
 VALIDATED = 64  # windows
 POINTS = 20  # of a curve
 TUNING_SEED = 1000
-TABLES = {"embeddings": "characters", "head": "head.weight"}
+EMBEDDING, HEAD = "characters", "head.weight"
 QUERIES_AND_KEYS_BY_HEADS = {"*qkv.weight": [ms_optim.heads(2 * HEADS, WIDTH // HEADS), WIDTH]}
 
 
@@ -47,12 +47,14 @@ def adamw(net, rates):
 def muon(net, rates):
     """Make Muon with the settings of DeepSeek-V4, which has AdamW for embedding and output layer."""
     splits = {"*qkv.weight": 3}
-    return ms_optim.recipe("deepseek-v4", net, rates, **TABLES, splits=splits, verbose=False)
+    return ms_optim.recipe("deepseek-v4", net, rates, embeddings=EMBEDDING, head=HEAD, splits=splits, verbose=False)
 
 
 def deepseek(net, rates):
     """Make Muon by heads, Sinkhorn and AdamW, as one optimizer."""
-    return ms_optim.recipe("deepseek-v4.1", net, rates, **TABLES, splits=QUERIES_AND_KEYS_BY_HEADS, verbose=False)
+    return ms_optim.recipe(
+        "deepseek-v4.1", net, rates, embeddings=EMBEDDING, head=HEAD, splits=QUERIES_AND_KEYS_BY_HEADS, verbose=False
+    )
 
 
 @dataclass

@@ -10,10 +10,12 @@ import sys
 import tempfile
 
 import numpy as np
+import psutil
 from builds import once, shared_folder
 from sources import TESTS
 
 # Processes that wait for each other do so without sleep: two groups at once take several times as long as in turns.
+LONGEST = 900  # seconds that they get
 TURNS = pathlib.Path(tempfile.gettempdir()) / f"ms_optim tests of user {os.getuid()}.lock"
 
 
@@ -31,11 +33,28 @@ def launched(count, folder, script, *arguments):
     environment = {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     with TURNS.open("w") as turns:
         fcntl.flock(turns, fcntl.LOCK_EX)
-        run = subprocess.run(
-            [*command, *map(str, arguments)], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+        run = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
+        try:
+            said = run.communicate(timeout=LONGEST)[0]
+        except subprocess.TimeoutExpired:
+            end_all(run.pid)
+            said = f"{run.communicate()[0]}\nIt was ended after {LONGEST} s."
     logs = "".join(path.read_text()[-3000:] for path in sorted(folder.glob("worker_*.log")))
-    return run.returncode, f"msrun ended with {run.returncode}: {run.stdout[-2000:]}{run.stderr[-2000:]}{logs}"
+    return run.returncode, f"msrun ended with {run.returncode}: {said[-2000:]}{logs}"
+
+
+def end_all(pid):
+    """End a process and all that it has started: processes that wait for others do so without sleep, and forever."""
+    process = psutil.Process(pid)
+    for each in (*process.children(recursive=True), process):
+        each.kill()
 
 
 def of_programs(request, factory):

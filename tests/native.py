@@ -6,9 +6,11 @@ import platform
 
 import numpy as np
 
+from ms_optim.arguments.weight_norms import constants_of
 from ms_optim.dgc.wire import wire_words
 from ms_optim.kernels import interface, libraries
 from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import SharedFlag
 
 LIBRARY = libraries.FOLDER / "libms_optim_cpu.so"
 
@@ -90,6 +92,7 @@ class Launch:
         scales: For each state in codes its arrays of scales.
         averages: The arrays of averages of the weights; `average` is the rate they keep, and whether it rises.
         weighs_steps: Whether the rule keeps numbers to weigh steps by, `self.step_weights`.
+        weight_norm: What holds the norms of tensors of two dimensions or more, with `self.radii` if it keeps them.
         forms: Of a rule of matrices: the matrices of each tensor, as ops/include/step.h states them, without it.
         iterations: Of such a rule: the coefficients of each iteration.
 
@@ -118,10 +121,13 @@ class Launch:
         averages=(),
         average=(None, False),
         weighs_steps=False,
+        weight_norm=None,
         forms=None,
         iterations=(),
     ):
         n = len(weights)
+        keeps_radii = weight_norm == "hyperball"
+        shared |= SharedFlag.HOLDS_NORMS * (weight_norm is not None) | SharedFlag.KEEPS_RADII * keeps_radii
         if layout is None:
             layout = [[0, -1, 0, i] for i in range(n)]
         columns = [list(column) for column in zip(*layout)] or [[]] * interface.LayoutColumn.LAYOUT_COLUMNS
@@ -129,24 +135,26 @@ class Launch:
         self.global_step, self.skipped = np.zeros(1, np.int32), np.zeros(1, np.int32)
         self.statistics = np.zeros((n, len(kernels.STATISTICS)), np.float32)
         self.sums = np.zeros((n, len(kernels.SUMS)))
-        self.step_weights = np.zeros((n, 2))
+        self.step_weights, self.radii = np.zeros((n, 2)), np.zeros(n, np.float32)
         held = [*(array for state in states for array in state), *masters, *averages]
         held += [array for state in scales for array in state]
         of_stages = {"CLIP_NORM": clip or 0.0, "CAUTIOUS": float(cautious)}
+        of_stages |= constants_of(weight_norm)
         of_stages |= {"AVERAGE_DECAY": average[0] or 0.0, "AVERAGE_WARMUP": float(average[1])}
+        counters = (self.global_step, self.skipped, self.statistics)
         taken = interface.inputs(
             interface.flags(stages, shared, rule_flags),
-            interface.layout(*columns[:3], rows=columns[3]),
+            interface.layout(*columns[:3], rows=columns[3], held=[g.ndim > 1 for g in gradients]),
             interface.constants(1 / loss_scale, seed, constants, **of_stages),
             np.array(rates, np.float32),
             np.zeros((1, len(kernels.SUMS))),
             () if forms is None else (interface.matrices(forms), np.array(iterations, np.float64)),
-            (self.global_step, self.skipped, self.statistics, *[self.step_weights] * weighs_steps),
+            (*counters, *[self.step_weights] * weighs_steps, *[self.radii] * keeps_radii),
             weights,
             gradients,
             held,
         )
-        self.first = 8 + weighs_steps + 2 * (forms is not None)
+        self.first = 8 + weighs_steps + keeps_radii + 2 * (forms is not None)
         self.arrays = [*taken, self.sums]
 
     def run(self, call=call):

@@ -8,6 +8,7 @@ test_planted_mistakes.py keeps it up to date.
 
 import os
 import pathlib
+import platform
 import re
 import shlex
 import shutil
@@ -17,8 +18,10 @@ import tempfile
 import time
 from typing import NamedTuple
 
+from builds import linked, setup_script
 from sources import ROOT
 
+LIBRARY = ROOT / "ms_optim" / "libms_optim_cpu.so"
 LONGEST = 600  # seconds that tests get
 
 
@@ -26,7 +29,7 @@ class Mistake(NamedTuple):
     """A mistake.
 
     Attributes:
-        file: The file in ms_optim/.
+        file: The file in ms_optim/, or in ops/ if its name begins so.
         right: What stands there, exactly once.
         wrong: What is planted in its place.
         tests: The file of tests that must notice it, and options of pytest that choose some of them.
@@ -36,6 +39,16 @@ class Mistake(NamedTuple):
     right: str
     wrong: str
     tests: str
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the library must be built to plant it."""
+        return self.file.startswith("ops/")
+
+    @property
+    def path(self) -> str:
+        """The file, from the root of the tree."""
+        return self.file if self.is_native else f"ms_optim/{self.file}"
 
 
 MISTAKES = (
@@ -545,9 +558,63 @@ MISTAKES = (
     ),
     Mistake(
         "paths/operators/composite.py",
-        "F.assign(self.held_radii, ops.where(applied, rows[:, -1], self.held_radii))",
-        "F.assign(self.held_radii, rows[:, -1])",
+        "F.assign(self.held_radii, ops.where(applied, radii, before))",
+        "F.assign(self.held_radii, radii)",
         "test_weight_norms.py -k first_step",
+    ),
+    Mistake(
+        "paths/operators/composite.py",
+        "before = F.depend(self.held_radii, applied)",
+        "before = self.held_radii",
+        "test_weight_norms.py -k 'as_each_alone and graph and composite'",
+    ),
+    Mistake(
+        "paths/fused/launches.py",
+        "rows=layout.rows, held=held)",
+        "rows=layout.rows)",
+        "test_weight_norms.py -k 'two_units and aot'",
+    ),
+    Mistake(
+        "ops/include/weight_norms.h",
+        "return kept > 0.0f ? kept : static_cast<float>(sqrt(sums[kWeightSum]));",
+        "return static_cast<float>(sqrt(sums[kWeightSum]));",
+        "test_weight_norms.py -k 'first_step and aot'",
+    ),
+    Mistake(
+        "ops/include/weight_norms.h",
+        "step.constants[grown > 0.0 ? kOutwardKept : kInwardKept]",
+        "step.constants[grown < 0.0 ? kOutwardKept : kInwardKept]",
+        "test_weight_norms.py -k 'other_stages and radial and aot'",
+    ),
+    Mistake(
+        "ops/include/weight_norms.h",
+        "- 2.0 * sums[kDirectionsDot])",
+        "- sums[kDirectionsDot])",
+        "test_weight_norms.py -k 'two_units and aot and pynative'",
+    ),
+    Mistake(
+        "ops/include/decision.h",
+        "if (applied && step.radii != nullptr)",
+        "if (step.radii != nullptr)",
+        "test_weight_norms.py -k 'first_step and aot'",
+    ),
+    Mistake(
+        "ops/cpu/held_norms.h",
+        "kNewStates | kDropStates | kSumUp",
+        "kNewStates | kSumUp",
+        "test_weight_norms.py -k 'kernels_follow and AdamW'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "if (f.in_place && (parts & kMoveWeights) != 0)",
+        "if (f.in_place)",
+        "test_weight_norms.py -k 'kernels_follow and Sinkhorn'",
+    ),
+    Mistake(
+        "ops/cpu/matrices.h",
+        "tasks_[i].trust_ratio *= std::sqrt",
+        "tasks_[i].trust_ratio = std::sqrt",
+        "test_weight_norms.py -k 'kernels_follow and Muon'",
     ),
     # ---- Schedules
     Mistake(
@@ -785,6 +852,22 @@ def copied(folder: pathlib.Path) -> None:
         shutil.copy2(file, place, follow_symlinks=False)
 
 
+def build(folder: pathlib.Path) -> None:
+    """Build a copy's library for instructions that every processor has, not optimized: all takes many minutes.
+
+    The tables of other instruction sets are other names of that one.
+    """
+    setup = setup_script()
+    link = ["-shared", f"-Wl,--version-script={ROOT / setup['EXPORTS']}"]
+    for _, sets, _, table in setup["CPU_UNITS"]:
+        names = {name: setup["symbol_of"](name, table) for name in ("baseline", *sets.get(platform.machine(), ()))}
+        known = names.pop("baseline")
+        link += [f"-Wl,--defsym={other}={known}" for other in names.values()]
+    (folder / "build").mkdir(exist_ok=True)
+    library = linked(folder / "build" / LIBRARY.name, "g++", "any", ["-O0", "-fPIC"], link, ops=folder / "ops")
+    shutil.copy(library, folder / "ms_optim")
+
+
 def tested(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run tests of a copy of the tree up to the first that fails."""
     # What is imported must be the copy, whatever is installed; what passed before must run again.
@@ -803,17 +886,21 @@ def tested(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess
 
 def planted(folder: pathlib.Path, mistake: Mistake) -> tuple[str | None, str]:
     """Plant a mistake in a copy of the tree; return the test that fails, None if none does, and what to say of it."""
-    file = folder / "ms_optim" / mistake.file
-    text = file.read_text()
+    file, library = folder / mistake.path, folder / "ms_optim" / LIBRARY.name
+    text, built = file.read_text(), library.read_bytes() if mistake.is_native else b""
     assert text.count(mistake.right) == 1, f"{mistake.file} no longer says {mistake.right!r} once"
     name, *options = shlex.split(mistake.tests)
     file.write_text(text.replace(mistake.right, mistake.wrong))
     try:
+        if mistake.is_native:
+            build(folder)
         done = tested(folder, f"tests/{name}", *options)
     except subprocess.TimeoutExpired:
         return None, f"NO TEST FAILED within {LONGEST} s of {mistake.tests}"
     finally:
         file.write_text(text)
+        if mistake.is_native:
+            library.write_bytes(built)
     # An error at import or in a fixture is listed as ERROR.
     failed = re.search(r"^FAILED (tests/.*?)(?: - .*)?$", done.stdout, re.M)
     if failed:

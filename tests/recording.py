@@ -11,6 +11,7 @@ from harness import NUMPY
 from native import CompressedLaunch, Launch, call, forms_of
 from tolerances import UNIT
 
+from ms_optim import RadialBrake
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.kernels.interface import CODE_BLOCK, MAX_STATES, AddressColumn, MuonFlag, SharedFlag
@@ -21,6 +22,8 @@ SHAPES = [(), (1,), (7,), (15,), (17,), (255,), (257,), (1025,), (4097,), (40_00
 # show nothing else, and sanitizers, emulators and fibers take a hundred times as long for them.
 FEW = 5000
 STEPS = 3
+# The rules that may hold norms of weights.
+HOLDING = ("adamw", "adamw_amsgrad", "adam_offload", "lion", "ademamix", "muon", "sinkhorn")
 # The states' kinds, and the rule's own constants and flags.
 RULES = {name: row[:3] for name, (_, *row) in reference.KERNELS.items()}
 # NorMuon: of a matrix, the second state is a number a row.
@@ -308,6 +311,20 @@ def mixed(rng):
         yield Recorded(f"{rule}, states of all formats", made.function, made.arrays)
 
 
+def held(rng):
+    """Every rule that may hold norms of weights, with each storage of weights and states in turn."""
+    for i, rule in enumerate(HOLDING):
+        for j, kind in enumerate(("hyperball", "relative", RadialBrake(0.25, 0.5))):
+            k = 3 * i + j
+            weights, states = WEIGHTS[k % len(WEIGHTS)], STATES[(k + i) % 4]
+            shapes = SHAPES if j == i % 3 else small_shapes()
+            shared = SharedFlag.AVERAGES * (j == 0) | SharedFlag.CENTRALIZES * (j == 1)
+            options = {"cautious": j == 2, "clip": 0.5 * (j == 1), "weight_norm": kind}
+            made = launch(rule, rng, weights, states, shapes=shapes, shared=shared, **options)
+            name = f"{rule}, norms held, {kind}, {weights}, {states}"
+            yield Recorded(name, made.function, made.arrays, remainders=remainders_of(made, weights[1], len(shapes)))
+
+
 def staged(rng):
     """Stages in launches of their own, as large models need: gradients, moments and weights one after the other."""
     for rule in ("adamw", "lamb", "lans"):
@@ -504,4 +521,5 @@ def cases():
         *denormal(rng),
         *local_steps(rng),
         *mixed(rng),
+        *held(rng),
     ]

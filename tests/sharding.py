@@ -101,6 +101,8 @@ def _configurations():
     yield Configuration(ms_optim.LANS, "composite", "graph", ALL)
     yield Configuration(ms_optim.AdamW, "composite", "pynative", {**ALL, "weight_norm": "relative"})
     yield Configuration(ms_optim.AdamW, "composite", "graph", {"weight_norm": ms_optim.RadialBrake(0.25, 0.5)})
+    yield Configuration(ms_optim.AdamW, "aot", "pynative", {**ALL, "weight_norm": "relative"}, processes=both)
+    yield Configuration(ms_optim.AdEMAMix, "aot", "graph", {"weight_norm": ms_optim.RadialBrake(0.25, 0.5)})
     yield Configuration(ms_optim.LANS, "akg", "pynative", ALL)
     above = (ms_optim.AdamW, ms_optim.Lamb, ms_optim.LANS, ms_optim.AdamOffload)
     # Muon puts matrices together by MindSpore's operators.

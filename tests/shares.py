@@ -50,6 +50,13 @@ CONFIGURATIONS = {
         "bfloat16",
         {"weight_norm": "hyperball", "state_dtype": "8bit", "master_weights": "split", **ON_OPERATORS},
     ),
+    "adamw, relative": (
+        ms_optim.AdamW,
+        "bfloat16",
+        {"weight_norm": "relative", "state_dtype": "8bit", "master_weights": "split", "grad_clip_norm": 3.0},
+    ),
+    "lion, hyperball": (ms_optim.Lion, "float32", {"weight_norm": "hyperball"}),
+    "muon, hyperball": (ms_optim.Muon, "float32", {"weight_norm": "hyperball", "weight_decay": 0.0}),
     "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
 }
 _LISTED = {optimizer for optimizer, *_ in CONFIGURATIONS.values()}
@@ -77,7 +84,7 @@ RUNS = {
     ],
 }
 RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, 4bit", "adamw, masters", "adamw, split8", "lamb", "muon")
-RESUMED += ("ScheduleFreeAdamW", "lamb, operators", "adamw, hyperball")
+RESUMED += ("ScheduleFreeAdamW", "lamb, operators", "adamw, hyperball", "lion, hyperball", "muon, hyperball")
 ELEMENTWISE = [
     name
     for name, (optimizer, _, arguments) in CONFIGURATIONS.items()

@@ -77,7 +77,8 @@ def test_the_mask_follows_the_inputs():
 
 
 def test_the_layout_has_a_row_for_each_tensor():
-    assert interface.layout([0, 1], [-1, 2], [True, False]).tolist() == [[0, -1, 1, 0], [1, 2, 0, 1]]
-    assert interface.layout([0], [-1], [False], sent=[5]).tolist() == [[0, -1, 0, 0, 5]]
-    assert interface.layout([0], [-1], [False], rows=[7]).tolist() == [[0, -1, 0, 7]]
+    assert interface.layout([0, 1], [-1, 2], [True, False]).tolist() == [[0, -1, 1, 0, 0], [1, 2, 0, 1, 0]]
+    assert interface.layout([0], [-1], [False], sent=[5]).tolist() == [[0, -1, 0, 0, 0, 5]]
+    assert interface.layout([0], [-1], [False], rows=[7]).tolist() == [[0, -1, 0, 7, 0]]
+    assert interface.layout([0], [-1], [False], held=[True]).tolist() == [[0, -1, 0, 0, 1]]
     assert interface.layout([0], [-1], [False]).dtype == np.int32

@@ -8,7 +8,7 @@ import dataclasses
 import mindspore as ms
 import numpy as np
 import pytest
-from cases import CASES, MIXED, SCENARIOS, Scenario, dealt, for_each, grouped, plain
+from cases import CASES, MIXED, SCENARIOS, Scenario, constant, dealt, for_each, grouped, plain
 from harness import Pair, Step, digest_of, numbers, tensor
 from mindspore import Parameter, Tensor, nn
 from refusals import refused
@@ -77,6 +77,23 @@ def test_a_step_on_the_host_changes_nothing(case, kind, mode, on_accelerator):
         pair.params[0].set_data(pair.params[0] * 0.5)
         write(pair.params[-1], np.zeros_like(pair.params[-1].asnumpy()))
     stepped((here, there), mode, 3)
+
+
+def undecayed(params, rate):
+    n = len(params)
+    return params, rate, 0.0, [constant(rate)] * n, [constant(0.0)] * n, [False] * n
+
+
+@for_each(dealt([{"name": name} for name in ("AdamW", "Muon", "AdamOffload")], mode=("pynative", "graph")))
+def test_norms_are_held_on_the_host(name, mode, on_accelerator):
+    """The radii go to the host and come back with the counters, also those of an optimizer that runs there always."""
+    case = next(case for case in CASES if case.name == name)
+    scenario = Scenario(shapes=("seven", "matrix", "convolution"), groups=undecayed)
+    shared = {"weight_norm": "hyperball", **({} if name == "AdamOffload" else {"offload": True})}
+    here, there = Pair(case, scenario, **shared), on_accelerator(Pair, case, scenario, **shared)
+    assert isinstance(there.optimizer._path, HostPath)
+    stepped((here, there), mode, 3)
+    assert (there.optimizer.weight_radii.asnumpy() > 0).all()
 
 
 @for_each(dealt([{"kind": kind} for kind in ("no_masters", "split8", "average")], mode=("pynative", "graph")))

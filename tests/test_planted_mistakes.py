@@ -11,11 +11,13 @@ from sources import ROOT, TESTS
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=range(1, 1 + len(MISTAKES)))
 def test_a_mistake_can_be_planted(mistake):
-    text = (ROOT / "ms_optim" / mistake.file).read_text()
+    text = (ROOT / mistake.path).read_text()
     assert text.count(mistake.right) == 1
     assert mistake.wrong != mistake.right
     planted = text.replace(mistake.right, mistake.wrong)
-    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text)), "it changes no more than the look"
+    assert mistake.is_native or ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text)), (
+        "it changes no more than the look"
+    )
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=range(1, 1 + len(MISTAKES)))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypedDict
 from mindspore import dtype as mstype
 
 from .checks import SPLIT_MASTERS, check_choice, check_open_unit, check_positive, check_type
-from .weight_norms import RadialBrake, check_weight_norm
+from .weight_norms import RadialBrake, check_weight_norm, constants_of
 from .words import closest, fail
 
 BACKENDS = ("auto", "aot", "akg", "composite")
@@ -300,7 +300,9 @@ weight_norm (Union[str, RadialBrake, None]): What holds the norm of each weight 
     "relative" moves the weight by the learning rate times its norm; "radial_brake" keeps half of a step's growth of the
     norm, or a :class:`ms_optim.RadialBrake` other parts. Default: ``None`` .
 """,
-        lacking=("CPU", "GPU", "passes", "Ascend", "akg", "offload", "host"),
+        flag="HOLDS_NORMS",
+        constants=lambda options: constants_of(options.weight_norm),
+        lacking=("GPU", "passes", "Ascend", "akg", "offload"),
     ),
 )
 

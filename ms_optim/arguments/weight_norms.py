@@ -53,6 +53,16 @@ def check_weight_norm(optimizer: str, value: Any) -> None:
     check_choice(optimizer, "weight_norm", value, WEIGHT_NORMS)
 
 
+def constants_of(value: str | RadialBrake | None) -> dict[str, float]:
+    """Return the constants of the argument `weight_norm` for kernels, by their names in Constant."""
+    if value is None:
+        return {}
+    brake = value if isinstance(value, RadialBrake) else RadialBrake()
+    kind = BRAKE if isinstance(value, RadialBrake) else value
+    held_by = 1.0 + WEIGHT_NORMS.index(kind)
+    return {"HELD_BY": held_by, "OUTWARD_KEPT": brake.outward, "INWARD_KEPT": brake.inward}
+
+
 def is_held(shape: tuple[int, ...]) -> bool:
     """Return whether the norm of a tensor is held: vectors and scalars, such as biases, move freely."""
     return len(shape) > 1

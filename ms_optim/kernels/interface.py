@@ -53,6 +53,8 @@ class SharedFlag(enum.IntFlag):
     CLIPS = 512
     AVERAGES = 1024
     BESIDE = 2048
+    HOLDS_NORMS = 4096
+    KEEPS_RADII = 8192
 
 
 class AdamWFlag(enum.IntFlag):
@@ -108,7 +110,14 @@ class Statistic(enum.IntEnum):
 class Constant(enum.IntEnum):
     """Indices of the constants that every rule has; the rule's own constants follow."""
 
-    UNSCALE, CLIP_NORM, SEED, CAUTIOUS, AVERAGE_DECAY, AVERAGE_WARMUP, RULE_CONSTANTS = range(7)
+    UNSCALE, CLIP_NORM, SEED, CAUTIOUS, AVERAGE_DECAY, AVERAGE_WARMUP = range(6)
+    HELD_BY, OUTWARD_KEPT, INWARD_KEPT, RULE_CONSTANTS = range(6, 10)
+
+
+class WeightNorm(enum.IntEnum):
+    """What holds norms of weights."""
+
+    FREE, HYPERBALL, RELATIVE, RADIAL_BRAKE = range(4)
 
 
 class AddressColumn(enum.IntEnum):
@@ -126,12 +135,13 @@ class SharedAddressColumn(enum.IntEnum):
 
     GLOBAL_STEP_ADDRESS, SKIPPED_STEPS_ADDRESS, STATISTICS_ADDRESS, STATISTICS_ROWS, BETA_POWER_ADDRESS = range(5)
     STEP_WEIGHTS_ADDRESS = BETA_POWER_ADDRESS + 2
+    RADII_ADDRESS = STEP_WEIGHTS_ADDRESS + 1
 
 
 class LayoutColumn(enum.IntEnum):
     """Columns of the layout; only rules that exchange have the last one."""
 
-    RATE_INDEX, DECAY_INDEX, CENTRALIZED, ROW, SENT = range(5)
+    RATE_INDEX, DECAY_INDEX, CENTRALIZED, ROW, IS_HELD, SENT = range(6)
     LAYOUT_COLUMNS = SENT
 
 
@@ -150,7 +160,7 @@ class Status(enum.IntEnum):
 
 _COLUMNS = (AddressColumn, SharedAddressColumn, MatrixColumn)
 _LOCAL = (LocalNumber, LocalMark, LocalReport)
-_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, *_COLUMNS, *_LOCAL, Status)
+_INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, WeightNorm, *_COLUMNS, *_LOCAL, Status)
 _RULES = (AdamWFlag, LambFlag, AdamOffloadFlag, DgcMomentumFlag, MuonFlag)
 # By the names that the library uses.
 GROUPS: dict[str, type[enum.IntEnum | enum.IntFlag]] = {
@@ -247,6 +257,7 @@ def layout(
     centralized: Sequence[bool],
     sent: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
+    held: Sequence[bool] | None = None,
 ) -> np.ndarray:
     """Return the layout of a launch's tensors.
 
@@ -256,9 +267,11 @@ def layout(
         centralized: Whether its gradient is centralized.
         sent: For a rule that exchanges: how many of its elements are sent; 0 means all.
         rows: Its row in the statistics; by default, the launch has all tensors.
+        held: Whether its norm is held, if the launch holds norms; by default, none is.
     """
     rows = range(len(rates)) if rows is None else rows
-    columns = [rates, decays, centralized, rows, *([] if sent is None else [sent])]
+    held = [False] * len(rates) if held is None else held
+    columns = [rates, decays, centralized, rows, held, *([] if sent is None else [sent])]
     return np.ascontiguousarray(np.array(columns, np.int32).T)
 
 

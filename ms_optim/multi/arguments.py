@@ -70,8 +70,6 @@ def _check_optimizer(argument: str, optimizer: Any) -> None:
     lacking = next((FEATURES[feature] for feature, is_used in features if is_used), None)
     if reason is None and lacking is not None:
         reason = f"was made with {lacking}: its step exchanges data, which the steps of several rules cannot yet"
-    if reason is None and optimizer.options.weight_norm is not None:
-        reason = "holds norms of weights, which the steps of several rules cannot yet: pass weight_norm=None"
     if reason is None and optimizer.use_parallel:
         reason = "updates only some parameters in each process: set enable_parallel_optimizer=False"
     if reason is not None:

@@ -44,6 +44,8 @@ def take(optimizer: FusedOptimizer, held: JointHeld) -> None:
     """
     for name in ("global_step", "skipped_steps", "statistics"):
         setattr(optimizer, name, getattr(held, name))
+    for name, kept in (("step_weights", optimizer._held.step_weights), ("weight_radii", optimizer._held.radii)):
+        setattr(optimizer, name, next(iter(kept), None))
     for name in ("_path", "_entries", "_swap", "_attachment"):
         object.__setattr__(optimizer, name, Taken(optimizer.cls_name))
 

@@ -54,8 +54,8 @@ class MultiOptimizer(FusedOptimizer):
     Args:
         optimizers (Union[list[FusedOptimizer], tuple[FusedOptimizer]]): The optimizers, each with its own parameters,
             before their first step, with the same `loss_scale`. :class:`ms_optim.AdamOffload`,
-            :class:`ms_optim.DGCMomentum`, `shard_states`, `shard_group`, `weight_norm`, and on an accelerator
-            `offload`, are not supported.
+            :class:`ms_optim.DGCMomentum`, `shard_states`, `shard_group`, and on an accelerator `offload`, are not
+            supported.
         grad_clip_norm (Union[float, None]): Largest global L2 norm of the gradients of all optimizers, after unscaling
             and centralization; larger gradients are scaled down to it. Default: ``None`` .
 

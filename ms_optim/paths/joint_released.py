@@ -56,12 +56,15 @@ class JointReleasedPath:
     def count(self, step: tuple[Any, ...], sums: Tensor) -> Tensor:
         """Count the step, or count it as skipped, after all rules."""
         for path, own in zip(self.paths[:-1], step) if self.in_operators else ():
-            path.weigh(own, sums)
+            path.keep(own, sums)
         return self.paths[-1].count(step[-1], sums)
 
     def of_all(self, sums: dict[int, Tensor]) -> Tensor:
         """Return the sums of all tensors, in order, from the sums of each tensor."""
-        return ops.concat([sums[i] for i in range(len(self._places))])
+        rows = [sums[i] for i in range(len(self._places))]
+        # Rules that hold norms have a column more, which only they read.
+        columns = max(row.shape[1] for row in rows)
+        return ops.concat([row if row.shape[1] == columns else ops.pad(row, (0, 1)) for row in rows])
 
 
 def _own_norms(parts: Parts, has_one_norm: bool) -> Callable[[Tensor], Tensor]:

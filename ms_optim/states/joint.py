@@ -82,9 +82,13 @@ class JointHeld(Held):
         if any(held.step_weights for held in members):
             none = Tensor(np.zeros((len(self.parameters), 2)), mstype.float64)
             self.step_weights = (Parameter(none, name="step_weights", requires_grad=False),)
+        if any(held.radii for held in members):
+            none = Tensor(np.zeros(len(self.parameters), np.float32))
+            self.radii = (Parameter(none, name="weight_radii", requires_grad=False),)
         for held in members:
             held.global_step, held.skipped_steps, held.statistics = global_step, self.skipped_steps, self.statistics
             held.step_weights = self.step_weights if held.step_weights else ()
+            held.radii = self.radii if held.radii else ()
             held.note()
 
     def note(self) -> int:

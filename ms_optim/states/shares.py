@@ -18,6 +18,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 from mindspore import communication as comm
 
+from ..arguments.weight_norms import is_held
 from ..kernels.interface import CODE_BLOCK
 from ..rules.orthogonalization import work
 from .formats import FORMATS, OF_DTYPE
@@ -243,8 +244,13 @@ def sharded(layout: Layout, rule: Rule, options: Any, is_parallel: bool, is_slic
         )
     matrices = [layout.matrices(i) for i in range(layout.count)]
     costs = share_costs(rule, options, layout.shapes, layout.dtypes, matrices)
-    # A rule that is not elementwise needs whole tensors.
-    whole = [len(own) > 0 or not rule.is_elementwise for own in matrices]
+    # A rule that is not elementwise needs whole tensors. So does one of matrices where norms are held: it moves tensors
+    # before sums over workers are known.
+    holds = rule.has_matrices and options.weight_norm is not None
+    whole = [
+        len(own) > 0 or not rule.is_elementwise or (holds and is_held(shape))
+        for own, shape in zip(matrices, layout.shapes)
+    ]
     prefixes = (*rule.prefixes, "master", "average")
     return Shares(these, layout.names, layout.shapes, costs, layout.centralized, prefixes, whole, rule.row_prefixes)
 

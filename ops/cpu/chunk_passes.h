@@ -141,8 +141,9 @@ MS_OPTIM_FN void MoveTile(const Task &task, int n, float (*d)[kTile], float *w) 
   for (int i = 0; i < n; ++i) w[i] -= Moved<kDirections>(p, d[0][i], d[1][i]);
 }
 
-// The work of a loop over a tile: it makes new states from the gradient, adds up sums, and moves weights.
-enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4 };
+// The work of a loop over a tile: it makes new states from the gradient, which it may drop, adds up sums, and moves
+// weights.
+enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4, kDropStates = 8 };
 
 template <class Rule, unsigned kParts>
 void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, const float *__restrict g,
@@ -160,7 +161,7 @@ void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, co
     float state[] = {s0[i], kSecond ? s1[i] : 0.0f, kThird ? s2[i] : 0.0f}, direction[kMaxDirections];
     Advance<Rule, (kParts & kNewStates) != 0>(r, p, w[i], g[i], state, direction);
     if (kParts & kSumUp) AddElement<Rule>(w[i], g[i], direction, lane, sums);
-    if (kParts & kNewStates) {
+    if ((kParts & kNewStates) != 0 && (kParts & kDropStates) == 0) {
       s0[i] = state[0];
       if (kSecond) s1[i] = state[1];
       if (kThird) s2[i] = state[2];

@@ -1,6 +1,7 @@
 // Runs a rule over all tensors of a step on the CPU.
 #pragma once
 
+#include "held_norms.h"
 #include "step_engine.h"
 
 namespace ms_optim {
@@ -22,18 +23,18 @@ class Engine : StepEngine {
     if (!survey.applied) return Skip();
     clip_ = survey.clip;
 
+    const bool waits = Rule::kLayerwise || Holds();  // for sums over whole tensors, before weights move
     for (int first = 0, last = 0; first < step_.count; first = last) {
-      last = Rule::kLayerwise ? LastOfRun(first, kCachedElements) : step_.count;
+      last = waits ? LastOfRun(first, kCachedElements) : step_.count;
       if (Rule::kNormalizesGradient && gradients && !prologue.sums_gradients) SumGradients(first, last);
       for (int i = first; i < last; ++i) Decide(i);
       if (moments) {
-        const auto update = apply ? UpdateChunk<Rule, !Rule::kLayerwise> : UpdateChunk<Rule, false>;
-        Pass(first, last, false, update);
+        Pass(first, last, false, MomentsPass(apply));
         AddSums(first, last);
       }
-      if (apply && (Rule::kLayerwise || !moments)) {
+      if (apply && (waits || !moments)) {
         for (int i = first; i < last; ++i) Decide(i);
-        Pass(first, last, true, MoveChunk<Rule>);
+        Pass(first, last, true, ApplyPass());
       }
     }
     // A launch that only commits reports, too: if tensors are in parts, it alone has the sums of all parts.
@@ -44,6 +45,22 @@ class Engine : StepEngine {
   }
 
  private:
+  typedef void (*ChunkPass)(const Rule &, const Tensor &, const Task &, Chunk &, Buffers &);
+
+  ChunkPass MomentsPass(bool apply) const {
+    if constexpr (MayHoldNorms<Rule>()) {
+      if (Holds()) return HoldChunk<Rule, false>;
+    }
+    return apply ? UpdateChunk<Rule, !Rule::kLayerwise> : UpdateChunk<Rule, false>;
+  }
+
+  ChunkPass ApplyPass() const {
+    if constexpr (MayHoldNorms<Rule>()) {
+      if (Holds()) return HoldChunk<Rule, true>;
+    }
+    return MoveChunk<Rule>;
+  }
+
   template <class Body>
   void Pass(int first, int last, bool backwards, Body body) {
     ForChunks(first, last, backwards, [this, body](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {

@@ -4,6 +4,7 @@
 // a second pass moves the weights along them.
 #pragma once
 
+#include "held_norms.h"
 #include "orthogonalize.h"
 #include "step_engine.h"
 
@@ -29,20 +30,27 @@ inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, 
   chunk.sum[kGradientSum] = sum;
 }
 
-// Moves the elements of a chunk along their directions, the decay included.
-inline void MoveMatrix(const Tensor &t, const Task &task, float *directions, Chunk &chunk, Buffers &b) {
+// Takes the elements of a chunk along their directions, the decay included: adds up sums and moves weights, or does one
+// of these alone where the sums decide how weights move.
+inline void MoveMatrix(const Tensor &t, const Task &task, unsigned parts, float *directions, Chunk &chunk, Buffers &b) {
   Task unscaled = task;
   unscaled.factor = 1.0f;
   for (int64_t begin = chunk.begin; begin < chunk.end; begin += kTile) {
     const int n = static_cast<int>(Min(kTile, chunk.end - begin));
     TileSums<KnownDirection> sums;
     float *w = LoadWeight(t, begin, n, b.weight), *direction = directions + (begin - chunk.begin);
-    StartTile<ElementwiseRule>(t, task, begin, n, w);
     RuleTile<KnownDirection, kSumUp>(KnownDirection{}, unscaled, n, w, direction, &direction, b.direction, nullptr,
                                      sums);
-    chunk.sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
-    chunk.sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), b.direction[0], n);
-    MoveTile<1>(task, n, b.direction, w);
+    if (parts == kSumUp) {
+      AddHeldSums(sums, w, b.direction[0], n, chunk.sum);
+      continue;
+    }
+    if ((parts & kSumUp) != 0) {
+      chunk.sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
+      chunk.sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), b.direction[0], n);
+    }
+    StartTile<ElementwiseRule>(t, task, begin, n, w);
+    MoveHeldTile(task, n, b.direction, w);
     if (task.noisy_weight) FillNoise(task.noise, begin, n, b.noise);
     StoreWeight(t, begin, n, w, task.noisy_weight ? b.noise : nullptr);
     AverageTile(t, task, begin, n, b.weight);
@@ -66,7 +74,8 @@ class MatrixEngine : StepEngine {
     if (step_.stages == kGradientStage) return kOk;
     const Survey survey = TakeSurvey(prologue);
     if (!survey.applied) return Skip();
-    for (int i = 0; i < step_.count; ++i) Decide(rule_.others, step_, i, SumsOf(i), survey.clip, &tasks_[i]);
+    clip_ = survey.clip;
+    DecideAll(0, step_.count);
     if (moves) {
       const std::vector<Batch> batches = Batches();  // allocates all memory, before anything moves
       MoveOthers();
@@ -75,7 +84,7 @@ class MatrixEngine : StepEngine {
       for (int i = 0; i < step_.count; ++i) SumsOf(i)[kDirection2Sum] = mean_squares_[static_cast<size_t>(i)];
     }
     for (int i = 0; i < step_.count; ++i) {
-      if (step_.tensors[i].matrix_rows > 0) tasks_[i].trust_ratio = std::sqrt(SumsOf(i)[kDirection2Sum]);
+      if (step_.tensors[i].matrix_rows > 0) tasks_[i].trust_ratio *= std::sqrt(SumsOf(i)[kDirection2Sum]);
       Report(i, true);
     }
     return Commit(true);
@@ -99,17 +108,33 @@ class MatrixEngine : StepEngine {
     return true;
   }
 
+  void DecideAll(int first, int last) {
+    for (int i = first; i < last; ++i) Decide(rule_.others, step_, i, SumsOf(i), clip_, &tasks_[i]);
+  }
+
   void MoveOthers() {
-    const bool cautious = step_.constants[kCautious] != 0.0;
-    const NeverCautious<AdamW<false>> never(rule_.others);
-    ForChunks(0, step_.count, false, [&](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
-      if (t.matrix_rows > 0) return;
-      if (cautious) {
-        UpdateChunk<AdamW<false>, true>(rule_.others, t, task, chunk, b);
-      } else {
-        UpdateChunk<NeverCautious<AdamW<false>>, true>(never, t, task, chunk, b);
-      }
-    });
+    if (step_.constants[kCautious] != 0.0) {
+      MoveOthersBy(rule_.others);
+    } else {
+      MoveOthersBy(NeverCautious<AdamW<false>>(rule_.others));
+    }
+  }
+
+  template <class Rule>
+  void MoveOthersBy(const Rule &rule) {
+    const auto pass = [&](int first, int last, auto body) {
+      ForChunks(first, last, false, [&](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+        if (t.matrix_rows == 0) body(rule, t, task, chunk, b);
+      });
+    };
+    if (!Holds()) return pass(0, step_.count, UpdateChunk<Rule, true>);
+    for (int first = 0, last = 0; first < step_.count; first = last) {
+      last = LastOfRun(first, kCachedElements);
+      pass(first, last, HoldChunk<Rule, false>);
+      AddSums(first, last);
+      DecideAll(first, last);
+      pass(first, last, HoldChunk<Rule, true>);
+    }
   }
 
   // Tensors that are taken together, and the matrices among them.
@@ -172,9 +197,12 @@ class MatrixEngine : StepEngine {
       Orthogonalize<float>(step_, rule_, batch.matrices, memory_, sums.data());
     }
     NoteOrthogonality(batch.matrices, batch.tensors, sums);
-    ForChunks(batch.first, batch.last, true, [&](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
-      if (float *own = DirectionsOf(chunk.tensor)) MoveMatrix(t, task, own + chunk.begin, chunk, b);
-    });
+    const auto pass = [&](unsigned parts) {
+      ForChunks(batch.first, batch.last, true, [&](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {
+        if (float *own = DirectionsOf(chunk.tensor)) MoveMatrix(t, task, parts, own + chunk.begin, chunk, b);
+      });
+    };
+    MoveBySums(batch.first, batch.last, pass, [this](int first, int last) { DecideAll(first, last); });
   }
 
   // Notes the mean square of each tensor's singular values, which are all 1 in an orthogonal matrix. It is stored as
@@ -192,6 +220,7 @@ class MatrixEngine : StepEngine {
   }
 
   const Muon rule_;
+  double clip_ = 1.0;
   std::vector<double> mean_squares_;
   std::vector<int64_t> offsets_;  // of each tensor in directions_; -1: this process has no matrix of it
   std::unique_ptr<float[]> directions_;

@@ -144,7 +144,8 @@ class SinkhornEngine : StepEngine {
     if (step_.stages == kGradientStage) return kOk;
     const Survey survey = TakeSurvey(prologue);
     if (!survey.applied) return Skip();
-    for (int i = 0; i < step_.count; ++i) Decide(rule_, step_, i, SumsOf(i), survey.clip, &tasks_[i]);
+    clip_ = survey.clip;
+    DecideAll(0, step_.count);
     if (moves) {
       Reserve();  // allocates all memory, before anything moves
       for (int first = 0, last = 0; first < step_.count; first = last) {
@@ -158,6 +159,10 @@ class SinkhornEngine : StepEngine {
   }
 
  private:
+  void DecideAll(int first, int last) {
+    for (int i = first; i < last; ++i) Decide(rule_, step_, i, SumsOf(i), clip_, &tasks_[i]);
+  }
+
   // The factors of a tensor's rows and columns, and the sums of the columns of each of its chunks.
   struct Factors {
     int64_t columns, rows;
@@ -245,7 +250,10 @@ class SinkhornEngine : StepEngine {
       }
       for (int i = first; i < last; ++i) DivideColumns(i);
     }
-    pass([this](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) { MoveWeights(t, task, chunk, b); });
+    const auto move = [&](unsigned parts) {
+      pass([=](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) { MoveWeights(t, task, parts, chunk, b); });
+    };
+    MoveBySums(first, last, move, [this](int from, int to) { DecideAll(from, to); });
   }
 
   // Calls body for the strips of a chunk: in turn for one of each quarter, as memory is read faster in four places than
@@ -378,8 +386,9 @@ class SinkhornEngine : StepEngine {
     }
   }
 
-  // The last pass: divides rows once more, moves the weights, and leaves the momentum in the state.
-  void MoveWeights(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
+  // The last pass: divides rows once more, moves the weights, and leaves the momentum in the state. If norms are held,
+  // a pass that only adds up comes before it.
+  void MoveWeights(const Tensor &t, const Task &task, unsigned parts, Chunk &chunk, Buffers &b) {
     const Factors &f = FactorsOf(chunk);
     ForStrips(chunk, task, [&](Strip &strip) {
       float *memory = Memory(), *__restrict update = memory;
@@ -401,10 +410,9 @@ class SinkhornEngine : StepEngine {
         MS_OPTIM_IVDEP
         for (int64_t j = 0; j < f.columns; ++j) update[j] = x[j] * c[j] * last;
       }
-      if (f.in_place) RestoreMomentum(t, task, strip, b);
-      MoveMatrix(t, task, memory, strip, b);
-      chunk.sum[kWeightSum] += strip.sum[kWeightSum];
-      chunk.sum[kDirectionSum] += strip.sum[kDirectionSum];
+      if (f.in_place && (parts & kMoveWeights) != 0) RestoreMomentum(t, task, strip, b);
+      MoveMatrix(t, task, parts, memory, strip, b);
+      for (int s = 0; s < kSums; ++s) chunk.sum[s] += strip.sum[s];
     });
   }
 
@@ -432,6 +440,7 @@ class SinkhornEngine : StepEngine {
   }
 
   const Sinkhorn rule_;
+  double clip_ = 1.0;
   std::vector<Factors> factors_;
   std::unique_ptr<double[]> numbers_;
   std::unique_ptr<float[]> rounded_;

@@ -51,6 +51,7 @@ class StepEngine {
 
  protected:
   bool Has(Stage stage) const { return (step_.stages & stage) != 0; }
+  bool Holds() const { return (step_.flags & kHoldsNorms) != 0; }
   double *SumsOf(int i) const { return step_.sums + int64_t{i} * kSums; }
   int64_t LayoutOf(int i, Layout column) const { return ms_optim::LayoutOf(step_, i, column); }
 
@@ -188,6 +189,17 @@ class StepEngine {
         for (int s = 0; s < kSums; ++s) sums[s] += chunks_[k].sum[s];
       }
     }
+  }
+
+  // Calls pass(parts), which takes tensors along directions that are known: once, or once for the sums and once for the
+  // moves that are decided by them, if norms are held.
+  template <class Pass, class Decide>
+  void MoveBySums(int first, int last, Pass pass, Decide decide) {
+    if (!Holds()) return pass(kSumUp | kMoveWeights);
+    pass(kSumUp);
+    AddSums(first, last);
+    decide(first, last);
+    pass(kMoveWeights);
   }
 
   void CopySums() {

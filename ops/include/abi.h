@@ -66,6 +66,8 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(SharedFlag::kClips)                        \
   CONSTANT(SharedFlag::kAverages)                     \
   CONSTANT(SharedFlag::kBeside)                       \
+  CONSTANT(SharedFlag::kHoldsNorms)                   \
+  CONSTANT(SharedFlag::kKeepsRadii)                   \
   CONSTANT(Sum::kGradientSum)                         \
   CONSTANT(Sum::kWeightSum)                           \
   CONSTANT(Sum::kDirectionSum)                        \
@@ -84,7 +86,14 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(Constant::kCautious)                       \
   CONSTANT(Constant::kAverageDecay)                   \
   CONSTANT(Constant::kAverageWarmup)                  \
+  CONSTANT(Constant::kHeldBy)                         \
+  CONSTANT(Constant::kOutwardKept)                    \
+  CONSTANT(Constant::kInwardKept)                     \
   CONSTANT(Constant::kRuleConstants)                  \
+  CONSTANT(WeightNorm::kFree)                         \
+  CONSTANT(WeightNorm::kHyperball)                    \
+  CONSTANT(WeightNorm::kRelative)                     \
+  CONSTANT(WeightNorm::kRadialBrake)                  \
   CONSTANT(AddressColumn::kWeightAddress)             \
   CONSTANT(AddressColumn::kGradientAddress)           \
   CONSTANT(AddressColumn::kMasterAddress)             \
@@ -104,10 +113,12 @@ constexpr DescribedRule kDescribedRules[] = {MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPT
   CONSTANT(SharedAddressColumn::kStatisticsRows)      \
   CONSTANT(SharedAddressColumn::kBetaPowerAddress)    \
   CONSTANT(SharedAddressColumn::kStepWeightsAddress)  \
+  CONSTANT(SharedAddressColumn::kRadiiAddress)        \
   CONSTANT(Layout::kRateIndex)                        \
   CONSTANT(Layout::kDecayIndex)                       \
   CONSTANT(Layout::kCentralized)                      \
   CONSTANT(Layout::kRow)                              \
+  CONSTANT(Layout::kIsHeld)                           \
   CONSTANT(Layout::kLayoutColumns)                    \
   CONSTANT(Layout::kSent)                             \
   CONSTANT(MatrixColumn::kMatrixTensor)               \

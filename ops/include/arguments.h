@@ -254,6 +254,7 @@ inline void ReadAddresses(const int64_t *row, Step *step, std::vector<Tensor> *t
   step->rows = row[kStatisticsRows];
   for (int k = 0; k < 2; ++k) step->beta_power[k] = reinterpret_cast<float *>(row[kBetaPowerAddress + k]);
   step->step_weights = reinterpret_cast<double *>(row[kStepWeightsAddress]);
+  step->radii = reinterpret_cast<float *>(row[kRadiiAddress]);
 }
 
 // Takes the outputs of a launch that returns weights. A weight without a master starts from 0, and becomes the update.
@@ -314,6 +315,8 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, bool on_host, 
   in.Require(step->stages != 0 && step->stages < 16 && !commits_returned && in.Size(layout) == n * step->layout_columns,
              kWrongFlags);
   in.Require(on_host || (step->flags & kHostOnly) == 0, kWrongFlags);
+  const bool may_hold_norms = on_host && rule.may_hold_norms && (step->flags & kReturned) == 0;
+  in.Require((step->flags & kHoldsNorms) == 0 || may_hold_norms, kWrongFlags);
 
   step->constants = in.Take<double>("float64", kRuleConstants + rule.constants);
   const int rates = in.next();
@@ -344,6 +347,7 @@ inline Status ParseStep(ArgumentReader in, const Interface &rule, bool on_host, 
       if (in.ok()) step->rows = in.Dimension(statistics, 0);
     }
     if (rule.weighs_steps) step->step_weights = in.Take<double>("float64", step->rows * 2);
+    if ((step->flags & kKeepsRadii) != 0) step->radii = in.Take<float>("float32", step->rows);
     if ((step->flags & kBetaPowers) != 0) {
       for (float *&power : step->beta_power) power = in.Take<float>("float32", 1);
     }

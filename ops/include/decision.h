@@ -6,12 +6,9 @@
 #include <cstdint>
 
 #include "step.h"
+#include "weight_norms.h"
 
 namespace ms_optim {
-
-MS_OPTIM_FN int64_t LayoutOf(const Step &step, int i, Layout column) {
-  return step.layout[int64_t{i} * step.layout_columns + column];
-}
 
 // Tells from a sum of squares of gradients whether they are finite: whether their norm, once they are unscaled, is a
 // finite float32 number. For a NaN the comparison is false.
@@ -88,13 +85,15 @@ MS_OPTIM_FN void Decide(const Rule &rule, const Step &step, int i, const double 
   double coefficient[kMaxDirections] = {};
   decision->trust_ratio =
       rule.Coefficients(decision->learning_rate, decision->lambda, sqrt(sums[kWeightSum]), norms, coefficient);
+  if (IsHeld(step, i)) decision->trust_ratio = HoldNorm(step, i, decision->learning_rate, sums, coefficient);
   for (int k = 0; k < kMaxDirections; ++k) decision->coefficient[k] = static_cast<float>(coefficient[k]);
+  decision->radius = RadiusOf(step, i, sums);
 }
 
 MS_OPTIM_FN void Report(const Step &step, int i, const Decision &decision, const double *sums, bool applied) {
   const double c0 = decision.coefficient[0], c1 = decision.coefficient[1];
-  const double update =
-      c0 * c0 * sums[kDirectionSum] + c1 * c1 * sums[kDirection2Sum] + 2.0 * c0 * c1 * sums[kDirectionsDot];
+  const double second = sums[IsHeld(step, i) ? kWeightSum : kDirection2Sum];
+  const double update = c0 * c0 * sums[kDirectionSum] + c1 * c1 * second + 2.0 * c0 * c1 * sums[kDirectionsDot];
   float *statistics = step.statistics + LayoutOf(step, i, kRow) * kStatistics;
   statistics[kGradientNorm] = static_cast<float>(step.constants[kUnscale] * sqrt(sums[kGradientSum]));
   statistics[kWeightNorm] = static_cast<float>(sqrt(sums[kWeightSum]));
@@ -103,6 +102,7 @@ MS_OPTIM_FN void Report(const Step &step, int i, const Decision &decision, const
   if (applied && step.step_weights != nullptr && (step.stages & kApplyStage) != 0) {
     for (int k = 0; k < 2; ++k) step.step_weights[LayoutOf(step, i, kRow) * 2 + k] = decision.step_weights[k];
   }
+  if (applied && step.radii != nullptr) step.radii[LayoutOf(step, i, kRow)] = decision.radius;
   statistics[kFinite] = AreFinite(step, sums[kGradientSum]) ? 1.0f : 0.0f;
 }
 

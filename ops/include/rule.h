@@ -35,6 +35,7 @@ struct Decision {
   double step_weights[2];
   float along_direction, along_state;
   float coefficient[kMaxDirections];
+  float radius;  // the norm at which the weight is held
 };
 
 // A rule that updates each element without the others.
@@ -71,6 +72,17 @@ struct ElementwiseRule {
 struct LayerwiseRule : ElementwiseRule {
   static constexpr bool kLayerwise = true;
 };
+
+// Whether the norms of weights can be held that a rule moves. The weight itself takes the place of a second direction.
+template <class Rule>
+constexpr bool MayHoldNorms() {
+  if constexpr (Rule::kExchanges) {
+    return false;
+  } else {
+    return Rule::kDirections == 1 && !Rule::kLayerwise && !Rule::kWeighsSteps && !Rule::kReturnsDirections &&
+           !Rule::kTakesDirections;
+  }
+}
 
 // A rule whose decay is known not to be cautious: a loop that asks this of every element takes up to a tenth longer.
 template <class Rule>

@@ -4,12 +4,14 @@
 //
 //   flags         int8, content unused: its shape is (1 + stages, 1 + shared flags, 1 + rule flags). A shape is
 //                 the one thing about an input that a GPU's host code can read without waiting for the device.
-//   layout        int32 [n, 4]: for each tensor the indices in rates of its learning rate and of its weight decay
-//                 (-1: no decay), whether its gradient is centralized, and its row in statistics; [n, 5] if the rule
-//                 exchanges, with how many of its elements a worker sends (0: all, uncompressed)
+//   layout        int32 [n, 5]: for each tensor the indices in rates of its learning rate and of its weight decay
+//                 (-1: no decay), whether its gradient is centralized, its row in statistics, and whether its norm is
+//                 held; [n, 6] if the rule exchanges, with how many of its elements a worker sends (0: all,
+//                 uncompressed)
 //   constants     float64: 1 / loss_scale, grad_clip_norm (0: none), seed of the stochastic rounding, whether the decay
 //                 is cautious (0 or 1), the decay rate of the average of the weights and whether it rises to that at
-//                 first (0 or 1), the rule's own
+//                 first (0 or 1), what holds norms (a WeightNorm), the parts of a norm's growth and of its decline that
+//                 a radial brake keeps, the rule's own
 //   rates         float32: learning rates and weight decays of this step
 //   sums          float64 [N, kSums]: the sums of all N tensors, read only if stages run in launches of their own
 //   skipping      float32 [1], only if the rule exchanges: not 0 if some worker's gradient makes all skip the step
@@ -35,7 +37,10 @@
 // If the rule has matrices, a tensor that is one has a first state; its second one is float32, one number a row, or
 // there is none, as the rule's flags say.
 //
-// If kBetaPowers, beta1_power and beta2_power, float32 [1], written, follow statistics.
+// If kKeepsRadii, weight_radii, float32 [N], written, follow these: for each tensor the norm that it had before its
+// first step, or 0 before that.
+//
+// If kBetaPowers, beta1_power and beta2_power, float32 [1], written, follow these.
 //
 // If kShares, states, masters and scales hold the elements of the range alone, and there are none for a tensor of an
 // empty range; weights and gradients are whole. A range begins with a block of codes, and with a row if the gradient is
@@ -84,7 +89,9 @@ enum SharedFlag : unsigned {
   kShares = 256,     // states hold, and a step updates, only a range of each tensor
   kClips = 512,      // there is a bound on the gradients' norm
   kAverages = 1024,  // keep an average of the weights
-  kBeside = 2048,    // on the host, other operators run at the same time: take threads for large tensors alone
+  kHoldsNorms = 4096,
+  kKeepsRadii = 8192,  // norms are held at what they were before the first step
+  kBeside = 2048,      // on the host, other operators run at the same time: take threads for large tensors alone
 };
 
 // Flags that only a kernel on the host can serve: it reads addresses and ranges before it starts, locks mutexes, and
@@ -93,7 +100,19 @@ constexpr unsigned kHostOnly = kByAddress | kLocks | kReturned | kShares;
 
 enum Sum { kGradientSum, kWeightSum, kDirectionSum, kDirection2Sum, kDirectionsDot, kSums };
 enum Statistic { kGradientNorm, kWeightNorm, kUpdateNorm, kTrustRatio, kFinite, kStatistics };
-enum Constant { kUnscale, kClipNorm, kSeed, kCautious, kAverageDecay, kAverageWarmup, kRuleConstants };
+enum Constant {
+  kUnscale,
+  kClipNorm,
+  kSeed,
+  kCautious,
+  kAverageDecay,
+  kAverageWarmup,
+  kHeldBy,
+  kOutwardKept,
+  kInwardKept,
+  kRuleConstants
+};
+enum WeightNorm { kFree, kHyperball, kRelative, kRadialBrake };
 enum AddressColumn {
   kWeightAddress,
   kGradientAddress,
@@ -116,8 +135,9 @@ enum SharedAddressColumn {
   kStatisticsRows,
   kBetaPowerAddress,
   kStepWeightsAddress = kBetaPowerAddress + 2,
+  kRadiiAddress,
 };
-enum Layout { kRateIndex, kDecayIndex, kCentralized, kRow, kLayoutColumns, kSent = kLayoutColumns };
+enum Layout { kRateIndex, kDecayIndex, kCentralized, kRow, kIsHeld, kLayoutColumns, kSent = kLayoutColumns };
 
 // The columns of a matrix. Its rows are `runs` runs of `run` rows of a tensor, which begin `stride` rows apart.
 enum MatrixColumn { kMatrixTensor, kFirstRow, kRun, kRuns, kStride, kColumns, kMatrixColumns };
@@ -166,6 +186,7 @@ struct Step {
   float *statistics;
   float *beta_power[2];  // null: none
   double *step_weights;  // [N, 2]; null: the rule weighs no steps
+  float *radii;          // [N]; null: none are kept
   double *sums;
   const Tensor *tensors;
   int count;  // of tensors: n
@@ -182,18 +203,23 @@ struct Step {
   int64_t iteration_count;
 };
 
+MS_OPTIM_FN int64_t LayoutOf(const Step &step, int i, Layout column) {
+  return step.layout[int64_t{i} * step.layout_columns + column];
+}
+
 // The differences between the operators of rules.
 struct Interface {
   int states, constants;
-  bool exchanges, weighs_steps, has_matrices, returns_directions, takes_directions;
+  bool exchanges, weighs_steps, has_matrices, returns_directions, takes_directions, may_hold_norms;
   unsigned row_state_flag;
 };
 
 template <class Rule>
 constexpr Interface InterfaceOf() {
   static_assert(0 <= Rule::kStates && Rule::kStates <= kMaxStates, "a step has room for as many states");
-  return {Rule::kStates,      Rule::kConstants,         Rule::kExchanges,       Rule::kWeighsSteps,
-          Rule::kHasMatrices, Rule::kReturnsDirections, Rule::kTakesDirections, Rule::kRowStateFlag};
+  return {Rule::kStates,          Rule::kConstants,     Rule::kExchanges,
+          Rule::kWeighsSteps,     Rule::kHasMatrices,   Rule::kReturnsDirections,
+          Rule::kTakesDirections, MayHoldNorms<Rule>(), Rule::kRowStateFlag};
 }
 
 }  // namespace ms_optim

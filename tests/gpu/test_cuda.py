@@ -30,7 +30,7 @@ pytestmark = pytest.mark.proof(*BUILT, "ms_optim/states", "ms_optim/optimizers",
 # Rules that have no kernel of their own there.
 ELSEWHERE = (*kernels.GPU_PASSES, *kernels.ON_HOST_ALONE)
 ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in ELSEWHERE]
-HOST_ONLY = SharedFlag.BY_ADDRESS | SharedFlag.LOCKS | SharedFlag.RETURNED | SharedFlag.SHARES
+HOST_ONLY = SharedFlag.BY_ADDRESS | SharedFlag.LOCKS | SharedFlag.RETURNED | SharedFlag.SHARES | SharedFlag.HOLDS_NORMS
 CUDA = libraries.FOLDER / "libms_optim_cuda.so"
 
 

@@ -46,6 +46,7 @@ class AddressTable:
             (n, SharedAddressColumn.SKIPPED_STEPS_ADDRESS, held.skipped_steps),
             (n, SharedAddressColumn.STATISTICS_ADDRESS, held.statistics),
             *((n, SharedAddressColumn.STEP_WEIGHTS_ADDRESS, p) for p in held.step_weights),
+            *((n, SharedAddressColumn.RADII_ADDRESS, p) for p in held.radii),
             *((n, SharedAddressColumn.BETA_POWER_ADDRESS + k, p) for k, p in enumerate(held.beta_powers)),
         ]
         rows, columns, self._tensors = zip(*entries)

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from ...arguments.options import asked_stages, stage_constants
+from ...arguments.weight_norms import is_held
 from ...kernels import interface
 from ...kernels import table as kernels
 from ...kernels.interface import SharedFlag, launch
@@ -61,19 +62,19 @@ def phases_of_rule(count: int, at_most: int, measures: bool, commits: bool) -> l
     return _committed(phases) if commits else phases
 
 
-def phases_of_parts(count: int, at_most: int, is_layerwise: bool, looks_first: bool) -> list[list[Launch]]:
+def phases_of_parts(count: int, at_most: int, waits: bool, looks_first: bool) -> list[list[Launch]]:
     """Divide a step on parts of tensors into phases; between phases, sums are summed over processes.
 
     Args:
         count: Number of tensors.
         at_most: The maximum number of tensors in one launch.
-        is_layerwise: Whether the update of weights depends on the sums of the moments' phase.
+        waits: Whether the update of weights depends on the sums of the moments' phase.
         looks_first: Whether the moments depend on sums of gradients.
     """
     everything = tuple(range(count))
     phases = [_launches(GRADIENT_STAGE, everything, at_most)] if looks_first else []
     moments = MOMENTS_STAGE if looks_first else GRADIENT_STAGE + MOMENTS_STAGE
-    if is_layerwise:
+    if waits:
         phases += [_launches(moments, everything, at_most), _launches(APPLY_STAGE, everything, at_most)]
         return _committed(phases)
     return [*phases, _launches(moments + APPLY_STAGE, everything, at_most), [Launch(COMMIT_STAGE, everything)]]
@@ -145,6 +146,7 @@ def shared_flags(parts: Parts) -> int:
         SharedFlag.MASTERS * bool(len(held.masters))
         | SharedFlag.CENTRALIZES * any(parts.layout.centralized)
         | SharedFlag.BETA_POWERS * bool(held.beta_powers)
+        | SharedFlag.KEEPS_RADII * bool(held.radii)
         | SharedFlag.STOCHASTIC_ROUNDING * options.stochastic_rounding
         | sum(interface.SharedFlag[stage.flag] for stage in asked_stages(options) if stage.flag)
         | parts.rule.shared_flags
@@ -175,7 +177,9 @@ class Maker:
         self.parts, self.ranges, self.shared = parts, ranges, (shared_flags(parts) + more_flags) & ~no_flags
         numbers = (settings.unscale, settings.seed, parts.rule.constants)
         self.constants = Tensor(interface.constants(*numbers, **stage_constants(parts.options)))
-        self.columns = interface.layout(layout.rate_places, layout.decay_places, layout.centralized, rows=layout.rows)
+        columns = (layout.rate_places, layout.decay_places, layout.centralized)
+        held = [is_held(shape) for shape in layout.shapes]
+        self.columns = interface.layout(*columns, rows=layout.rows, held=held)
         self.has_matrices = len(parts.rule.iterations) > 0
 
     def made(self, planned: Launch, picks: bool = True) -> LaunchCell:

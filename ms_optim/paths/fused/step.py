@@ -44,7 +44,7 @@ class FusedPath(nn.Cell):
     If a process has parts of tensors, sums over these parts are exchanged between two phases:
 
         gradients | moments and weights | commit     a rule that looks at single elements
-        gradients | moments | weights and commit     a layer-wise rule
+        gradients | moments | weights and commit     a layer-wise rule, or one of elements if norms are held
 
     Gradients have a separate phase only if all of them must be read first, for example for clipping.
 
@@ -79,10 +79,12 @@ class FusedPath(nn.Cell):
         own = tuple(i for i, mine in enumerate(layout.owned) if mine)
         looks_at_all = stage_reading_all(options) is not None
         looks_first = looks_at_all or parts.statement.normalizes_gradient
+        # A rule of matrices has each tensor whose norm is held as a whole.
+        waits = rule.is_layerwise or (options.weight_norm is not None and not rule.has_matrices)
 
         def planned(at_most):
             if exchange is not None:
-                return phases_of_parts(count, at_most, rule.is_layerwise, looks_first)
+                return phases_of_parts(count, at_most, waits, looks_first)
             return phases_of(count, own, at_most, looks_at_all)
 
         at_most = max(at_most or rule.at_most or count, -(-count // MOST_LAUNCHES))

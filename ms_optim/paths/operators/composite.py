@@ -23,7 +23,7 @@ from .counting import Counting, RatesOfEach
 from .gathered_weights import SumOverWorkers, WeightsByAllReduce
 from .held_stacks import HeldStacks
 from .slices import WholeNorms
-from .stacks import alone, column, own_rows
+from .stacks import alone, column, own_rows, with_own_rows
 from .survey import Survey
 from .weight_norms import weight_norms_of
 
@@ -148,14 +148,12 @@ class CompositePath(nn.Cell):
 
     def weigh(self, applied, after):
         """Write what a rule keeps that weighs steps."""
-        before = self.step_weights
-        if self.rows[1] - self.rows[0] < F.shape(before)[0]:
-            after = ops.concat((before[: self.rows[0]], after, before[self.rows[1] :]))
-        return F.assign(self.step_weights, ops.where(applied, after, before))
+        before = F.depend(self.step_weights, applied)  # another rule may have written its rows
+        return F.assign(self.step_weights, ops.where(applied, with_own_rows(before, after, self.rows), before))
 
     def radii(self):
         """Return the norms that are held, one for each parameter; 0 where none is."""
-        return self.held_radii if self.keeps_radii else self.no_radii
+        return own_rows(self.held_radii, self.rows) if self.keeps_radii else self.no_radii
 
     def with_radii(self, rows, radii):
         """Return rows of statistics with the norms that are held as a last column, if there are any."""
@@ -165,7 +163,9 @@ class CompositePath(nn.Cell):
         """Write the norms that are held, if there are any; return `applied`, after the write, and the rows without."""
         if not self.keeps_radii:
             return applied, rows
-        written = F.assign(self.held_radii, ops.where(applied, rows[:, -1], self.held_radii))
+        before = F.depend(self.held_radii, applied)  # another rule may have written its rows
+        radii = with_own_rows(before, rows[:, -1], self.rows)
+        written = F.assign(self.held_radii, ops.where(applied, radii, before))
         return F.depend(applied, written), rows[:, :-1]
 
     def of_whole(self, rows, weight_norms):

@@ -8,6 +8,7 @@ from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+from ...kernels.table import STATISTICS
 from .composite import CompositePath
 from .stacks import alone, own_rows
 
@@ -77,15 +78,21 @@ class ReleasedCompositePath:
 
     def count(self, step: Step, sums: Tensor) -> Tensor:
         """Count the step, or count it as skipped, and write the statistics of all tensors."""
-        self.weigh(step, sums)
-        return self.path.counting(*self.path.hold(self._applies(sums[:, 4] > 0), sums))
+        return self.path.counting(self.keep(step, sums), sums[:, : len(STATISTICS)])
 
-    def weigh(self, step: Step, sums: Tensor) -> None:
-        """Write what a rule keeps that weighs steps, before the step is counted."""
-        path = self.path
+    def keep(self, step: Step, sums: Tensor) -> Tensor:
+        """Write what is kept of a rule's tensors before the step is counted; return whether the step is applied.
+
+        Args:
+            step: What :meth:`begun` returned.
+            sums: The rows of the tensors of all rules; norms that are held may be a last column.
+        """
+        path, applied = self.path, self._applies(sums[:, 4] > 0)
         if path.weighs_steps:
             _, after = self.statement.weighed(step.t, step.rates[0], self._step_weights())
-            path.weigh(self._applies(sums[:, 4] > 0), after)
+            path.weigh(applied, after)
+        path.hold(applied, own_rows(sums, path.rows))
+        return applied
 
     def of_all(self, sums: dict[int, Tensor]) -> Tensor:
         """Return the rows of all tensors, in order, from the rows of each tensor."""

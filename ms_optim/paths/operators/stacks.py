@@ -147,6 +147,13 @@ def own_rows(table, rows):
     return table if F.shape(table)[0] == rows[1] - rows[0] else table[rows[0] : rows[1]]
 
 
+def with_own_rows(table, own, rows):
+    """Return a table of the parameters of all rules with other rows in place of those that :func:`own_rows` returns."""
+    if F.shape(table)[0] == rows[1] - rows[0]:
+        return own
+    return ops.concat((table[: rows[0]], own, table[rows[1] :]))
+
+
 def alone(tensor):
     """Return a tensor as a stack of one."""
     return tensor.expand_dims(0)

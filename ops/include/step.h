@@ -185,15 +185,16 @@ struct Step {
 // The differences between the operators of rules.
 struct Interface {
   int states, constants;
-  bool exchanges, weighs_steps, has_matrices, returns_directions, takes_directions;
+  bool exchanges, weighs_steps, has_matrices, returns_directions, takes_directions, balances;
   unsigned row_state_flag;
 };
 
 template <class Rule>
 constexpr Interface InterfaceOf() {
   static_assert(0 <= Rule::kStates && Rule::kStates <= kMaxStates, "a step has room for as many states");
-  return {Rule::kStates,      Rule::kConstants,         Rule::kExchanges,       Rule::kWeighsSteps,
-          Rule::kHasMatrices, Rule::kReturnsDirections, Rule::kTakesDirections, Rule::kRowStateFlag};
+  return {Rule::kStates,          Rule::kConstants,   Rule::kExchanges,
+          Rule::kWeighsSteps,     Rule::kHasMatrices, Rule::kReturnsDirections,
+          Rule::kTakesDirections, Rule::kBalances,    Rule::kRowStateFlag};
 }
 
 }  // namespace ms_optim

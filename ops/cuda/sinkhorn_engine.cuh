@@ -14,6 +14,9 @@ namespace {
 
 constexpr int kRowLanes = Sinkhorn::kLanes, kRowsAtOnce = kThreads / kRowLanes;
 
+// Blocks at once on a multiprocessor: a matrix has hardly more, and with these each thread has enough registers.
+constexpr int kBandsAtOnce = 2;
+
 // ---- Bands and their elements -----------------------------------------------------------------------------------
 
 // The rows of a matrix for a block.
@@ -83,6 +86,16 @@ struct MadeElements {
   }
 };
 
+// Calls run(elements) with what returns the elements of G.
+template <class Format, class Run>
+__device__ void WithElements(const Band &band, const Run &run) {
+  if (band.in_place) {
+    run(HeldElements(band));
+  } else {
+    run(MadeElements<Format>(band));
+  }
+}
+
 // ---- Sums -------------------------------------------------------------------------------------------------------
 
 // Adds up the lanes of a row in pairs.
@@ -94,7 +107,7 @@ __device__ inline double SumOfPairs(double x) {
 // Adds up the squares of the products of a row's elements and the factors of columns, in all of its threads. A warp has
 // two rows, or one and threads without a row.
 template <class Elements>
-__device__ double SumOfRow(const Band &band, const Elements &elements, bool has_row, int64_t row) {
+__device__ double SumOfElements(const Band &band, const Elements &elements, bool has_row, int64_t row) {
   constexpr int kAtOnce = 8;  // loads that are under way
   const float *factors = band.balance.rounded;
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
@@ -132,6 +145,29 @@ __device__ double SumOfRow(const Band &band, const Elements &elements, bool has_
   return total;
 }
 
+template <class Format>
+__device__ double SumOfRow(const Band &band, bool has_row, int64_t row) {
+  double sum;
+  WithElements<Format>(band, [&](const auto &elements) { sum = SumOfElements(band, elements, has_row, row); });
+  return sum;
+}
+
+// Adds rows, each multiplied by its factor, to the sums of the columns.
+template <class Elements>
+__device__ void AddToColumns(const Band &band, const Elements &elements, const int *rows, const float *factors) {
+  for (int64_t j = threadIdx.x; j < band.columns; j += kThreads) {
+    double sum = band.sums[j];
+    MS_OPTIM_UNROLL
+    for (int k = 0; k < kRowsAtOnce; k += 4) {
+      float p[4];
+      MS_OPTIM_UNROLL
+      for (int i = k; i < k + 4; ++i) p[i - k] = factors[i] == 0.0f ? 0.0f : factors[i] * elements(rows[i], j);
+      sum += static_cast<double>((p[0] * p[0] + p[1] * p[1]) + (p[2] * p[2] + p[3] * p[3]));
+    }
+    band.sums[j] = sum;
+  }
+}
+
 // Lists the rows that were kept, or all, in the order in which they are added up, and returns their number.
 __device__ inline int ListRows(const Band &band, bool all, int (&listed)[kRowsInBand]) {
   const RowOrder order(band.rows, band.columns);
@@ -150,9 +186,8 @@ __device__ inline int ListRows(const Band &band, bool all, int (&listed)[kRowsIn
 
 // Adds up the columns of a band. Prepare makes the elements of the 16 listed rows from one on; Decide returns the
 // factor of a row, in all of its threads: warps call it as a whole.
-template <class Elements, class Prepare, class Decide>
-__device__ void AddRows(const Band &band, const Elements &elements, bool all, const Prepare &prepare,
-                        const Decide &decide) {
+template <class Format, class Prepare, class Decide>
+__device__ void AddRows(const Band &band, bool all, const Prepare &prepare, const Decide &decide) {
   __shared__ int listed[kRowsInBand];
   __shared__ float lifted[kRowsAtOnce];
   const int count = ListRows(band, all, listed), own = static_cast<int>(threadIdx.x) / kRowLanes;
@@ -164,29 +199,9 @@ __device__ void AddRows(const Band &band, const Elements &elements, bool all, co
     const double factor = decide(has_row, has_row ? listed[first + own] : 0);
     if (threadIdx.x % kRowLanes == 0) lifted[own] = has_row ? Sinkhorn::Lifted(factor) : 0.0f;
     __syncthreads();
-    for (int64_t j = threadIdx.x; j < band.columns; j += kThreads) {
-      double sum = band.sums[j];
-      MS_OPTIM_UNROLL
-      for (int k = 0; k < kRowsAtOnce; k += 4) {
-        float p[4];
-        MS_OPTIM_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          p[i] = lifted[k + i] == 0.0f ? 0.0f : lifted[k + i] * elements(listed[first + k + i], j);
-        }
-        sum += static_cast<double>((p[0] * p[0] + p[1] * p[1]) + (p[2] * p[2] + p[3] * p[3]));
-      }
-      band.sums[j] = sum;
-    }
-  }
-}
-
-// Calls run(elements) with what returns the elements of G.
-template <class Format, class Run>
-__device__ void WithElements(const Band &band, const Run &run) {
-  if (band.in_place) {
-    run(HeldElements(band));
-  } else {
-    run(MadeElements<Format>(band));
+    const int *rows = listed + first;
+    const float *factors = lifted;
+    WithElements<Format>(band, [&](const auto &elements) { AddToColumns(band, elements, rows, factors); });
   }
 }
 
@@ -216,7 +231,7 @@ __global__ void __launch_bounds__(kThreads) StartFactors(const Step step, const 
 // The first pass: makes the momentum, notes the norm of each row as its factor, and adds up the columns as if all rows
 // stayed.
 template <class Format>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
+__global__ void __launch_bounds__(kThreads, kBandsAtOnce)
     MakeMomentum(const Step step, const Workspace work, bool takes_floats) {
   if (!work.survey->applied) return;
   const Band band(step, work);
@@ -240,12 +255,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
       ForTilesOf<Format>(strip, BalancedMomentum(band.rule), band.t, band.task, step.flags, make);
     }
   };
-  WithElements<Format>(band, [&](const auto &elements) {
-    AddRows(band, elements, true, make_rows, [&](bool has_row, int64_t row) {
-      const double norm = sqrt(SumOfRow(band, elements, has_row, row));
-      if (has_row) band.of_rows[row] = norm;
-      return band.rule.FirstFactor(norm, 0.0);
-    });
+  AddRows<Format>(band, true, make_rows, [&](bool has_row, int64_t row) {
+    const double norm = sqrt(SumOfRow<Format>(band, has_row, row));
+    if (has_row) band.of_rows[row] = norm;
+    return band.rule.FirstFactor(norm, 0.0);
   });
   __syncthreads();
   double norms = 0.0;
@@ -259,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
 
 // Turns the norms of rows into factors, and adds up the columns again if some rows become 0, but are not 0 already.
 template <class Format>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
+__global__ void __launch_bounds__(kThreads, kBandsAtOnce)
     DecideRows(const Step step, const Workspace work, bool takes_floats) {
   if (!work.survey->applied) return;
   const Band band(step, work);
@@ -274,30 +287,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
     if (factor == 0.0 && norm != 0.0) again = 1;
   }
   if (__syncthreads_count(again) == 0) return;
-  WithElements<Format>(band, [&](const auto &elements) {
-    AddRows(
-        band, elements, false, [](int) {},
-        [&](bool has_row, int64_t row) { return has_row ? band.of_rows[row] : 0.0; });
-  });
+  const auto kept = [&](bool has_row, int64_t row) { return has_row ? band.of_rows[row] : 0.0; };
+  AddRows<Format>(band, false, [](int) {}, kept);
 }
 
 // Divides rows by their norms, and adds up the columns.
 template <class Format>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
+__global__ void __launch_bounds__(kThreads, kBandsAtOnce)
     DivideRows(const Step step, const Workspace work, bool takes_floats) {
   if (!work.survey->applied) return;
   const Band band(step, work);
   if (!Takes<Format>(band.t, takes_floats)) return;
-  WithElements<Format>(band, [&](const auto &elements) {
-    AddRows(
-        band, elements, false, [](int) {},
-        [&](bool has_row, int64_t row) {
-          const double before = has_row ? band.of_rows[row] : 0.0;
-          const double factor = band.rule.NextFactor(before, SumOfRow(band, elements, has_row, row));
-          if (has_row) band.of_rows[row] = factor;
-          return factor;
-        });
-  });
+  const auto divide = [&](bool has_row, int64_t row) {
+    const double before = has_row ? band.of_rows[row] : 0.0;
+    const double factor = band.rule.NextFactor(before, SumOfRow<Format>(band, has_row, row));
+    if (has_row) band.of_rows[row] = factor;
+    return factor;
+  };
+  AddRows<Format>(band, false, [](int) {}, divide);
 }
 
 __global__ void __launch_bounds__(kThreads) DivideColumns(const Step step, const Workspace work) {
@@ -355,7 +362,7 @@ __device__ void MoveBalanced(const Band &band, const Tensor &t, const Task &task
 // The last pass: divides rows once more, moves the weights, and leaves the momentum in the state. A row's factor
 // becomes that of the update.
 template <class Format>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
+__global__ void __launch_bounds__(kThreads, kBandsAtOnce)
     MoveBalancedWeights(const Step step, const Workspace work, bool takes_floats) {
   if (!work.survey->applied) return;
   const Band band(step, work);
@@ -363,23 +370,21 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Format>)
   double sum[kSums] = {};
   const auto move = [&](const auto &, const Tensor &t, const Task &task, bool noisy, const Tile &tile,
                         const auto &fetched) { MoveBalanced<Format>(band, t, task, noisy, tile, fetched, sum); };
-  WithElements<Format>(band, [&](const auto &elements) {
-    // Tiles move after all rows that they have parts of were added up.
-    for (int64_t first = 0; first < band.rows; first += kRowsAtOnce) {
-      const int64_t row = first + threadIdx.x / kRowLanes;
-      double factor = row < band.rows ? band.of_rows[row] : 0.0;
-      const bool is_kept = factor != 0.0;
-      if (band.rule.pairs > 0) {
-        const double squares = SumOfRow(band, elements, is_kept, row);
-        if (is_kept) factor = band.rule.NextFactor(factor, squares);
-      }
-      __syncwarp();
-      if (is_kept) band.of_rows[row] = static_cast<double>(band.rule.LastFactor(factor, band.columns));
-      __syncthreads();
-      const Chunk strip(band.tensor, band.TilesUpTo(first), band.TilesUpTo(first + kRowsAtOnce));
-      ForTilesOf<Format>(strip, band.rule, band.t, band.task, step.flags, move);
+  // Tiles move after all rows that they have parts of were added up.
+  for (int64_t first = 0; first < band.rows; first += kRowsAtOnce) {
+    const int64_t row = first + threadIdx.x / kRowLanes;
+    double factor = row < band.rows ? band.of_rows[row] : 0.0;
+    const bool is_kept = factor != 0.0;
+    if (band.rule.pairs > 0) {
+      const double squares = SumOfRow<Format>(band, is_kept, row);
+      if (is_kept) factor = band.rule.NextFactor(factor, squares);
     }
-  });
+    __syncwarp();
+    if (is_kept) band.of_rows[row] = static_cast<double>(band.rule.LastFactor(factor, band.columns));
+    __syncthreads();
+    const Chunk strip(band.tensor, band.TilesUpTo(first), band.TilesUpTo(first + kRowsAtOnce));
+    ForTilesOf<Format>(strip, band.rule, band.t, band.task, step.flags, move);
+  }
   StorePartial<1>(work, sum);
 }
 

@@ -8,15 +8,15 @@ import recording
 from builds import attempt, needs, run
 from sources import ROOT, TESTS
 
+SANITIZERS = ["-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-fsanitize=address,undefined"]
 BACKWARDS = {"MS_OPTIM_STANDIN_BACKWARDS": "1"}
 
 
-def sanitized(folder, ops):
-    """Build tests/replay.cc with the CUDA operators under sanitizers."""
+def built(folder, ops, more=()):
+    """Build tests/replay.cc with the CUDA operators."""
     needs("g++")
     program = folder / "replay"
-    flags = [*machines.FLAGS, "-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-pthread"]
-    flags.append("-fsanitize=address,undefined")
+    flags = [*machines.FLAGS, "-O1", "-pthread", *more]
     include = [machines.INCLUDE[0], f"-I{ops / 'include'}", f"-I{ops / 'cuda'}"]
     run(["g++", *flags, *include, "-x", "c++", TESTS / "replay.cc", ops / "cuda" / "entry.cu", "-o", program])
     return program
@@ -38,7 +38,7 @@ def replayed(folder, program, cases, **environment):
     return [(status, arrays[:-1]) for status, arrays in results], ""
 
 
-def is_noticed(stand_in, folder, mistake, rules, cases):
+def is_noticed(stand_in, folder, mistake, rules, cases, flags=SANITIZERS):
     """Whether launches show a mistake: what file of ops/cuda says, and what is planted in its place.
 
     `rules` stands in place of ops/include/rules.h: compiling all rules takes long.
@@ -49,7 +49,7 @@ def is_noticed(stand_in, folder, mistake, rules, cases):
     text = (ops / "cuda" / name).read_text()
     assert text.count(right) == 1
     (ops / "cuda" / name).write_text(text.replace(right, wrong))
-    program = sanitized(folder, ops)
+    program = built(folder, ops, flags)
     expected = [case.run(stand_in.call)[1] for case in cases]
 
     def is_wrong(order):

@@ -19,7 +19,7 @@ from native import CompressedLaunch, Launch
 from parity import EVERYTHING, RULES, check_launches
 from proofs import BUILT
 from recording import Recorded
-from replays import add_workspace, replayed, sanitized
+from replays import SANITIZERS, add_workspace, built, replayed
 from sources import ROOT
 
 import ms_optim
@@ -348,7 +348,10 @@ def little_ones(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole_program(tmp_path_factory):
-    return once(shared_folder(tmp_path_factory), "standin_sanitized", lambda f: sanitized(f, ROOT / "ops")) / "replay"
+    return (
+        once(shared_folder(tmp_path_factory), "standin_sanitized", lambda f: built(f, ROOT / "ops", SANITIZERS))
+        / "replay"
+    )
 
 
 def test_address_and_undefined_behavior_sanitizers(stand_in, whole_program, tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ class Row:
         self.states, self.scales = self._states(shapes, states)
         clip = options.get("clip", 0.0)
         shared = SharedFlag.MASTERS * bool(self.masters) | SharedFlag.CLIPS * (clip > 0)
-        room = libraries.workspace_bytes(self.library, [tuple(s) for s in shapes], False, False)
+        room = libraries.workspace_bytes(self.library, rule, [tuple(s) for s in shapes], False)
         # Small arrays, in the order that the operator takes them.
         small = [
             interface.flags(kernels.ALL_STAGES, shared, rule_flags),

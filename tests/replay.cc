@@ -16,17 +16,19 @@
 #include "operators.h"
 #include "rules.h"
 
+// What all operators are declared as; none has this name.
+MS_OPTIM_OPERATOR(ms_optim_operator);
 #define MS_OPTIM_ROW(name, Rule) MS_OPTIM_OPERATOR(ms_optim_##name);
 MS_OPTIM_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 // Operators for the host are without the one kind of these rules, operators for a GPU without the other.
-#define MS_OPTIM_ROW(name, Rule) extern "C" __attribute__((weak)) decltype(ms_optim_adamw) ms_optim_##name;
+#define MS_OPTIM_ROW(name, Rule) extern "C" __attribute__((weak)) decltype(ms_optim_operator) ms_optim_##name;
 MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 // Operators for a GPU are without those of local steps, which run on the host.
 #define MS_OPTIM_LOCAL(ROW) ROW(local_begin, ) ROW(local_send, ) ROW(local_apply, )
-#define MS_OPTIM_ROW(name, Rule) extern "C" __attribute__((weak)) decltype(ms_optim_adamw) ms_optim_##name;
+#define MS_OPTIM_ROW(name, Rule) extern "C" __attribute__((weak)) decltype(ms_optim_operator) ms_optim_##name;
 MS_OPTIM_LOCAL(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 // Nor have they instruction sets.
@@ -36,7 +38,7 @@ namespace {
 
 constexpr struct {
   const char *name;
-  decltype(&ms_optim_adamw) function;
+  decltype(&ms_optim_operator) function;
 } kOperators[] = {
 #define MS_OPTIM_ROW(name, Rule) {"ms_optim_" #name, ms_optim_##name},
     MS_OPTIM_RULES(MS_OPTIM_ROW) MS_OPTIM_HOST_RULES(MS_OPTIM_ROW) MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
@@ -111,7 +113,7 @@ void Replay(File *in, File *out) {
     table[element] = reinterpret_cast<int64_t>(arrays.at(static_cast<size_t>(target)).data.get()) + offset;
   }
 
-  decltype(&ms_optim_adamw) function = nullptr;
+  decltype(&ms_optim_operator) function = nullptr;
   for (const auto &candidate : kOperators) {
     if (name == candidate.name) function = candidate.function;
   }

@@ -138,8 +138,6 @@ def path_of(
         path = "host" if copies_weights(optimizer, features) else "offload"
     elif device == "Ascend" and rule not in table.ON_ASCEND:
         missing = missing or "there is no kernel for Ascend"
-    elif device == "GPU" and rule in table.ON_HOST_ALONE:
-        missing = missing or "there is no kernel for GPU"
     elif device == "GPU" and rule in table.GPU_PASSES:
         path = "passes"
     lacks = lacking(optimizer.kernels_lack, features) or why_not(path, features)

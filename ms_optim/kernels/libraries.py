@@ -145,20 +145,20 @@ def run_here(operator: str, inputs: Sequence[Tensor | np.ndarray], outputs: Sequ
         raise RuntimeError(f"The kernel '{operator}' failed with status {status}.")
 
 
-def workspace_bytes(library: ctypes.CDLL, shapes: Sequence[tuple[int, ...]], centralizes: bool, exchanges: bool) -> int:
+def workspace_bytes(library: ctypes.CDLL, rule: str, shapes: Sequence[tuple[int, ...]], centralizes: bool) -> int:
     """Return the size in bytes of the workspace that a launch on a GPU needs.
 
     Args:
         library: The library of the operator.
+        rule: Name of the rule.
         shapes: Shape of each tensor.
         centralizes: Whether any gradient is centralized.
-        exchanges: Whether the rule exchanges.
     """
     numbers = ctypes.c_int64 * len(shapes)
     sizes = numbers(*(math.prod(shape) for shape in shapes))
     rows = numbers(*(shape[0] if len(shape) > 1 else 0 for shape in shapes))
     library.ms_optim_workspace.restype = ctypes.c_int64
-    return library.ms_optim_workspace(len(shapes), sizes, rows, int(centralizes), int(exchanges))
+    return library.ms_optim_workspace(rule.encode(), len(shapes), sizes, rows, int(centralizes))
 
 
 def address_of(tensor) -> int:

@@ -69,9 +69,6 @@ ON_ASCEND = {
 # rest: the rules of the launches for all other tensors, before the products, and after them.
 GPU_PASSES = {"muon": ("adamw", "muon_before", "muon_after")}
 
-# Rules that have a kernel on the host alone.
-ON_HOST_ALONE = ("sinkhorn",)
-
 # Rules with kernels in AKG's DSL: the file in ops/akg, the function in it, and the number of directions it returns.
 AKG_KERNELS = {
     "adamw": ("adamw", "adamw", 1),
@@ -196,10 +193,8 @@ def operator(
         A primitive or Cell that takes the inputs and returns the output, or a tuple of outputs.
     """
     if device == "GPU":
-        exchanges, file = libraries.described(device)[rule].exchanges, libraries.LIBRARIES[device].file
-        needed = libraries.workspace_bytes(
-            libraries.library(file), shapes, bool(shared & SharedFlag.CENTRALIZES), exchanges
-        )
+        library = libraries.library(libraries.LIBRARIES[device].file)
+        needed = libraries.workspace_bytes(library, rule, shapes, bool(shared & SharedFlag.CENTRALIZES))
         return WithoutWorkspace(_primitive(rule, device, written, [*outputs, ((needed,), ms.uint8)]), len(outputs))
     return _primitive(rule, device, written, outputs)
 

@@ -153,8 +153,8 @@ class Sinkhorn(FusedOptimizer):
         # 1 - momentum is computed here, in float64; in a graph it would be a difference of float32 numbers.
         self.momentum, self._one_minus_momentum = float(momentum), 1.0 - float(momentum)
         self.normalizations, self.eps, self.scale = int(normalizations), eps, float(scale)
-        constants = (self.momentum, float(self.normalizations), self.tau, self.eps, self.scale)
-        rule = self.rules[0]._replace(constants=constants, reads_between=max(0, self.normalizations // 2 - 1))
+        constants, pairs = (self.momentum, self.tau, self.eps, self.scale), self.normalizations // 2
+        rule = self.rules[0]._replace(constants=constants, flags=pairs, reads_between=max(0, pairs - 1))
         super().__init__(params, learning_rate, weight_decay, rule, skip_nonfinite=skip_nonfinite, **shared)
 
     @classmethod

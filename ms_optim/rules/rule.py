@@ -26,7 +26,7 @@ class Rule(NamedTuple):
             rule.
         states: Prefixes of the states' names, in the kernel's order.
         constants: For the kernel: the rule's constants, in the kernel's order.
-        flags: For the kernel: the rule's options, as a bit mask.
+        flags: For the kernel: the rule's options, as a bit mask; or a number that the host of a device knows by it.
         shared_flags: For the kernel: further options of its launches, as a bit mask.
         at_most: For the kernel: the largest number of tensors in one launch; 0 means no limit.
         rescale: The factor that gradients are multiplied by in addition to unscaling.

@@ -224,10 +224,6 @@ double ExactSumSquares(const float *x, int n) {
   return SumOfLanes(lane);
 }
 
-// Tells whether a sum of squares in float32 has lost nothing: there, squares overflow from 1.8e19 on and vanish below
-// 1e-23.
-MS_OPTIM_FN bool IsExact(double sum_squares) { return sum_squares > 1e-30 && sum_squares < 1e38; }
-
 // Computes a sum again if it may have lost something. The result is finite if and only if all elements are.
 MS_OPTIM_FN double ExactWhereLost(double sum_squares, const float *x, int n) {
   return IsExact(sum_squares) ? sum_squares : ExactSumSquares(x, n);

@@ -5,7 +5,7 @@
 // (K + 1) / 2 passes: the first makes the momentum, the last moves the weights.
 //
 // Which rows become 0 depends on the norms of all rows. The first pass adds up all of them, and the chunks where some
-// become 0, but are not 0 already, are added up again.
+// become 0, but are not 0 already, are added up again. A chunk is a band of rows.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,29 @@
 namespace ms_optim {
 namespace {
 
-// The rows of a chunk. The sums of its columns take less than 1 % of its elements' memory.
-constexpr int64_t kRowsInChunk = 512;
-static_assert(kRowsInChunk % kCodeBlock == 0, "chunks begin with a block of codes");
-static_assert(kRowsInChunk <= kTile, "the means of a chunk's rows fit into a buffer");
+static_assert(kRowsInBand <= kTile, "the means of a band's rows fit into a buffer");
+static_assert(Sinkhorn::kLanes == kLanes && Sinkhorn::kSegment == kTile, "sums are those of lanes and tiles");
 
-// The factor of what is squared for columns, lest small squares vanish in float32. Large ones stay finite: the elements
-// of a divided row are at most about the root of the number of rows.
-constexpr float kLift = 0x1p50f;
-constexpr double kLowered = 0x1p-100;
+// Adds up lanes in pairs.
+template <class T>
+MS_OPTIM_FN double SumOfPairs(const T (&lane)[kLanes]) {
+  double sum[kLanes];
+  for (int i = 0; i < kLanes; ++i) sum[i] = static_cast<double>(lane[i]);
+  for (int pairs = kLanes / 2; pairs > 0; pairs /= 2) {
+    for (int i = 0; i < pairs; ++i) sum[i] += sum[i + pairs];
+  }
+  return sum[0];
+}
+
+// Computes a sum of squares of products in float64.
+inline double ExactSum(const float *x, const float *c, int n) {
+  double lane[kLanes] = {};
+  for (int i = 0; i < n; ++i) {
+    const auto product = static_cast<double>(x[i] * c[i]);
+    lane[i % kLanes] += product * product;
+  }
+  return SumOfPairs(lane);
+}
 
 // Computes for rows the sums of squares of the products of their elements and the factors of columns. Several rows at
 // once keep memory busier than one after the other.
@@ -60,15 +74,8 @@ void SumRows(const float *const (&rows)[kRows], const float *factors, int64_t co
     }
     for (int i = whole; i < n; ++i) add(i, i - whole);
     for (int k = 0; k < kRows; ++k) {
-      const double sum = SumOfLanes(lanes[k]);
-      if (IsExact(sum)) {
-        totals[k] += sum;
-        continue;
-      }
-      for (int i = 0; i < n; ++i) {
-        const auto product = static_cast<double>(rows[k][begin + i] * c[i]);
-        totals[k] += product * product;
-      }
+      const double sum = SumOfPairs(lanes[k]);
+      totals[k] += IsExact(sum) ? sum : ExactSum(rows[k] + begin, c, n);
     }
   }
 }
@@ -97,8 +104,16 @@ class Rows {
     std::fill_n(sums, columns, 0.0);
   }
 
-  // How many wait. The memory of their elements must hold them until they are taken.
+  // How many wait: at most three.
   int Count() const { return count_; }
+
+  // Moves the elements of those that wait into memory where they stay until they are taken.
+  void Keep(float *memory) {
+    for (int k = 0; k < count_; ++k, memory += columns_) {
+      if (rows_[k] != memory) memcpy(memory, rows_[k], static_cast<size_t>(columns_) * sizeof(float));
+      rows_[k] = memory;
+    }
+  }
 
   void Add(int64_t index, const float *elements) {
     indices_[count_] = index;
@@ -112,7 +127,7 @@ class Rows {
     double totals[4];
     float lifted[4] = {};
     SumRows(rows_, factors_, columns_, totals);
-    for (int k = 0; k < count_; ++k) lifted[k] = Sinkhorn::Rounded(decide_(indices_[k], totals[k]) * kLift);
+    for (int k = 0; k < count_; ++k) lifted[k] = Sinkhorn::Lifted(decide_(indices_[k], totals[k]));
     AddToColumns(rows_, lifted, columns_, sums_);
     count_ = 0;
   }
@@ -131,7 +146,7 @@ class SinkhornEngine : StepEngine {
  public:
   explicit SinkhornEngine(const Step &step)
       : StepEngine(step), rule_(step.constants + kRuleConstants, int64_t{*step.global_step} + 1, step.rule_flags) {
-    rows_in_chunk_ = kRowsInChunk;
+    rows_in_chunk_ = kRowsInBand;
   }
 
   Status Run() {
@@ -163,11 +178,12 @@ class SinkhornEngine : StepEngine {
     for (int i = first; i < last; ++i) Decide(rule_, step_, i, SumsOf(i), clip_, &tasks_[i]);
   }
 
-  // The factors of a tensor's rows and columns, and the sums of the columns of each of its chunks.
+  // The factors of a tensor's rows and columns, and of each of its chunks the sums of columns and that of norms of
+  // rows.
   struct Factors {
     int64_t columns, rows;
     bool in_place;  // between the first pass and the last, its state holds G
-    double *of_rows, *of_columns, *sums;
+    double *of_rows, *of_columns, *sums, *norms;
     float *rounded;  // of_columns in float32
   };
 
@@ -201,10 +217,11 @@ class SinkhornEngine : StepEngine {
       f.rows = Max(1, t.rows);
       f.columns = t.size / f.rows;
       f.in_place = t.state_type[0] == DType::kFloat32 && rule_.beta >= Sinkhorn::kLeastDivisor;
-      numbers += f.rows + f.columns * (1 + tasks_[i].last_chunk - tasks_[i].first_chunk);
+      numbers += f.rows + f.columns + (f.columns + 1) * ChunksOf(i);
       rounded += f.columns;
       const int64_t rows = RowsInStrip(f.columns, tasks_[i]);
-      strip = Max(strip, Min(rows == 1 ? int64_t{4} : rows, f.rows) * f.columns);
+      // One of each place, besides those that wait.
+      strip = Max(strip, (RowOrder(f.rows, f.columns).places * Min(rows, f.rows) + 3) * f.columns);
     }
     numbers_.reset(new double[static_cast<size_t>(numbers)]);
     rounded_.reset(new float[static_cast<size_t>(rounded)]);
@@ -219,7 +236,8 @@ class SinkhornEngine : StepEngine {
       f.of_rows = next;
       f.of_columns = f.of_rows + f.rows;
       f.sums = f.of_columns + f.columns;
-      next = f.sums + f.columns * (tasks_[i].last_chunk - tasks_[i].first_chunk);
+      f.norms = f.sums + f.columns * ChunksOf(i);
+      next = f.norms + ChunksOf(i);
       f.rounded = next_rounded;
       next_rounded += f.columns;
       std::fill_n(f.of_columns, f.columns, 1.0);
@@ -256,21 +274,47 @@ class SinkhornEngine : StepEngine {
     MoveBySums(first, last, move, [this](int from, int to) { DecideAll(from, to); });
   }
 
-  // Calls body for the strips of a chunk: in turn for one of each quarter, as memory is read faster in four places than
-  // in one.
+  // Calls body(strips, number) for the strips of a chunk: one of each place at once.
   template <class Body>
   void ForStrips(const Chunk &chunk, const Task &task, Body body) {
-    const int64_t columns = FactorsOf(chunk).columns, most = RowsInStrip(columns, task), end = chunk.end / columns;
-    const int64_t first = chunk.begin / columns, quarter = ((end - first + most - 1) / most + 3) / 4;
-    for (int64_t k = 0; k < 4 * quarter; ++k) {
-      const int64_t row = first + (k % 4 * quarter + k / 4) * most, rows = Min(most, end - row);
-      if (rows <= 0) continue;
-      Strip strip{{chunk.tensor, row * columns, (row + rows) * columns, {}}, row, rows};
-      body(strip);
+    const int64_t columns = FactorsOf(chunk).columns, most = RowsInStrip(columns, task), first = chunk.begin / columns;
+    const RowOrder order(chunk.end / columns - first, columns);
+    for (int64_t k = 0; k < order.Begin(1); k += most) {
+      Strip strips[4];
+      int count = 0;
+      for (int64_t place = 0; place < order.places; ++place) {
+        const int64_t begin = order.Begin(place) + k, rows = Min(most, order.Begin(place + 1) - begin);
+        const int64_t row = first + begin;
+        if (rows > 0) strips[count++] = Strip{{chunk.tensor, row * columns, (row + rows) * columns, {}}, row, rows};
+      }
+      body(strips, count);
     }
   }
 
-  // This thread's memory for a strip, or for as many rows as enter the sums of columns at once.
+  // Adds up the columns of a chunk: of all rows (kAll), or of those that did not become 0. Elements returns those of a
+  // strip, for which it is given memory.
+  template <bool kAll, class Elements, class Decide>
+  void AddRows(const Chunk &chunk, const Task &task, Elements elements, Decide decide) {
+    const Factors &f = FactorsOf(chunk);
+    Rows kept(f.columns, f.rounded, SumsOfColumns(chunk), decide);
+    ForStrips(chunk, task, [&](const Strip *strips, int count) {
+      const float *of_strip[4] = {};
+      float *memory = Memory() + 3 * f.columns;
+      for (int k = 0; k < count; memory += strips[k++].rows * f.columns) {
+        if (kAll || !AreZero(strips[k])) of_strip[k] = elements(strips[k], memory);
+      }
+      for (int64_t k = 0; k < strips[0].rows; ++k) {
+        for (int place = 0; place < count; ++place) {
+          const int64_t row = strips[place].row + k;
+          if (k < strips[place].rows && (kAll || f.of_rows[row] != 0.0)) kept.Add(row, of_strip[place] + k * f.columns);
+        }
+      }
+      if (!f.in_place) kept.Keep(Memory());
+    });
+    kept.Take();
+  }
+
+  // This thread's memory: for three rows that wait, and a strip of each place.
   float *Memory() const { return strips_[static_cast<size_t>(omp_get_thread_num())].get(); }
 
   // Makes the momentum of a strip, and returns the elements of G: the state's own memory, or the given one.
@@ -325,17 +369,17 @@ class SinkhornEngine : StepEngine {
   // rows stayed.
   void MakeMomentum(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
     const Factors &f = FactorsOf(chunk);
-    Rows kept(f.columns, f.rounded, SumsOfColumns(chunk), [&](int64_t row, double sum) {
-      f.of_rows[row] = std::sqrt(sum);
-      return rule_.FirstFactor(f.of_rows[row], 0.0);
-    });
     chunk.sum[kGradientSum] = 0.0;
-    ForStrips(chunk, task, [&](const Strip &strip) {
-      const float *elements = Make(t, task, strip, Memory() + kept.Count() * f.columns, chunk, b);
-      for (int64_t k = 0; k < strip.rows; ++k) kept.Add(strip.row + k, elements + k * f.columns);
-      if (strip.rows > 1) kept.Take();
-    });
-    kept.Take();
+    AddRows<true>(
+        chunk, task, [&](const Strip &strip, float *memory) { return Make(t, task, strip, memory, chunk, b); },
+        [&](int64_t row, double sum) {
+          f.of_rows[row] = std::sqrt(sum);
+          return rule_.FirstFactor(f.of_rows[row], 0.0);
+        });
+    double norms[kLanes] = {};
+    const int64_t first = chunk.begin / f.columns, rows = chunk.end / f.columns - first;
+    for (int64_t k = 0; k < rows; ++k) norms[k % kLanes] += f.of_rows[first + k];
+    f.norms[IndexOf(chunk)] = SumOfPairs(norms);
   }
 
   // Turns the norms of rows into factors, and returns whether chunks must be added up again.
@@ -343,13 +387,13 @@ class SinkhornEngine : StepEngine {
     if (ElementsOf(i) == 0) return false;
     const Factors &f = factors_[static_cast<size_t>(i)];
     double total = 0.0;
-    for (int64_t row = 0; row < f.rows; ++row) total += f.of_rows[row];
+    for (int64_t k = 0; k < ChunksOf(i); ++k) total += f.norms[k];
     const double mean = total / static_cast<double>(f.rows);
     bool any = false;
     for (int64_t row = 0; row < f.rows; ++row) {
       const double norm = f.of_rows[row];
       f.of_rows[row] = rule_.FirstFactor(norm, mean);
-      if (f.of_rows[row] == 0.0 && norm != 0.0) any = again_[tasks_[i].first_chunk + row / kRowsInChunk] = true;
+      if (f.of_rows[row] == 0.0 && norm != 0.0) any = again_[tasks_[i].first_chunk + row / kRowsInBand] = true;
     }
     return any;
   }
@@ -358,30 +402,22 @@ class SinkhornEngine : StepEngine {
   template <bool kDivide>
   void DivideRows(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
     const Factors &f = FactorsOf(chunk);
-    Rows kept(f.columns, f.rounded, SumsOfColumns(chunk), [&](int64_t row, double sum) {
-      if (kDivide) f.of_rows[row] = rule_.NextFactor(f.of_rows[row], sum);
-      return f.of_rows[row];
-    });
-    ForStrips(chunk, task, [&](const Strip &strip) {
-      if (AreZero(strip)) return;
-      const float *elements = Load(t, task, strip, Memory() + kept.Count() * f.columns, b);
-      for (int64_t k = 0; k < strip.rows; ++k) {
-        if (f.of_rows[strip.row + k] != 0.0) kept.Add(strip.row + k, elements + k * f.columns);
-      }
-      if (strip.rows > 1) kept.Take();
-    });
-    kept.Take();
+    AddRows<false>(
+        chunk, task, [&](const Strip &strip, float *memory) { return Load(t, task, strip, memory, b); },
+        [&](int64_t row, double sum) {
+          if (kDivide) f.of_rows[row] = rule_.NextFactor(f.of_rows[row], sum);
+          return f.of_rows[row];
+        });
   }
 
   void DivideColumns(int i) {
     if (ElementsOf(i) == 0) return;
     const Factors &f = factors_[static_cast<size_t>(i)];
-    const int64_t chunks = tasks_[i].last_chunk - tasks_[i].first_chunk;
-    for (int64_t chunk = 1; chunk < chunks; ++chunk) {
+    for (int64_t chunk = 1; chunk < ChunksOf(i); ++chunk) {
       for (int64_t j = 0; j < f.columns; ++j) f.sums[j] += f.sums[chunk * f.columns + j];
     }
     for (int64_t j = 0; j < f.columns; ++j) {
-      f.of_columns[j] = rule_.NextFactor(f.of_columns[j], f.sums[j] * kLowered);
+      f.of_columns[j] = rule_.NextFactor(f.of_columns[j], f.sums[j] * Sinkhorn::kLowered);
       f.rounded[j] = Sinkhorn::Rounded(f.of_columns[j]);
     }
   }
@@ -390,7 +426,7 @@ class SinkhornEngine : StepEngine {
   // a pass that only adds up comes before it.
   void MoveWeights(const Tensor &t, const Task &task, unsigned parts, Chunk &chunk, Buffers &b) {
     const Factors &f = FactorsOf(chunk);
-    ForStrips(chunk, task, [&](Strip &strip) {
+    const auto move = [&](Strip &strip) {
       float *memory = Memory(), *__restrict update = memory;
       const float *elements = AreZero(strip) ? memory : Load(t, task, strip, memory, b);
       for (int64_t k = 0; k < strip.rows; ++k, elements += f.columns, update += f.columns) {
@@ -413,7 +449,8 @@ class SinkhornEngine : StepEngine {
       if (f.in_place && (parts & kMoveWeights) != 0) RestoreMomentum(t, task, strip, b);
       MoveMatrix(t, task, parts, memory, strip, b);
       for (int s = 0; s < kSums; ++s) chunk.sum[s] += strip.sum[s];
-    });
+    };
+    ForStrips(chunk, task, [&](Strip *strips, int count) { std::for_each(strips, strips + count, move); });
   }
 
   // Makes the momentum of the elements of G that a state holds.
@@ -434,9 +471,14 @@ class SinkhornEngine : StepEngine {
 
   const Factors &FactorsOf(const Chunk &chunk) const { return factors_[static_cast<size_t>(chunk.tensor)]; }
 
+  int64_t ChunksOf(int i) const { return tasks_[i].last_chunk - tasks_[i].first_chunk; }
+
+  // Returns which of its tensor's chunks a chunk is.
+  int64_t IndexOf(const Chunk &chunk) const { return &chunk - chunks_.get() - tasks_[chunk.tensor].first_chunk; }
+
   double *SumsOfColumns(const Chunk &chunk) const {
     const Factors &f = FactorsOf(chunk);
-    return f.sums + (&chunk - chunks_.get() - tasks_[chunk.tensor].first_chunk) * f.columns;
+    return f.sums + IndexOf(chunk) * f.columns;
   }
 
   const Sinkhorn rule_;

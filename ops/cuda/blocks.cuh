@@ -88,6 +88,8 @@ struct Chunk {
       : tensor(OwnerOf(work.first_chunk, step.count, blockIdx.x)),
         begin((static_cast<int64_t>(blockIdx.x) - work.first_chunk[tensor]) * work.chunk),
         end(Min(begin + work.chunk, step.tensors[tensor].size)) {}
+  __device__ Chunk(int its_tensor, int64_t its_begin, int64_t its_end)
+      : tensor(its_tensor), begin(its_begin), end(its_end) {}
 };
 
 // Adds up the sums of a block's threads, and stores them. Without a second direction there are fewer of them.

@@ -91,11 +91,11 @@ void ForFormats(const std::vector<Tensor> &tensors, const LaunchPass &launch) {
   if (takes_floats) launch(Float32Format(), true);
 }
 
+// Sums the gradients, or copies the sums of an earlier launch, and decides about the step and each tensor. Returns
+// whether there is more to do.
 template <class Rule>
-Status RunRule(const Step &step, const std::vector<Tensor> &tensors, const WorkspaceLayout &layout,
-               const Workspace &work, Launcher &launch) {
-  const bool gradients = (step.stages & kGradientStage) != 0, moments = (step.stages & kMomentsStage) != 0;
-  const bool apply = (step.stages & kApplyStage) != 0, finish = (step.stages & ~unsigned{kGradientStage}) != 0;
+bool Open(const Step &step, const WorkspaceLayout &layout, const Workspace &work, Launcher &launch) {
+  const bool gradients = (step.stages & kGradientStage) != 0;
   const Prologue prologue(step, (step.flags & kClips) != 0);  // the bound itself is on the device
   const int64_t n = step.count;
   launch(PrepareAll, 1, step, work);
@@ -109,9 +109,18 @@ Status RunRule(const Step &step, const std::vector<Tensor> &tensors, const Works
     launch(SumGradients, layout.chunks, step, work);
     launch(AddSums, n, step, work, unsigned{kGradientsOnly}, false);
   }
-  if (!finish) return launch.Result();
+  if (step.stages == kGradientStage) return false;
   launch(TakeSurvey<Rule>, 1, step, work, prologue.takes_total);
   launch(DecideAll<Rule>, Blocks(n), step, work);
+  return true;
+}
+
+template <class Rule>
+Status RunRule(const Step &step, const std::vector<Tensor> &tensors, const WorkspaceLayout &layout,
+               const Workspace &work, Launcher &launch) {
+  const bool moments = (step.stages & kMomentsStage) != 0, apply = (step.stages & kApplyStage) != 0;
+  const int64_t n = step.count;
+  if (!Open<Rule>(step, layout, work, launch)) return launch.Result();
   if (moments) {
     const bool move = apply && !Rule::kLayerwise;
     ForFormats<Rule>(tensors, [&](auto format, bool takes_floats) {

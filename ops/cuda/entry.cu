@@ -5,6 +5,7 @@
 #include "abi.h"
 #include "dgc_engine.cuh"
 #include "engine.cuh"
+#include "sinkhorn_engine.cuh"
 
 namespace ms_optim {
 namespace {
@@ -46,8 +47,7 @@ Status Launch(int count, void **data, int *ndims, int64_t **shapes, const char *
     }
     Workspace work;
     const bool centralizes = (step.flags & kCentralizes) != 0;
-    const WorkspaceLayout layout(sizes.data(), rows.data(), step.count, centralizes, interface.exchanges, data[last],
-                                 &work);
+    const WorkspaceLayout layout(sizes.data(), rows.data(), step.count, centralizes, interface, data[last], &work);
     if (!all.Is(last, "uint8")) return kWrongDType;
     if (all.Size(last) < layout.bytes || reinterpret_cast<uintptr_t>(data[last]) % 16 != 0) return kWrongSize;
 
@@ -72,10 +72,16 @@ MS_OPTIM_RULES(MS_OPTIM_ROW)
 MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
 
-// Returns the bytes of the workspace of a launch, from the sizes and the first dimensions (0: fewer than two) of its
-// tensors.
-MS_OPTIM_API int64_t ms_optim_workspace(int n, const int64_t *sizes, const int64_t *rows, int centralizes,
-                                        int exchanges) {
+// Returns the bytes of the workspace of a launch, from the name of its rule, and the sizes and the first dimensions (0:
+// fewer than two) of its tensors.
+MS_OPTIM_API int64_t ms_optim_workspace(const char *rule, int n, const int64_t *sizes, const int64_t *rows,
+                                        int centralizes) {
+  ms_optim::Interface interface{};
+#define MS_OPTIM_ROW(name, Rule) \
+  if (strcmp(rule, #name) == 0) interface = ms_optim::InterfaceOf<ms_optim::Rule>();
+  MS_OPTIM_RULES(MS_OPTIM_ROW)
+  MS_OPTIM_GPU_RULES(MS_OPTIM_ROW)
+#undef MS_OPTIM_ROW
   ms_optim::Workspace work;
-  return ms_optim::WorkspaceLayout(sizes, rows, n, centralizes != 0, exchanges != 0, nullptr, &work).bytes;
+  return ms_optim::WorkspaceLayout(sizes, rows, n, centralizes != 0, interface, nullptr, &work).bytes;
 }

@@ -31,9 +31,7 @@ __global__ void __launch_bounds__(kThreads) MeanRows(const Step step, const Work
   const int64_t length = t.size / t.rows, begin = (row - work.first_row[i]) * length;
   double sum = 0.0;
   for (int64_t k = begin + LaneOfThread(); k < begin + length; k += kWarp) {
-    if (t.gradient_type == DType::kFloat32) sum += ToFloat(static_cast<const float *>(t.gradient)[k]);
-    if (t.gradient_type == DType::kFloat16) sum += ToFloat(static_cast<const float16 *>(t.gradient)[k]);
-    if (t.gradient_type == DType::kBFloat16) sum += ToFloat(static_cast<const bfloat16 *>(t.gradient)[k]);
+    sum += FloatAt(t.gradient_type, t.gradient, k);
   }
   const double mean = SumOfWarp(sum) / static_cast<double>(length);
   if (LaneOfThread() != 0) return;
@@ -144,13 +142,21 @@ inline void PutTables(const std::vector<Tensor> &tensors, bool centralizes, cons
            (static_cast<const char *>(table) - reinterpret_cast<const char *>(work.tensors));
   };
   memcpy(at(work.tensors), tensors.data(), tensors.size() * sizeof(Tensor));
-  int64_t chunk = 0, row = 0;
+  int64_t chunk = 0, row = 0, band = 0;
+  double *numbers = work.numbers;
+  float *floats = work.floats;
   for (size_t i = 0; i <= tensors.size(); ++i) {
     memcpy(at(work.first_chunk + i), &chunk, sizeof(chunk));
     memcpy(at(work.first_row + i), &row, sizeof(row));
+    memcpy(at(work.first_band + i), &band, sizeof(band));
     if (i == tensors.size()) break;
     chunk += (tensors[i].size + work.chunk - 1) / work.chunk;
     row += centralizes ? tensors[i].rows : 0;
+    if (layout.bands == 0) continue;
+    Balance balance(tensors[i].size, tensors[i].rows);
+    balance.Lay(&numbers, &floats);
+    memcpy(at(work.balances + i), &balance, sizeof(balance));
+    band += balance.bands;
   }
   auto *to = reinterpret_cast<uint32_t *>(work.tensors);
   for (size_t first = 0; first < words.size(); first += kMostWords) {

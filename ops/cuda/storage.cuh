@@ -148,6 +148,12 @@ struct FetchedFloats : Fetched {
   }
 };
 
+__device__ inline float FloatAt(DType type, const void *from, int64_t i) {
+  if (type == DType::kFloat32) return InDeviceMemory(static_cast<const float *>(from))[i];
+  if (type == DType::kFloat16) return ToFloat(InDeviceMemory(static_cast<const float16 *>(from))[i]);
+  return ToFloat(InDeviceMemory(static_cast<const bfloat16 *>(from))[i]);
+}
+
 __device__ inline void StoreFloats(void *to, const Tile &tile, const float (&x)[kEach]) {
   Write<float>(to, tile, [&](int e, float *element) { *element = x[e]; });
 }
@@ -313,6 +319,22 @@ __device__ void StoreState(const Tensor &t, int k, const Tile &tile, const TileN
   WithCodeOf<Format>(t.state_type[k], k, [&](auto code) {
     if constexpr (code.kIsConverted) StoreCodes<decltype(code)>(t, k, tile, noise, s);
   });
+}
+
+template <class Format>
+__device__ float StateAt(const Tensor &t, int k, int64_t i) {
+  float s = 0.0f;
+  if (t.state_type[k] == DType::kFloat32) return InDeviceMemory(static_cast<const float *>(t.state[k]))[i];
+  WithCodeOf<Format>(t.state_type[k], k, [&](auto code) {
+    typedef decltype(code) Code;
+    if constexpr (Code::kIsConverted) {
+      float unit = 1.0f;
+      if constexpr (Code::kHasScales) unit = UnitOf<Code>(t.scale[k][i / kCodeBlock]);
+      const auto word = InDeviceMemory(static_cast<const typename Code::Type *>(t.state[k]))[i / Code::kInWord];
+      s = Code::Decode(Code::Unpacked(word, static_cast<int>(i % Code::kInWord)), unit);
+    }
+  });
+  return s;
 }
 
 // ---- Gradients --------------------------------------------------------------------------------------------------

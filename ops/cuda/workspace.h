@@ -11,6 +11,7 @@
 
 #include "decision.h"
 #include "dgc.h"
+#include "sinkhorn.h"
 
 namespace ms_optim {
 
@@ -50,10 +51,39 @@ struct Sending {
   int64_t larger, ties, before;
 };
 
+// The factors of a tensor's rows and columns, if the rule balances them. Its rows are cut into bands, a block for each.
+struct Balance {
+  int64_t rows, columns, bands;
+  double *of_rows, *of_columns;
+  double *sums;    // [bands, columns], of squares
+  double *norms;   // [bands], the sums of the norms of rows
+  float *rounded;  // of_columns in float32
+
+  Balance() = default;
+  Balance(int64_t size, int64_t first_dimension)
+      : rows(Max(1, first_dimension)),
+        columns(size / rows),
+        bands(size > 0 ? (rows + kRowsInBand - 1) / kRowsInBand : 0) {}
+
+  int64_t Numbers() const { return rows + columns + bands * (columns + 1); }
+
+  // Gives its arrays the next memory.
+  void Lay(double **numbers, float **floats) {
+    of_rows = *numbers;
+    of_columns = of_rows + rows;
+    sums = of_columns + columns;
+    norms = sums + bands * columns;
+    rounded = *floats;
+    *numbers += Numbers();
+    *floats += columns;
+  }
+};
+
 struct Workspace {
   int64_t chunk;  // elements of a tensor for a block
   Tensor *tensors;
-  int64_t *first_chunk, *first_row;  // [n + 1]
+  int64_t *first_chunk, *first_row, *first_band;  // [n + 1]
+  Balance *balances;
   Task *tasks;
   SurveyAndRule *survey;
   double *partial;  // [chunks, kSums]
@@ -61,18 +91,27 @@ struct Workspace {
   Search *searches;
   WireOffsets *wire;
   Sending *sendings;
+  double *numbers;  // of the balances
+  float *floats;
 };
 
 // Lays out the workspace for tensors and counts its bytes.
 struct WorkspaceLayout {
-  int64_t tables, chunks = 0, rows = 0, bytes = 0;
+  int64_t tables, chunks = 0, rows = 0, bands = 0, bytes = 0;
 
-  WorkspaceLayout(const int64_t *sizes, const int64_t *first_dimensions, int n, bool centralizes, bool exchanges,
+  WorkspaceLayout(const int64_t *sizes, const int64_t *first_dimensions, int n, bool centralizes, const Interface &rule,
                   void *base, Workspace *work) {
+    const bool exchanges = rule.exchanges;
+    int64_t numbers = 0, floats = 0;
     work->chunk = exchanges ? kExchangedChunk : kChunk;
     for (int i = 0; i < n; ++i) {
       chunks += (sizes[i] + work->chunk - 1) / work->chunk;
       rows += centralizes ? first_dimensions[i] : 0;
+      if (!rule.balances) continue;
+      const Balance balance(sizes[i], first_dimensions[i]);
+      bands += balance.bands;
+      numbers += balance.Numbers();
+      floats += balance.columns;
     }
     const auto reserve = [&](auto **array, int64_t count) {
       using T = typename std::remove_reference<decltype(**array)>::type;
@@ -82,14 +121,18 @@ struct WorkspaceLayout {
     reserve(&work->tensors, n);
     reserve(&work->first_chunk, n + 1);
     reserve(&work->first_row, n + 1);
+    reserve(&work->first_band, n + 1);
+    reserve(&work->balances, rule.balances ? n : 0);
     tables = bytes;
     reserve(&work->tasks, n);
     reserve(&work->survey, 1);
-    reserve(&work->partial, chunks * kSums);
+    reserve(&work->partial, Max(chunks, bands) * kSums);
     reserve(&work->means, rows);
     reserve(&work->searches, exchanges ? n : 0);
     reserve(&work->wire, exchanges ? n : 0);
     reserve(&work->sendings, exchanges ? chunks : 0);
+    reserve(&work->numbers, numbers);
+    reserve(&work->floats, floats);
   }
 };
 

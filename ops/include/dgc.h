@@ -13,7 +13,7 @@ struct DgcMomentum {
   static constexpr int kConstants = 4;
   static constexpr bool kExchanges = true;
   static constexpr bool kWeighsSteps = false, kHasMatrices = false;
-  static constexpr bool kReturnsDirections = false, kTakesDirections = false;
+  static constexpr bool kReturnsDirections = false, kTakesDirections = false, kBalances = false;
   static constexpr unsigned kRowStateFlag = 0;
   enum Flags : unsigned { kNesterov = 1, kL1 = 2, kHalfValues = 4 };
 

@@ -92,6 +92,10 @@ MS_OPTIM_FN float Clamp(float x, float low, float high) {
   return raised > high ? high : raised;
 }
 
+// Tells whether a sum of squares in float32 has lost nothing: there, squares overflow from 1.8e19 on and vanish below
+// 1e-23.
+MS_OPTIM_FN bool IsExact(double sum_squares) { return sum_squares > 1e-30 && sum_squares < 1e38; }
+
 template <class A, class B>
 MS_OPTIM_FN auto Min(A a, B b) -> decltype(a + b) {
   return a < b ? a : b;

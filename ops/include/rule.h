@@ -53,6 +53,7 @@ struct ElementwiseRule {
   static constexpr unsigned kRowStateFlag = 0;     // the flag with which matrices have a second state, one number a row
   static constexpr bool kReturnsDirections = false;  // its direction is an output, and the weight does not move
   static constexpr bool kTakesDirections = false;    // directions come in place of gradients
+  static constexpr bool kBalances = false;           // divides the rows and columns of matrices by their norms
 
   // Returns -1 if the rule climbs, else 1. The factor of the gradient includes it.
   MS_OPTIM_FN double Sign() const { return 1.0; }

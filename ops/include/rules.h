@@ -14,19 +14,20 @@
 
 // RULE(name, struct): the operator's name is `ms_optim_` and the rule's. Numbers of states and constants are the
 // struct's own.
-#define MS_OPTIM_RULES(RULE)       \
-  RULE(adamw, AdamW<false>)        \
-  RULE(adamw_amsgrad, AdamW<true>) \
-  RULE(lamb, Lamb)                 \
-  RULE(lans, Lans)                 \
-  RULE(adam_offload, AdamOffload)  \
-  RULE(dgc_momentum, DgcMomentum)  \
-  RULE(lion, Lion)                 \
-  RULE(ademamix, AdEMAMix)         \
-  RULE(schedule_free_adamw, ScheduleFreeAdamW)
+#define MS_OPTIM_RULES(RULE)                   \
+  RULE(adamw, AdamW<false>)                    \
+  RULE(adamw_amsgrad, AdamW<true>)             \
+  RULE(lamb, Lamb)                             \
+  RULE(lans, Lans)                             \
+  RULE(adam_offload, AdamOffload)              \
+  RULE(dgc_momentum, DgcMomentum)              \
+  RULE(lion, Lion)                             \
+  RULE(ademamix, AdEMAMix)                     \
+  RULE(schedule_free_adamw, ScheduleFreeAdamW) \
+  RULE(sinkhorn, Sinkhorn)
 
 // Rules that have a kernel on the host alone.
-#define MS_OPTIM_HOST_RULES(RULE) RULE(muon, Muon) RULE(sinkhorn, Sinkhorn)
+#define MS_OPTIM_HOST_RULES(RULE) RULE(muon, Muon)
 
 // Rules that have a kernel on GPUs alone: the passes before and after what the framework's operators compute.
 #define MS_OPTIM_GPU_RULES(RULE) \

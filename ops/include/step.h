@@ -210,16 +210,16 @@ MS_OPTIM_FN int64_t LayoutOf(const Step &step, int i, Layout column) {
 // The differences between the operators of rules.
 struct Interface {
   int states, constants;
-  bool exchanges, weighs_steps, has_matrices, returns_directions, takes_directions, may_hold_norms;
+  bool exchanges, weighs_steps, has_matrices, returns_directions, takes_directions, balances, may_hold_norms;
   unsigned row_state_flag;
 };
 
 template <class Rule>
 constexpr Interface InterfaceOf() {
   static_assert(0 <= Rule::kStates && Rule::kStates <= kMaxStates, "a step has room for as many states");
-  return {Rule::kStates,          Rule::kConstants,     Rule::kExchanges,
-          Rule::kWeighsSteps,     Rule::kHasMatrices,   Rule::kReturnsDirections,
-          Rule::kTakesDirections, MayHoldNorms<Rule>(), Rule::kRowStateFlag};
+  return {Rule::kStates,        Rule::kConstants,         Rule::kExchanges,       Rule::kWeighsSteps,
+          Rule::kHasMatrices,   Rule::kReturnsDirections, Rule::kTakesDirections, Rule::kBalances,
+          MayHoldNorms<Rule>(), Rule::kRowStateFlag};
 }
 
 }  // namespace ms_optim

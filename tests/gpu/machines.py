@@ -29,11 +29,12 @@ INCLUDE = [f"-I{TESTS / 'gpu' / 'standin'}", f"-I{ROOT / 'ops' / 'include'}", f"
 def workspace_bytes(library, function, arrays):
     """Ask how large the workspace of a launch is."""
     stages, shared, _ = (extent - 1 for extent in arrays[0].shape)
-    exchanges = function.endswith("dgc_momentum")
-    first = (11 if exchanges else 8) + 2 * bool(shared & SharedFlag.BETA_POWERS) + function.endswith(WEIGH_STEPS)
+    first = 11 if function.endswith("dgc_momentum") else 8
+    first += 2 * bool(shared & SharedFlag.BETA_POWERS) + function.endswith(WEIGH_STEPS)
     n = arrays[1].shape[0]
     shapes = [t.shape for t in arrays[first : first + n]] if stages != kernels.COMMIT_STAGE else [(0,)] * n
-    return libraries.workspace_bytes(library, shapes, bool(shared & SharedFlag.CENTRALIZES), exchanges)
+    rule = function.removeprefix("ms_optim_")
+    return libraries.workspace_bytes(library, rule, shapes, bool(shared & SharedFlag.CENTRALIZES))
 
 
 def workspace_of(library, function, arrays):

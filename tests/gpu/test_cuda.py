@@ -8,7 +8,8 @@ import mindspore as ms
 import numpy as np
 import pytest
 import recording
-from builds import attempt, needs, once, run, shared_folder
+import replays
+from builds import needs, once, shared_folder
 from harness import NUMPY
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ from native import CompressedLaunch, Launch
 from parity import EVERYTHING, RULES, check_launches
 from proofs import BUILT
 from recording import Recorded
-from sources import ROOT, TESTS
+from replays import SANITIZERS, add_workspace, built, replayed
+from sources import ROOT
 
 import ms_optim
 from ms_optim.kernels import description, libraries
@@ -28,7 +30,7 @@ from ms_optim.kernels.libraries import invoke
 
 pytestmark = pytest.mark.proof(*BUILT, "ms_optim/states", "ms_optim/optimizers", "ms_optim/base", "ms_optim/paths")
 # Rules that have no kernel of their own there.
-ELSEWHERE = (*kernels.GPU_PASSES, *kernels.ON_HOST_ALONE)
+ELSEWHERE = tuple(kernels.GPU_PASSES)
 ON_GPU = [rule for rule in RULES if rule[0].removeprefix("ms_optim_") not in ELSEWHERE]
 HOST_ONLY = SharedFlag.BY_ADDRESS | SharedFlag.LOCKS | SharedFlag.RETURNED | SharedFlag.SHARES | SharedFlag.HOLDS_NORMS
 CUDA = libraries.FOLDER / "libms_optim_cuda.so"
@@ -318,7 +320,6 @@ MISTAKES = {
 }
 
 
-BACKWARDS = {"MS_OPTIM_STANDIN_BACKWARDS": "1"}
 # The one rule that a mistake is looked for with, in place of ops/include/rules.h.
 ADAMW_ALONE = """
 #pragma once
@@ -328,33 +329,6 @@ ADAMW_ALONE = """
 #define MS_OPTIM_GPU_RULES(RULE)
 #define MS_OPTIM_RULE_FLAGS(FLAG) FLAG(AdamW<false>, kMaximize)
 """
-
-
-def sanitized(folder, ops):
-    """Build tests/replay.cc with the CUDA operators under sanitizers."""
-    needs("g++")
-    program = folder / "replay"
-    flags = [*machines.FLAGS, "-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-pthread"]
-    flags.append("-fsanitize=address,undefined")
-    include = [machines.INCLUDE[0], f"-I{ops / 'include'}", f"-I{ops / 'cuda'}"]
-    run(["g++", *flags, *include, "-x", "c++", TESTS / "replay.cc", ops / "cuda" / "entry.cu", "-o", program])
-    return program
-
-
-def add_workspace(stand_in, case):
-    """Let a launch find a workspace of just the size that it needs behind its arguments."""
-    workspace = machines.workspace_of(stand_in.library, case.function, case.arrays)
-    return dataclasses.replace(case, arrays=[*case.arrays, workspace], passed=len(case.arrays) + 1)
-
-
-def replayed(folder, program, cases, **environment):
-    """Replay launches; return what became of all arrays but the workspace, and what a sanitizer said if it did."""
-    recording.write(folder / "recording", cases)
-    done = attempt([program, folder / "recording", folder / "results"], **environment)
-    if done.returncode != 0:
-        return None, done.stdout
-    results = recording.read(folder / "results", cases)
-    return [(status, arrays[:-1]) for status, arrays in results], ""
 
 
 def little_ones(monkeypatch):
@@ -374,7 +348,10 @@ def little_ones(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole_program(tmp_path_factory):
-    return once(shared_folder(tmp_path_factory), "standin_sanitized", lambda f: sanitized(f, ROOT / "ops")) / "replay"
+    return (
+        once(shared_folder(tmp_path_factory), "standin_sanitized", lambda f: built(f, ROOT / "ops", SANITIZERS))
+        / "replay"
+    )
 
 
 def test_address_and_undefined_behavior_sanitizers(stand_in, whole_program, tmp_path, monkeypatch):
@@ -407,27 +384,11 @@ def test_what_belongs_to_another_step_stops_the_kernel(stand_in, whole_program, 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(stand_in, mistake, tmp_path):
-    name, right, wrong = MISTAKES[mistake]
-    ops = shutil.copytree(ROOT / "ops", tmp_path / "ops")
-    (ops / "include" / "rules.h").write_text(ADAMW_ALONE)
-    text = (ops / "cuda" / name).read_text()
-    assert text.count(right) == 1
-    (ops / "cuda" / name).write_text(text.replace(right, wrong))
-    program = sanitized(tmp_path, ops)
     rng, kept = np.random.default_rng(0), []
     for states in ("float32", ["float32", "8bit", "bfloat16"]):
         made = recording.launch("adamw", rng, states=states, shapes=[(4097,), (300,), (600,)])
         kept.append(Recorded("small", made.function, made.arrays))
-    expected = [case.run(stand_in.call)[1] for case in kept]
-
-    def wrong_somewhere(order):
-        results, _ = replayed(tmp_path, program, [add_workspace(stand_in, case) for case in kept], **order)
-        if results is None:
-            return True
-        pairs = [pair for (_, arrays), right in zip(results, expected) for pair in zip(arrays, right)]
-        return any(a.tobytes() != b.tobytes() for a, b in pairs)
-
-    assert any(wrong_somewhere(order) for order in ({}, BACKWARDS))
+    assert replays.is_noticed(stand_in, tmp_path, MISTAKES[mistake], ADAMW_ALONE, kept)
 
 
 # ---- In MindSpore, as far as it goes without a GPU --------------------------------------------------------------
@@ -445,11 +406,15 @@ def on_gpu(monkeypatch, stand_in):
 PARAMS = {cls.__name__: cls.trials[0] for cls in ms_optim.OPTIMIZERS if cls.rules[0].name not in ELSEWHERE}
 
 
+DTYPES = (ms.float32, ms.float16)
+
+
 def make(name, **options):
     """Make an optimizer of two parameters, one of them of lower precision."""
-    weights = [Tensor(np.ones((4, 300), np.float32)), Tensor(np.ones(7), ms.float16)]
-    params = [Parameter(w, name=f"w{i}") for i, w in enumerate(weights)]
-    return getattr(ms_optim, name)(params, 0.1, **{**PARAMS[name], **options})
+    cls = getattr(ms_optim, name)
+    shapes = [(4, 300), (7,) if cls.dimensions is None else (7, 1)]
+    params = [Parameter(Tensor(np.ones(s), t), name=f"w{i}") for i, (s, t) in enumerate(zip(shapes, DTYPES))]
+    return cls(params, 0.1, **{**PARAMS[name], **options})
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -466,6 +431,6 @@ def test_operators_are_made_for_a_gpu(on_gpu, name, options):
     assert len(made) == 1
     assert custom[0].get_attr_dict()["primitive_target"] == "GPU"
     assert custom[0].func.endswith(f"libms_optim_cuda.so:ms_optim_{optimizer.rule.name}")
-    shapes = [(4, 300), (7,)]
-    needed = libraries.workspace_bytes(on_gpu.library, shapes, False, name == "DGCMomentum")
+    shapes = [p.shape for p in optimizer.parameters]
+    needed = libraries.workspace_bytes(on_gpu.library, optimizer.rule.name, shapes, False)
     assert custom[0].out_shape[-1] == (needed,)

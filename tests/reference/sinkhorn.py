@@ -16,7 +16,7 @@ def balanced(g, normalizations, tau, eps):
 
 class Sinkhorn(Reference):
     states = ("sinkhorn_m",)
-    kernels = (("sinkhorn", "s", (0.95, 11.0, 1e-3, 1e-20, 0.18), 0, {}),)
+    kernels = (("sinkhorn", "s", (0.95, 1e-3, 1e-20, 0.18), 11 // 2, {}),)
     momentum, normalizations, tau, eps, scale = 0.95, 11, 1e-3, 1e-20, 0.18
 
     def __init__(self, *args, skip_nonfinite=True, **kwargs):

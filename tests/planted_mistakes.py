@@ -602,19 +602,19 @@ MISTAKES = (
         "ops/cpu/held_norms.h",
         "kNewStates | kDropStates | kSumUp",
         "kNewStates | kSumUp",
-        "test_weight_norms.py -k 'kernels_follow and AdamW'",
+        "test_weight_norms.py -k 'kernels_follow and AdamW and relative'",
     ),
     Mistake(
         "ops/cpu/sinkhorn_engine.h",
         "if (f.in_place && (parts & kMoveWeights) != 0)",
         "if (f.in_place)",
-        "test_weight_norms.py -k 'kernels_follow and Sinkhorn'",
+        "test_weight_norms.py -k 'kernels_follow and Sinkhorn and relative'",
     ),
     Mistake(
         "ops/cpu/matrices.h",
         "tasks_[i].trust_ratio *= std::sqrt",
         "tasks_[i].trust_ratio = std::sqrt",
-        "test_weight_norms.py -k 'kernels_follow and Muon'",
+        "test_weight_norms.py -k 'kernels_follow and Muon and relative'",
     ),
     # ---- Schedules
     Mistake(
@@ -855,17 +855,20 @@ def copied(folder: pathlib.Path) -> None:
 def build(folder: pathlib.Path) -> None:
     """Build a copy's library for instructions that every processor has, not optimized: all takes many minutes.
 
-    The tables of other instruction sets are other names of that one.
+    The tables of other instruction sets are copies of that one.
     """
-    setup = setup_script()
-    link = ["-shared", f"-Wl,--version-script={ROOT / setup['EXPORTS']}"]
+    setup, place = setup_script(), folder / "build"
+    place.mkdir(exist_ok=True)
+    lines = ['#include "kernels.h"', '#include "products.h"']
     for _, sets, _, table in setup["CPU_UNITS"]:
-        names = {name: setup["symbol_of"](name, table) for name in ("baseline", *sets.get(platform.machine(), ()))}
-        known = names.pop("baseline")
-        link += [f"-Wl,--defsym={other}={known}" for other in names.values()]
-    (folder / "build").mkdir(exist_ok=True)
-    library = linked(folder / "build" / LIBRARY.name, "g++", "any", ["-O0", "-fPIC"], link, ops=folder / "ops")
-    shutil.copy(library, folder / "ms_optim")
+        others = [name for name in sets.get(platform.machine(), ()) if name != "baseline"]
+        kept = f"ms_optim::baseline::{table}"
+        lines += [f"const decltype({kept}) ms_optim::{name}::{table} = {kept};" for name in others]
+    (place / "tables.cc").write_text("\n".join(lines))
+    link = ["-shared", f"-Wl,--version-script={ROOT / setup['EXPORTS']}"]
+    others = [(place / "tables.cc", "tables", [])]
+    flags = ["-O0", "-fPIC", "-Wno-error"]
+    shutil.copy(linked(place / LIBRARY.name, "g++", "any", flags, link, others, folder / "ops"), folder / "ms_optim")
 
 
 def tested(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cases import constant
-from harness import check_close, check_stored_alike, check_units, in_reference, peak_of_weight, tensor
+from harness import check_close, check_stored_alike, check_units, in_reference, numbers, peak_of_weight, tensor
 from mindspore import Parameter
 from sharding import (
     AXES,
@@ -137,6 +137,34 @@ def test_slices_follow_the_whole_tensors_trajectory(processes, records_of):
     held, _ = records_of(processes)
     for c in configurations(processes):
         check_trajectory(c, held, c.sharers(processes))
+
+
+@pytest.mark.program("sharding")
+@pytest.mark.parametrize("processes", [2, 4])
+def test_owners_of_matrices_give_the_bits_of_one_process(processes, records_of):
+    """As if one process had everything; but a step that clips depends on how all processes' sums are added."""
+    held, _ = records_of(processes)
+    of_muon = [c for c in configurations(processes) if c.optimizer is Muon and c.arguments.get("nesterov", True)]
+    dealt = [c for c in of_muon if "grad_clip_norm" not in c.arguments]
+    assert dealt
+    for c in dealt:
+        params = {name: Parameter(tensor(w, c.dtype), name=name) for name, w in start(c).items()}
+        groups = [
+            {
+                "params": [p],
+                "weight_decay": SPLIT_DECAY if name.startswith("split") else WHOLE_DECAY,
+                "grad_centralization": name in CENTRALIZED,
+            }
+            for name, p in params.items()
+        ]
+        alone = Muon([*groups, {"order_params": list(params.values())}], RATE, backend="composite", **c.arguments)
+        for step in range(STEPS):
+            given = gradients(step, c)
+            alone(tuple(tensor(given[name], c.dtype) for name in c.tensors))
+            for name, p in params.items():
+                parts = [record[f"{c.name}/{step}/{name}"] for record in held]
+                ours = joined(name, parts, c.sharers(processes))
+                assert ours.tobytes() == numbers(p).astype(np.float32).tobytes(), f"{c.name}, step {step}, {name}"
 
 
 @pytest.mark.program("sharding")

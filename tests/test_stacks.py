@@ -18,7 +18,7 @@ from ms_optim.paths.operators.stacks import stacked_places
 def test_each_place_is_in_one_stack_of_its_kind(kinds, most):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_stacks, "MOST_TENSORS", most)
-        stacks = stacked_places(kinds, [1] * len(kinds))
+        stacks = stacked_places(kinds, [(1, 1)] * len(kinds))
     assert sorted(i for stack in stacks for i in stack) == list(range(len(kinds)))
     for stack in stacks:
         assert len(stack) <= most
@@ -27,8 +27,8 @@ def test_each_place_is_in_one_stack_of_its_kind(kinds, most):
 
 def test_stacks_are_bounded_and_a_large_tensor_stands_alone():
     size = _stacks.MOST_ELEMENTS // 2
-    assert stacked_places("aaaaa", [size] * 5) == ((0, 1), (2, 3), (4,))
-    assert stacked_places("aa", [3 * size] * 2) == ((0,), (1,))
+    assert stacked_places("aaaaa", [(size, 1)] * 5) == ((0, 1), (2, 3), (4,))
+    assert stacked_places("aa", [(3 * size, 1)] * 2) == ((0,), (1,))
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=40, unique=True))
@@ -40,7 +40,7 @@ def test_slices_keep_the_order(places):
 def test_layers_that_repeat_are_few_slices():
     # Three tensors of one shape in each of 40 layers of twelve.
     kinds = ["square" if k % 12 in (1, 4, 5) else k for k in range(480)]
-    square = next(stack for stack in stacked_places(kinds, [1] * 480) if len(stack) == 120)
+    square = next(stack for stack in stacked_places(kinds, [(1, 1)] * 480) if len(stack) == 120)
     assert len(slices_of(square)) == 3
 
 

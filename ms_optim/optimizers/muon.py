@@ -19,7 +19,8 @@ from ..rules import matrices
 from ..rules.arithmetic import step_dtype, summed
 from ..rules.coefficients import JORDAN, iterations_of
 from ..rules.matrices import ADAMW_NAMES, AXIS, KEY, KEYS, SPLIT
-from ..rules.orthogonalization import Moves, Orthogonalize, Rows
+from ..rules.orthogonalization import Moves, Orthogonalize, Rows, work
+from ..rules.owners import Owners, dealers
 from ..rules.sliced_matrices import slicings
 from ..rules.splits import Split, check_splits
 from .adam_family import AdamFamily
@@ -291,11 +292,26 @@ class Muon(AdamFamily):
         orthogonalize = Orthogonalize(*self._multiplies, kernels.device_target(), self._dtype)
         row_beta = ROW_BETA if self.normalize_rows else None
         self._moves = nn.CellList()
-        for form in layout.forms:
-            rows = Rows(form.matrices)
+        owners = self._owners(layout)
+        for form, owner in zip(layout.forms, owners):
+            rows = Rows(form.of_owner)
             scales = [self._scale(size, rows.columns) for size in rows.sizes]
-            self._moves.append(Moves(form, orthogonalize, rows, scales, row_beta))
+            self._moves.append(Moves(form, orthogonalize, rows, scales, row_beta, owner))
         return layout
+
+    def _owners(self, layout: Layout) -> list[Owners | None]:
+        """Return for each form what assembles its matrices at their owners; None where no slice cuts a matrix."""
+        iterations, bfloat16 = self._multiplies
+        found: dict[int, Owners] = {}
+        dealt = [(k, form.slicing) for k, form in enumerate(layout.forms) if form.slicing and form.is_dealt]
+        for group in dict.fromkeys(slicing.group for _, slicing in dealt):
+            own = [(k, slicing) for k, slicing in dealt if slicing.group == group]
+            counts = [layout.form_places.count(k) * slicing.batch for k, slicing in own]
+            each = [sum(work(iterations, m.rows, m.columns) for m in layout.forms[k].of_owner) for k, _ in own]
+            firsts = dealers(counts, each, len(own[0][1].lengths))
+            for (k, slicing), first in zip(own, firsts):
+                found[k] = Owners(slicing, first, bfloat16, kernels.device_target())
+        return [found.get(k) for k in range(len(layout.forms))]
 
     def _scale(self, rows: int, columns: int) -> float:
         """Return the factor of an orthogonalized matrix of that size."""

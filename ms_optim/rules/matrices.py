@@ -60,6 +60,21 @@ class Form(NamedTuple):
     whole: tuple[Matrix, ...]
 
     @property
+    def is_dealt(self) -> bool:
+        """Whether slices cut matrices, each of which then has an owner among the processes."""
+        return self.slicing is not None and self.slicing.cuts_matrices
+
+    @property
+    def batch(self) -> int:
+        """The number of parts of a tensor that are dealt, one by one."""
+        return self.slicing.batch if self.slicing is not None and self.is_dealt else 1
+
+    @property
+    def of_owner(self) -> tuple[Matrix, ...]:
+        """The rows of each matrix in what one process computes with: a whole tensor, or each tensor in a batch."""
+        return self.matrices[: len(self.matrices) // self.batch]
+
+    @property
     def singular_values(self) -> int:
         """Number of singular values of all matrices of the whole tensor."""
         return sum(min(matrix.rows, matrix.columns) for matrix in self.whole)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+from mindspore.ops.primitive import constexpr
 
 from .arithmetic import normal, rounded
 from .coefficients import Triple
@@ -147,15 +148,18 @@ class Moves(nn.Cell):
     Args:
         form: The matrices that each tensor holds.
         orthogonalize: Orthogonalizes matrices.
+        rows: Extracts the matrices of what one process computes with.
         scales: For each matrix size in :attr:`Rows.sizes`, the factor of an orthogonalized matrix.
         row_beta: The decay rate of NorMuon's averages; None if rows are not normalized.
+        owners: Assembles matrices at their owners; None if no slice cuts a matrix.
     """
 
-    def __init__(self, form: Form, orthogonalize: Orthogonalize, rows: Rows, scales: Sequence[float], row_beta):
+    def __init__(self, form: Form, orthogonalize: Orthogonalize, rows: Rows, scales: Sequence[float], row_beta, owners):
         super().__init__(auto_prefix=False)
         self.orthogonalize, self.rows, self.scales, self.row_beta = orthogonalize, rows, tuple(scales), row_beta
-        self.dtype, self.whole = orthogonalize.dtype, Whole(form.slicing)
+        self.dtype, self.whole, self.owners = orthogonalize.dtype, Whole(form.slicing), owners
         self.cuts_rows = form.slicing is not None and form.slicing.cuts_rows
+        self.batch = form.batch
         self.singular_values = form.singular_values
 
     def construct(self, u, averages):
@@ -169,11 +173,50 @@ class Moves(nn.Cell):
             The updates; the new state, in a tuple, or (); and for each tensor, the root mean square of its singular
             values.
         """
-        whole = self.whole(u)
+        if self.owners is not None:
+            return self.by_owners(u, averages)
+        before = () if self.row_beta is None else (averages[0].reshape(of_rows(F.shape(u))),)
+        moves, after, squares = self.moved(u, before)
+        singular_values = ops.sqrt(self.whole.mean(squares, self.singular_values))
+        if self.row_beta is None:
+            return moves, (), singular_values
+        return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
+
+    def by_owners(self, u, averages):
+        """Return the same if each process holds a slice of every matrix, and whole matrices are dealt among them."""
+        shape = F.shape(u)
+        slices = u.reshape((shape[0] * self.batch, *shape[2:])) if self.batch > 1 else u
+        count, of_slices = F.shape(slices)[0], F.shape(slices)
+        before: Any = ()
+        moves: Any = ()
+        after: Any = ()
+        squares: Any = ()
+        of_rows_of_all = ()
+        if self.row_beta is not None:
+            known = self.whole_averages(averages[0], shape)
+            of_rows_of_all = F.shape(known)
+            slices = F.depend(slices, known)
+            before = (self.owners.mine(known.reshape((count, -1, 1))),)
+        whole, received = self.owners(slices)
+        if len(whole) > 0:
+            moves, after, squares = self.moved(whole, before)
+        moves = self.owners.back(moves, of_slices, received)
+        squares = F.cast(self.owners.of_all(squares, (count,), moves), self.dtype)
+        moves = moves.reshape(shape)
+        singular_values = ops.sqrt(ops.sum(squares.reshape((shape[0], self.batch)), 1) / self.singular_values)
+        if self.row_beta is None:
+            return moves, (), singular_values
+        rows = _size(of_rows_of_all) // count
+        after = self.owners.of_all(after, (count, rows, 1), squares).reshape(of_rows_of_all)
+        after = self.whole.own(after) if self.cuts_rows else after
+        return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
+
+    def moved(self, whole, averages) -> Any:
+        """Return the updates of whole matrices, the new averages of their rows, and their sums of squares."""
         shape = F.shape(whole)
         matrices, before = self.rows(whole), ()
         if self.row_beta is not None:
-            before = self.rows(self.whole_averages(averages[0], F.shape(u)))
+            before = self.rows(averages[0])
         moved, after, squares = (), (), ops.zeros((shape[0],), self.dtype)
         for k in range(len(matrices)):
             x = self.orthogonalize(matrices[k])
@@ -182,18 +225,18 @@ class Moves(nn.Cell):
                 x, average = normalized_rows(x, before[k][..., 0], self.row_beta, self.dtype)
                 after += (ops.expand_dims(average, -1),)
             moved += (self.scales[k] * x,)
-        moves = self.whole.own(self.rows.joined(moved, shape))
-        singular_values = ops.sqrt(self.whole.mean(squares, self.singular_values))
-        if self.row_beta is None:
-            return moves, (), singular_values
-        after = self.rows.joined(after, of_rows(shape))
-        after = self.whole.own(after) if self.cuts_rows else after
-        return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
+        moves = self.rows.joined(moved, shape)
+        return moves, (self.rows.joined(after, of_rows(shape)) if self.row_beta is not None else ()), squares
 
     def whole_averages(self, averages, shape):
         """Return the averages of all rows of whole matrices, from the averages of the rows of stacked slices."""
         averages = averages.reshape(of_rows(shape))
         return self.whole(averages) if self.cuts_rows else averages
+
+
+@constexpr
+def _size(shape):
+    return math.prod(shape)
 
 
 def of_rows(shape):

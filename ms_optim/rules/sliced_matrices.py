@@ -23,6 +23,7 @@ class Slicing(NamedTuple):
         own: The index of this process among them.
         cuts_matrices: Whether slices cut matrices; each process may hold some whole ones, of a batch or by heads.
         cuts_rows: Whether each process holds some of the rows of every matrix.
+        batch: The number of matrices of the whole tensor that are sliced alike, one after the other.
     """
 
     group: str
@@ -31,6 +32,7 @@ class Slicing(NamedTuple):
     own: int
     cuts_matrices: bool
     cuts_rows: bool
+    batch: int = 1
 
     def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the whole tensor from the shape of a slice."""
@@ -75,7 +77,9 @@ def slicings(
     for group, tensors in sliced.items():
         for (name, shape, axis), lengths in zip(tensors, _lengths(optimizer, group, tensors)):
             of_rows = 1 if len(shape) == 3 else 0  # the dimension that counts the rows of a matrix
-            found[name] = Slicing(group, axis, tuple(lengths), comm.get_rank(group), axis >= of_rows, axis == of_rows)
+            batch = shape[0] if axis >= of_rows > 0 else 1
+            cuts = (axis >= of_rows, axis == of_rows)
+            found[name] = Slicing(group, axis, tuple(lengths), comm.get_rank(group), *cuts, batch)
     return found
 
 

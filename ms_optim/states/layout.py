@@ -118,15 +118,19 @@ class Layout:
         """Whether processes hold slices of tensors with matrices; they then exchange once per form."""
         return any(form.slicing is not None for form in self.forms)
 
-    @property
-    def whole_sizes(self) -> tuple[int, ...]:
-        """Elements of each parameter; for sliced matrices of the whole tensor, whose size all processes know."""
-        found = list(self.sizes)
-        for i, place in enumerate(self.form_places):
-            slicing = self.forms[place].slicing if place >= 0 else None
-            if slicing is not None:
-                found[i] = math.prod(slicing.whole(self.shapes[i]))
-        return tuple(found)
+    def stacking(self, i: int) -> tuple[int, int]:
+        """Return what a parameter takes of a stack's elements on each process, and how many of it make equal shares.
+
+        All processes find the same, whatever the sizes of their slices: a slice of matrices counts as an equal share,
+        because whole matrices are dealt among the processes.
+        """
+        slicing = self.forms[self.form_places[i]].slicing if self.form_places and self.form_places[i] >= 0 else None
+        if slicing is None:
+            return self.sizes[i], 1
+        whole, processes = math.prod(slicing.whole(self.shapes[i])), len(slicing.lengths)
+        if not slicing.cuts_matrices:
+            return whole, 1
+        return math.ceil(whole / processes), processes // math.gcd(processes, slicing.batch)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -209,7 +209,7 @@ class CompositePath(nn.Cell):
             for column_of_each in held:
                 columns += (column_of_each[k],)
             directed = self.directed(shared[k], owned[k], forms[k], decay[k], own, norms[k], *columns)
-            found, before = (*found, directed), directed[1]
+            found, before = (*found, directed), directed[1:]
         return found
 
     def directed(

@@ -19,14 +19,21 @@ MOST_ELEMENTS = 1 << 22
 MOST_TENSORS = 256
 
 
-def stacked_places(kinds: Sequence[Hashable], sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the indices of the tensors in each stack; a stack holds a limited number of tensors of one kind."""
+def stacked_places(kinds: Sequence[Hashable], sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """Return the indices of the tensors in each stack; a stack holds a limited number of tensors of one kind.
+
+    Args:
+        kinds: The kind of each tensor.
+        sizes: For each tensor its elements, and the number of tensors of which a stack, if it is not the last one of
+            its kind, holds a multiple.
+    """
     places_of: dict[Hashable, list[int]] = {}
     for place, kind in enumerate(kinds):
         places_of.setdefault(kind, []).append(place)
     stacks = []
     for places in places_of.values():
-        most = max(1, min(MOST_TENSORS, MOST_ELEMENTS // max(1, sizes[places[0]])))
+        size, share = sizes[places[0]]
+        most = max(1, min(MOST_TENSORS, MOST_ELEMENTS // max(1, size)) // share) * share
         ordered = [i for run in progressions(places) for i in run]
         stacks += [tuple(ordered[k : k + most]) for k in range(0, len(ordered), most)]
     return tuple(stacks)

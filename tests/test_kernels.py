@@ -163,7 +163,11 @@ def misfit(change):
         ("a second state with signs, in 4 bits", lambda a: a.__setitem__(11, np.zeros(2, np.int16)), 2),
         ("a state of 4 bits, as long as its weight", lambda a: a.__setitem__(10, np.zeros(8, np.int16)), 3),
         ("a rate that is not there", lambda a: a.__setitem__(1, np.array([[5, -1, 0, 0, 0]], np.int32)), 3),
-        ("a row of statistics that is not there", lambda a: a.__setitem__(1, np.array([[0, -1, 0, 1, 0]], np.int32)), 3),
+        (
+            "a row of statistics that is not there",
+            lambda a: a.__setitem__(1, np.array([[0, -1, 0, 1, 0]], np.int32)),
+            3,
+        ),
         ("constants of another rule", lambda a: a.__setitem__(2, np.zeros(10)), 3),
         ("no stage", lambda a: a.__setitem__(0, np.zeros((1, 1, 5), np.int8)), 4),
         ("sums of another shape", lambda a: a.__setitem__(-1, np.zeros((2, 6))), 3),

@@ -15,7 +15,7 @@ from ms_optim.dgc.composite import largest
 from ms_optim.dgc.wire import place_bytes, ramp, sent, settings_number, wire_words
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
-from ms_optim.kernels.interface import MARK_WORDS, SharedFlag
+from ms_optim.kernels.interface import MARK_WORDS, LayoutColumn, SharedFlag
 
 SEND = kernels.MOMENTS_STAGE
 APPLY = kernels.APPLY_STAGE + kernels.COMMIT_STAGE
@@ -419,12 +419,12 @@ def test_another_workers_states_are_refused(stages, capfd):
 @pytest.mark.parametrize(
     "what, change, status",
     [
-        ("more sent than there is", lambda a: a[1].__setitem__((0, 4), 101), 3),
-        ("fewer than none", lambda a: a[1].__setitem__((0, 4), -1), 2),
+        ("more sent than there is", lambda a: a[1].__setitem__((0, LayoutColumn.SENT), 101), 3),
+        ("fewer than none", lambda a: a[1].__setitem__((0, LayoutColumn.SENT), -1), 2),
         ("a wire of another size", lambda a: a.__setitem__(-1, np.zeros(9, np.int32)), 3),
         ("a wire of another dtype", lambda a: a.__setitem__(-1, np.zeros(4, np.float32)), 2),
         ("a velocity of float16", lambda a: a.__setitem__(13, np.zeros(100, np.float16)), 2),
-        ("a layout without the column", lambda a: a.__setitem__(1, np.zeros((1, 4), np.int32)), 4),
+        ("a layout without the column", lambda a: a.__setitem__(1, np.zeros((1, LayoutColumn.SENT), np.int32)), 4),
         ("no wire", lambda a: a.pop(), 1),
     ],
 )

@@ -140,6 +140,15 @@ FUNCTION = "recipe"
 OF_SINKHORN = "sinkhorn_"
 # What is not decayed where normalization is: biases, that of a normalization layer included, and learned scales.
 NOT_DECAYED_NAMES = re.compile(r"(^|[._])(bias|beta|scales?)$")
+DEEPSEEK = {
+    "weight_decay": 0.1,
+    "momentum": 0.95,
+    "matched_adamw_rms": 0.18,
+    "ns_coefficients": "deepseek_v4",
+    "adamw_betas": (0.9, 0.95),
+    "adamw_eps": 1e-20,
+    "filter_bias_and_norm": False,
+}
 ADAMW = {"adamw_betas": (0.95, 0.95), "adamw_eps": 1e-8}
 ITERATIONS = {"nesterov": True, "ns_coefficients": "jordan"}
 NOT_DECAYED = {"filter_bias_and_norm": True}
@@ -169,15 +178,7 @@ RECIPES: dict[str, Recipe] = {
         "https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro/blob/main/DeepSeek_V4.pdf",
         by_matrices,
         Muon,
-        {
-            "weight_decay": 0.1,
-            "momentum": 0.95,
-            "matched_adamw_rms": 0.18,
-            "ns_coefficients": "deepseek_v4",
-            "adamw_betas": (0.9, 0.95),
-            "adamw_eps": 1e-20,
-            "filter_bias_and_norm": False,
-        },
+        DEEPSEEK,
         {"nesterov": True, "ns_dtype": "float32"},
         "2.7e-4, at the end 2.7e-5 (DeepSeek-V4-Flash)",
     ),
@@ -187,19 +188,13 @@ RECIPES: dict[str, Recipe] = {
         by_rules,
         with_sinkhorn,
         {
-            "weight_decay": 0.1,
-            "momentum": 0.95,
-            "matched_adamw_rms": 0.18,
-            "ns_coefficients": "deepseek_v4",
-            "adamw_betas": (0.9, 0.95),
-            "adamw_eps": 1e-20,
+            **DEEPSEEK,
             "sinkhorn_momentum": 0.95,
             "sinkhorn_normalizations": 11,
             "sinkhorn_tau": 1e-3,
             "sinkhorn_eps": 1e-20,
             "sinkhorn_scale": 0.18,
             "sinkhorn_weight_decay": 0.0,
-            "filter_bias_and_norm": False,
         },
         {"nesterov": True, "ns_dtype": "float32"},
         "2.6e-4, then a cosine to 2.6e-5",
@@ -306,7 +301,8 @@ def recipe(
     if filter_bias_and_norm is not None:
         settings["filter_bias_and_norm"] = filter_bias_and_norm
     of_optimizer = {key: value for key, value in settings.items() if key != "filter_bias_and_norm"}
-    asked = Asked(embeddings, head, muon, "splits" in arguments, no_decay, settings["filter_bias_and_norm"])
+    is_split = arguments.get("splits") is not None
+    asked = Asked(embeddings, head, muon, is_split, no_decay, settings["filter_bias_and_norm"])
     groups = found.groups(network, asked)
     optimizer = found.optimizer(*groups, learning_rate, **of_optimizer)
     if verbose:

@@ -52,6 +52,38 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
+    # ---- Owners of matrices
+    Mistake("rules/owners.py", "np.argsort(order)", "order", "test_owners.py -k whole_matrices"),
+    Mistake(
+        "rules/owners.py",
+        "begin = sum(counts[sender][:receiver])",
+        "begin = sum(counts[receiver][:sender])",
+        "test_owners.py -k whole_matrices",
+    ),
+    Mistake(
+        "rules/owners.py",
+        "ops.narrow(matrices, self.axis, begin, self.lengths[process])",
+        "ops.narrow(matrices, self.axis, 0, self.lengths[process])",
+        "test_owners.py -k whole_matrices",
+    ),
+    Mistake(
+        "rules/owners.py",
+        "slicing.axis if slicing.batch > 1 else slicing.axis + 1",
+        "slicing.axis + 1",
+        "test_owners.py -k whole_matrices",
+    ),
+    Mistake(
+        "rules/owners.py",
+        "loads[taken[firsts[kind]]] += work[kind]",
+        "loads[taken[firsts[kind]]] -= work[kind]",
+        "test_owners.py -k what_is_left",
+    ),
+    Mistake(
+        "optimizers/muon.py",
+        "Moves(form, orthogonalize, rows, scales, row_beta, owner)",
+        "Moves(form, orthogonalize, rows, [s / math.sqrt(1 + form.is_dealt) for s in scales], row_beta, owner)",
+        "test_sharding.py -k 'owners_of_matrices and 2'",
+    ),
     # ---- Sinkhorn
     Mistake(
         "rules/row_column_balance.py",

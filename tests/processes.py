@@ -14,8 +14,8 @@ import psutil
 from builds import once, shared_folder
 from sources import TESTS
 
+LONGEST = 600  # seconds that processes get
 # Processes that wait for each other do so without sleep: two groups at once take several times as long as in turns.
-LONGEST = 900  # seconds that they get
 TURNS = pathlib.Path(tempfile.gettempdir()) / f"ms_optim tests of user {os.getuid()}.lock"
 
 

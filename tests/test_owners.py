@@ -1,16 +1,24 @@
-"""How whole matrices are dealt among processes that hold slices of them: work and bytes of each, by counting."""
+"""How whole matrices are dealt among processes that hold slices of them: what each gets, its work and its bytes.
 
+Processes take turns here, and collectives are what their documents say: so the exchange of Ascend runs here, too.
+"""
+
+import contextlib
 import math
 
 import numpy as np
 import pytest
+from harness import tensor
 from hypothesis import given
 from hypothesis import strategies as st
+from mindspore import Tensor, ops
 
 from ms_optim.paths.operators.stacks import stacked_places
+from ms_optim.rules import owners as rules_owners
 from ms_optim.rules.coefficients import iterations_of
 from ms_optim.rules.orthogonalization import work
-from ms_optim.rules.owners import dealers, dealt, elements_sent
+from ms_optim.rules.owners import Owners, dealers, dealt, elements_sent
+from ms_optim.rules.sliced_matrices import Slicing
 
 ITERATIONS = iterations_of("Muon", None, "jordan", False)
 # Kinds of tensors: their number, the matrices of each, their rows and columns, and into how many each is split.
@@ -74,3 +82,98 @@ def test_stacks_make_equal_shares_where_there_are_enough():
     assert [len(stack) for stack in stacked_places([0] * 12, [(size, 3)] * 12)] == [3, 3, 3, 3]
     assert [len(stack) for stack in stacked_places([0] * 7, [(size, 8)] * 7)] == [7]
     assert [len(stack) for stack in stacked_places([0] * 20, [(size, 8)] * 20)] == [8, 8, 4]
+
+
+class Waits(Exception):  # noqa: N818 - it is no error
+    """A process waits for what others give to a collective."""
+
+
+class Collectives:
+    """The collectives of processes that take turns: each runs from its beginning until it waits for others."""
+
+    def __init__(self, monkeypatch, world):
+        self.answers, self.given, self.taken = [], {}, 0
+        monkeypatch.setattr(ops, "AllReduce", lambda op, group: lambda x: self.answer("sum", x))
+        monkeypatch.setattr(ops, "AllGather", lambda group: lambda x: self.answer("gather", x))
+        monkeypatch.setattr(
+            rules_owners, "AlltoAllV", lambda group: lambda x, *counts: self.answer("blocks", x, *counts)
+        )
+        monkeypatch.setattr(rules_owners.GlobalComm, "WORLD_COMM_GROUP", world)
+
+    def answer(self, *given):
+        self.taken += 1
+        if self.taken > len(self.answers):
+            self.given[self.process] = given
+            raise Waits
+        return self.answers[self.taken - 1][self.process]
+
+    def run(self, functions):
+        """Run a function for each process, and return their results."""
+        while True:
+            found, self.given = [], {}
+            for self.process, function in enumerate(functions):
+                self.taken = 0
+                with contextlib.suppress(Waits):
+                    found.append(function())
+            if len(found) == len(functions):
+                return found
+            assert not found, "a process does not wait for the others"
+            self.answers.append(self.exchanged([self.given[process] for process in range(len(functions))]))
+
+    def exchanged(self, given):
+        kinds = {kind for kind, *_ in given}
+        arrays = [x.asnumpy() for _, x, *_ in given]
+        if kinds == {"blocks"}:
+            counts = [[list(map(int, numbers)) for numbers in of_one] for _, _, *of_one in given]
+            sent = [np.split(x, np.cumsum(sends))[:-1] for x, (sends, _) in zip(arrays, counts)]
+            for process, (_, receives) in enumerate(counts):
+                assert [len(blocks[process]) for blocks in sent] == receives
+            return [Tensor(np.concatenate([blocks[process] for blocks in sent])) for process in range(len(given))]
+        assert len({x.shape for x in arrays}) == 1
+        both = {"sum": np.sum(arrays, 0, dtype=np.float32), "gather": np.concatenate(arrays)}
+        return [Tensor(both[kinds.pop()])] * len(given)
+
+
+# The shape of a stack of whole tensors, the dimension that is sliced in a tensor, and the lengths of the slices.
+SLICED = {
+    "rows": ((5, 7, 4), 0, (1, 2, 4)),
+    "columns": ((5, 3, 9), 1, (2, 3, 4)),
+    "rows of experts": ((2, 3, 6, 5), 1, (3, 2, 1)),
+    "columns of experts": ((2, 3, 4, 6), 2, (2, 2, 2)),
+    "channels": ((4, 5, 6, 3, 3), 1, (1, 2, 3)),
+    "fewer matrices than processes": ((2, 6, 4), 0, (2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("world", ["world", "another"])
+@pytest.mark.parametrize("device", ["Ascend", "GPU", "CPU"])
+@pytest.mark.parametrize("case", SLICED)
+def test_owners_get_whole_matrices_and_all_get_their_slices_back(case, device, world, first, monkeypatch):
+    shape, axis, lengths = SLICED[case]
+    whole = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    is_batch = len(shape) == 4
+    items = whole.reshape(-1, *shape[2:]) if is_batch else whole
+    slices = np.split(items, np.cumsum(lengths)[:-1], axis if is_batch else axis + 1)
+    owned = dealt(len(items), 3, first)
+    collectives = Collectives(monkeypatch, world)
+
+    def process(own):
+        slicing = Slicing("world", axis, lengths, own, True, True, shape[1] if is_batch else 1)
+        exchange = Owners(slicing, first, False, device)
+
+        def step():
+            matrices, received = exchange(tensor(slices[own], "float32"))
+            assert len(matrices) == len(owned[own])
+            if len(owned[own]) > 0:
+                np.testing.assert_array_equal(matrices.asnumpy(), items[owned[own]])
+                matrices = 2.0 * matrices
+            back = exchange.back(matrices, slices[own].shape, received)
+            numbers = Tensor(np.array(owned[own], np.float32)) if owned[own] else ()
+            return back.asnumpy(), exchange.of_all(numbers, (len(items),), back).asnumpy()
+
+        return step
+
+    for own, (back, numbers) in enumerate(collectives.run([process(own) for own in range(3)])):
+        np.testing.assert_array_equal(back, 2.0 * slices[own])
+        np.testing.assert_array_equal(numbers, np.arange(len(items)))

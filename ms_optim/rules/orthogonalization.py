@@ -10,7 +10,6 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
-from mindspore.ops.primitive import constexpr
 
 from .arithmetic import normal, rounded
 from .coefficients import Triple
@@ -191,10 +190,9 @@ class Moves(nn.Cell):
         moves: Any = ()
         after: Any = ()
         squares: Any = ()
-        of_rows_of_all = ()
+        known: Any = ()
         if self.row_beta is not None:
             known = self.whole_averages(averages[0], shape)
-            of_rows_of_all = F.shape(known)
             slices = F.depend(slices, known)
             before = (self.owners.mine(known.reshape((count, -1, 1))),)
         whole, received = self.owners(slices)
@@ -203,11 +201,12 @@ class Moves(nn.Cell):
         moves = self.owners.back(moves, of_slices, received)
         squares = F.cast(self.owners.of_all(squares, (count,), moves), self.dtype)
         moves = moves.reshape(shape)
-        singular_values = ops.sqrt(ops.sum(squares.reshape((shape[0], self.batch)), 1) / self.singular_values)
+        squares = ops.sum(squares.reshape((shape[0], self.batch)), 1)
+        singular_values = ops.sqrt(self.whole.mean(squares, self.singular_values))
         if self.row_beta is None:
             return moves, (), singular_values
-        rows = _size(of_rows_of_all) // count
-        after = self.owners.of_all(after, (count, rows, 1), squares).reshape(of_rows_of_all)
+        of_each = F.shape(known.reshape((count, -1, 1)))
+        after = self.owners.of_all(after, of_each, squares).reshape(F.shape(known))
         after = self.whole.own(after) if self.cuts_rows else after
         return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
 
@@ -232,11 +231,6 @@ class Moves(nn.Cell):
         """Return the averages of all rows of whole matrices, from the averages of the rows of stacked slices."""
         averages = averages.reshape(of_rows(shape))
         return self.whole(averages) if self.cuts_rows else averages
-
-
-@constexpr
-def _size(shape):
-    return math.prod(shape)
 
 
 def of_rows(shape):

@@ -13,7 +13,7 @@ from mindspore.ops.operations.comm_ops import AlltoAllV
 from mindspore.ops.primitive import constexpr
 
 from .arithmetic import rounded
-from .sliced_matrices import Slicing
+from .sliced_matrices import Slicing, Whole
 
 
 def dealt(count: int, processes: int, first: int) -> list[list[int]]:
@@ -67,13 +67,13 @@ class Exchange(nn.Cell):
         super().__init__(auto_prefix=False)
         self.own, self.processes = slicing.own, len(slicing.lengths)
         self.is_direct, group = device == "Ascend", slicing.group
-        self.gathers = device == "GPU" or group == GlobalComm.WORLD_COMM_GROUP
         if self.is_direct:
             self.collective = AlltoAllV(group)
-        elif self.gathers:
+        elif device == "GPU" or group == GlobalComm.WORLD_COMM_GROUP:
             self.collective = ops.AllGather(group)
         else:
-            self.collective = ops.AllReduce(ops.ReduceOp.SUM, group)
+            # Each process has one row of a table.
+            self.collective = Whole(Slicing(group, 0, (1,) * self.processes, self.own, True, True), 0)
 
     def construct(self, vector, counts):
         """Return what this process receives from each, in the order of the ranks; unspecified if it is nothing.
@@ -87,24 +87,12 @@ class Exchange(nn.Cell):
         most, own = _most(counts), F.shape(vector)[0]
         if own < most:
             vector = ops.concat((vector, ops.zeros((most - own,), F.dtype(vector))))
-        vector = vector.reshape((1, -1))
-        if not self.gathers:
-            vector = ops.concat(self.among_zeros(vector), 0)
-        rows, parts = self.collective(vector), ()
+        rows, parts = self.collective(vector.reshape((1, -1))), ()
         for process in range(self.processes):
             begin, end = _block(counts, process, self.own)
             if end > begin:
                 parts += (rows[process, begin:end],)
         return ops.concat(parts) if len(parts) > 0 else rows[0]
-
-    def among_zeros(self, row):
-        """Return a row of zeros for each process before and after this one, and its own between them."""
-        parts, shape = (row,), F.shape(row)
-        if self.own > 0:
-            parts = (ops.zeros((self.own, shape[1]), F.dtype(row)), *parts)
-        if self.own + 1 < self.processes:
-            parts = (*parts, ops.zeros((self.processes - self.own - 1, shape[1]), F.dtype(row)))
-        return parts
 
 
 @constexpr

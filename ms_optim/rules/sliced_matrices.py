@@ -111,15 +111,15 @@ class Whole(nn.Cell):
 
     Args:
         slicing: How tensors are sliced; None if they are not sliced.
+        stacked: The number of dimensions that stacks have besides those of their tensors.
     """
 
-    def __init__(self, slicing: Slicing | None):
+    def __init__(self, slicing: Slicing | None, stacked: int = 1):
         super().__init__(auto_prefix=False)
         self.is_sliced, self.cuts_matrices = slicing is not None, False
         if slicing is not None:
             self.cuts_matrices = slicing.cuts_matrices
-            # Stacks have one dimension more than their tensors.
-            self.axis, self.begin, self.length = slicing.axis + 1, slicing.begin, slicing.lengths[slicing.own]
+            self.axis, self.begin, self.length = slicing.axis + stacked, slicing.begin, slicing.lengths[slicing.own]
             self.after = sum(slicing.lengths) - self.begin - self.length
             self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, slicing.group)
 

@@ -19,21 +19,18 @@ class Engine : StepEngine {
     const Prologue prologue(step_, step_.constants[kClipNorm] > 0.0);
     Open(prologue);
     if (step_.stages == kGradientStage) return kOk;
-    const Survey survey = TakeSurvey(prologue);
-    if (!survey.applied) return Skip();
-    clip_ = survey.clip;
-
+    if (!Applies(prologue)) return Skip();
     const bool waits = Rule::kLayerwise || Holds();  // for sums over whole tensors, before weights move
     for (int first = 0, last = 0; first < step_.count; first = last) {
       last = waits ? LastOfRun(first, kCachedElements) : step_.count;
       if (Rule::kNormalizesGradient && gradients && !prologue.sums_gradients) SumGradients(first, last);
-      for (int i = first; i < last; ++i) Decide(i);
+      DecideAll(rule_, first, last);
       if (moments) {
         Pass(first, last, false, MomentsPass(apply));
         AddSums(first, last);
       }
       if (apply && (waits || !moments)) {
-        for (int i = first; i < last; ++i) Decide(i);
+        DecideAll(rule_, first, last);
         Pass(first, last, true, ApplyPass());
       }
     }
@@ -68,11 +65,7 @@ class Engine : StepEngine {
     });
   }
 
-  // Decides from the sums so far the numbers that the next pass uses.
-  void Decide(int i) { ms_optim::Decide(rule_, step_, i, SumsOf(i), clip_, &tasks_[i]); }
-
   const Rule rule_;
-  double clip_ = 1.0;
 };
 
 template <class Rule>

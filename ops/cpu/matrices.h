@@ -72,10 +72,8 @@ class MatrixEngine : StepEngine {
     const Prologue prologue(step_, step_.constants[kClipNorm] > 0.0);
     Open(prologue);
     if (step_.stages == kGradientStage) return kOk;
-    const Survey survey = TakeSurvey(prologue);
-    if (!survey.applied) return Skip();
-    clip_ = survey.clip;
-    DecideAll(0, step_.count);
+    if (!Applies(prologue)) return Skip();
+    DecideAll(rule_.others, 0, step_.count);
     if (moves) {
       const std::vector<Batch> batches = Batches();  // allocates all memory, before anything moves
       MoveOthers();
@@ -108,10 +106,6 @@ class MatrixEngine : StepEngine {
     return true;
   }
 
-  void DecideAll(int first, int last) {
-    for (int i = first; i < last; ++i) Decide(rule_.others, step_, i, SumsOf(i), clip_, &tasks_[i]);
-  }
-
   void MoveOthers() {
     if (step_.constants[kCautious] != 0.0) {
       MoveOthersBy(rule_.others);
@@ -132,7 +126,7 @@ class MatrixEngine : StepEngine {
       last = LastOfRun(first, kCachedElements);
       pass(first, last, HoldChunk<Rule, false>);
       AddSums(first, last);
-      DecideAll(first, last);
+      DecideAll(rule_.others, first, last);
       pass(first, last, HoldChunk<Rule, true>);
     }
   }
@@ -202,7 +196,7 @@ class MatrixEngine : StepEngine {
         if (float *own = DirectionsOf(chunk.tensor)) MoveMatrix(t, task, parts, own + chunk.begin, chunk, b);
       });
     };
-    MoveBySums(batch.first, batch.last, pass, [this](int first, int last) { DecideAll(first, last); });
+    MoveBySums(rule_.others, batch.first, batch.last, pass);
   }
 
   // Notes the mean square of each tensor's singular values, which are all 1 in an orthogonal matrix. It is stored as
@@ -220,7 +214,6 @@ class MatrixEngine : StepEngine {
   }
 
   const Muon rule_;
-  double clip_ = 1.0;
   std::vector<double> mean_squares_;
   std::vector<int64_t> offsets_;  // of each tensor in directions_; -1: this process has no matrix of it
   std::unique_ptr<float[]> directions_;

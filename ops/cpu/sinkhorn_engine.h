@@ -160,10 +160,8 @@ class SinkhornEngine : StepEngine {
     const Prologue prologue(step_, step_.constants[kClipNorm] > 0.0);
     Open(prologue);
     if (step_.stages == kGradientStage) return kOk;
-    const Survey survey = TakeSurvey(prologue);
-    if (!survey.applied) return Skip();
-    clip_ = survey.clip;
-    DecideAll(0, step_.count);
+    if (!Applies(prologue)) return Skip();
+    DecideAll(rule_, 0, step_.count);
     if (moves) {
       Reserve();  // allocates all memory, before anything moves
       for (int first = 0, last = 0; first < step_.count; first = last) {
@@ -177,10 +175,6 @@ class SinkhornEngine : StepEngine {
   }
 
  private:
-  void DecideAll(int first, int last) {
-    for (int i = first; i < last; ++i) Decide(rule_, step_, i, SumsOf(i), clip_, &tasks_[i]);
-  }
-
   // The factors of a tensor's rows and columns, and of each of its chunks the sums of columns and that of norms of
   // rows.
   struct Factors {
@@ -274,7 +268,7 @@ class SinkhornEngine : StepEngine {
     const auto move = [&](unsigned parts) {
       pass([=](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) { MoveWeights(t, task, parts, chunk, b); });
     };
-    MoveBySums(first, last, move, [this](int from, int to) { DecideAll(from, to); });
+    MoveBySums(rule_, first, last, move);
   }
 
   // Calls body(strips, number) for the strips of a chunk: one of each place at once.
@@ -485,7 +479,6 @@ class SinkhornEngine : StepEngine {
   }
 
   const Sinkhorn rule_;
-  double clip_ = 1.0;
   std::vector<Factors> factors_;
   std::unique_ptr<double[]> numbers_;
   std::unique_ptr<float[]> rounded_;

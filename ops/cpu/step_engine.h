@@ -193,12 +193,12 @@ class StepEngine {
 
   // Calls pass(parts), which takes tensors along directions that are known: once, or once for the sums and once for the
   // moves that are decided by them, if norms are held.
-  template <class Pass, class Decide>
-  void MoveBySums(int first, int last, Pass pass, Decide decide) {
+  template <class Rule, class Pass>
+  void MoveBySums(const Rule &rule, int first, int last, Pass pass) {
     if (!Holds()) return pass(kSumUp | kMoveWeights);
     pass(kSumUp);
     AddSums(first, last);
-    decide(first, last);
+    DecideAll(rule, first, last);
     pass(kMoveWeights);
   }
 
@@ -224,8 +224,17 @@ class StepEngine {
     if (!Has(kGradientStage)) CopySums();
   }
 
-  Survey TakeSurvey(const Prologue &prologue) const {
-    return SurveyOf(step_, prologue.takes_total ? TotalGradientSum() : 0.0);
+  // Returns whether the step is applied, and notes the factor of clipping.
+  bool Applies(const Prologue &prologue) {
+    const Survey survey = SurveyOf(step_, prologue.takes_total ? TotalGradientSum() : 0.0);
+    clip_factor_ = survey.clip;
+    return survey.applied;
+  }
+
+  // Decides from the sums so far the numbers that the next pass uses.
+  template <class Rule>
+  void DecideAll(const Rule &rule, int first, int last) {
+    for (int i = first; i < last; ++i) Decide(rule, step_, i, SumsOf(i), clip_factor_, &tasks_[i]);
   }
 
   // Starts the averages, or moves them towards the weights, for a rule whose pass does not reach all weights.
@@ -267,6 +276,7 @@ class StepEngine {
   const Step &step_;
   int64_t rows_in_chunk_ = 0;  // of an engine that sees whole rows; 0: chunks have a fixed size
   std::unique_ptr<Task[]> tasks_;
+  double clip_factor_ = 1.0;
   std::unique_ptr<Chunk[]> chunks_;
 };
 

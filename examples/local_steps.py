@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import matplotlib as mpl
 import mindspore as ms
 import numpy as np
-from low_precision import CONTEXT, VALIDATED, WEIGHT_DECAY, Gradients, LanguageModel, read_text, windows
+from low_precision import CONTEXT, VALIDATED, WEIGHT_DECAY, Gradients, LanguageModel, read_text, save, windows
 from muon import cosine
 from rich.console import Console
 from rich.table import Table
@@ -97,11 +97,7 @@ def draw(losses, dense, path):
     axes.set_xscale("log")
     axes.set_xticks(sorted({run.every for run in losses}), [str(every) for every in sorted({r.every for r in losses})])
     axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, axes, path)
 
 
 def main():

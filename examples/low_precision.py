@@ -237,6 +237,15 @@ def draw(steps, curves, path):
     plt.close(figure)
 
 
+def save(figure, axes, path):
+    """Save a plot with one pair of axes and a legend."""
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def main():
     """Train, print the table, save the plot."""
     parser = argparse.ArgumentParser(description=__doc__)

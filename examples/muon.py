@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib as mpl
 import mindspore as ms
 import numpy as np
-from low_precision import BATCH, CONTEXT, VALIDATED, WEIGHT_DECAY, LanguageModel, read_text, windows
+from low_precision import BATCH, CONTEXT, VALIDATED, WEIGHT_DECAY, LanguageModel, read_text, save, windows
 from mindspore import nn
 from rich.console import Console
 from rich.table import Table
@@ -107,14 +107,14 @@ def last(losses):
     return list(losses.values())[-1]
 
 
-def tune(console, names, steps):
-    """Try learning rates, print the losses, and return the best of each optimizer."""
-    found = {name: [last(train(name, rate, steps, TUNING_SEED)) for rate in TRIED] for name in names}
-    table = Table("Validation loss", *(f"{rate:g}" for rate in TRIED))
+def tune(console, names, rates, loss_of):
+    """Try learning rates, print what loss_of(name, rate) returns, and return the best rate of each optimizer."""
+    found = {name: [loss_of(name, rate) for rate in rates] for name in names}
+    table = Table("Validation loss", *(f"{rate:g}" for rate in rates))
     for name, losses in found.items():
         table.add_row(name, *(f"{loss:.4f}" for loss in losses))
     console.print(table)
-    return {name: TRIED[int(np.argmin(losses))] for name, losses in found.items()}
+    return {name: rates[int(np.argmin(losses))] for name, losses in found.items()}
 
 
 def draw(curves, path):
@@ -129,11 +129,7 @@ def draw(curves, path):
             axes.axhline(losses[-1], color="0.6", linewidth=0.8, linestyle="--")
     axes.set(xlabel="step", ylabel="cross entropy of a character", title="Validation loss")
     axes.set_ylim(top=3.0)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, axes, path)
 
 
 def main():
@@ -150,7 +146,9 @@ def main():
     ms.device_context.cpu.op_tuning.threads_num(1)  # more would wait for each other longer than they compute
 
     console, names = Console(), list(dict.fromkeys(["AdamW", *arguments.optimizer]))
-    rates = tune(console, names, arguments.steps) if arguments.tune else {name: RUNS[name].rate for name in names}
+    rates = {name: RUNS[name].rate for name in names}
+    if arguments.tune:
+        rates = tune(console, names, TRIED, lambda name, rate: last(train(name, rate, arguments.steps, TUNING_SEED)))
     curves = {
         name: [train(name, rates[name], arguments.steps, seed) for seed in range(arguments.seeds)] for name in names
     }

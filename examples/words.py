@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import matplotlib as mpl
 import mindspore as ms
 import numpy as np
-from low_precision import BATCH, CONTEXT, HEADS, WEIGHT_DECAY, WIDTH, LanguageModel, bytes_of, windows
+from low_precision import BATCH, CONTEXT, HEADS, WEIGHT_DECAY, WIDTH, LanguageModel, bytes_of, save, windows
 from mindspore import nn
-from muon import cosine, last
+from muon import TUNING_SEED, cosine, last, tune
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -34,7 +34,6 @@ import matplotlib.pyplot as plt
 VOCABULARY = 20_000  # the most frequent words, and one number for all others
 VALIDATED = 64  # windows
 POINTS = 20  # of a curve
-TUNING_SEED = 1000
 EMBEDDING, HEAD = "characters", "head.weight"
 QUERIES_AND_KEYS_BY_HEADS = {"*qkv.weight": [ms_optim.heads(2 * HEADS, WIDTH // HEADS), WIDTH]}
 
@@ -120,16 +119,6 @@ def train(name, rate, steps, seed):
     return losses, bytes_of(optimizer.states) / sum(p.size for p in net.trainable_params())
 
 
-def tune(console, names, steps):
-    """Try learning rates, print the losses, and return the best of each optimizer."""
-    found = {name: [last(train(name, rate, steps, TUNING_SEED)[0]) for rate in TRIED] for name in names}
-    table = Table("Validation loss", *(f"{rate:g}" for rate in TRIED))
-    for name, losses in found.items():
-        table.add_row(name, *(f"{loss:.4f}" for loss in losses))
-    console.print(table)
-    return {name: TRIED[int(np.argmin(losses))] for name, losses in found.items()}
-
-
 def draw(curves, path):
     """Plot the mean loss by step."""
     figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
@@ -139,11 +128,7 @@ def draw(curves, path):
         axes.plot(steps, mean, color=RUNS[name].color, linewidth=1.8, label=label)
         axes.plot(steps[-1], mean[-1], "o", color=RUNS[name].color)
     axes.set(xlabel="step", ylabel="cross entropy of a word", title="Validation loss")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, axes, path)
 
 
 def main():
@@ -159,7 +144,9 @@ def main():
     ms.device_context.cpu.op_tuning.threads_num(1)  # more would wait for each other longer than they compute
 
     console, names = Console(), arguments.optimizer
-    rates = tune(console, names, arguments.steps) if arguments.tune else {name: RUNS[name].rate for name in names}
+    rates = {name: RUNS[name].rate for name in names}
+    if arguments.tune:
+        rates = tune(console, names, TRIED, lambda name, rate: last(train(name, rate, arguments.steps, TUNING_SEED)[0]))
     table = Table("Optimizer", "Learning rate", "Bytes of states a parameter", "Validation loss", "By seed")
     curves = {}
     for name in names:

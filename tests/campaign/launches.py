@@ -38,6 +38,8 @@ launches = st.fixed_dictionaries(
         **common,
     }
 )
+# What is finite in gradients.
+LARGEST = {"float32": 3e38, "float16": 6e4, "bfloat16": 3e38}
 # A replay takes many, for starting it takes longest.
 PROGRAM = st.lists(launches, min_size=20, max_size=40)
 # Where builds are kept, for whoever else needs them: set by the process that starts the campaign.
@@ -56,11 +58,12 @@ def recorded(i, rule, states, weights, gradients, shapes, shared, centralizes, s
     shared |= SharedFlag.CENTRALIZES * centralizes
     made = recording.launch(rule, rng, recording.WEIGHTS[weights], states, gradients, shapes, shared, **options)
     first, n = made.first, len(shapes)
+    # The code of a NaN has its sign, which is the processor's own.
+    bound = np.inf if states not in recording.CODES or shared & SharedFlag.SKIP_NONFINITE else LARGEST[gradients]
     for g in made.arrays[first + n : first + 2 * n]:
         with np.errstate(over="ignore"):
-            g[...] = (g.astype(np.float64) * size).astype(g.dtype)
-    # The code of a NaN has its sign, which is the processor's own.
-    if poison and (states not in recording.CODES or shared & SharedFlag.SKIP_NONFINITE):
+            g[...] = np.clip(g.astype(np.float64) * size, -bound, bound).astype(g.dtype)
+    if poison and bound == np.inf:
         made.arrays[first + n].reshape(-1)[-1:] = poison
     remainders = recording.remainders_of(made, recording.WEIGHTS[weights][1], n)
     return recording.Recorded(f"{i}: {rule}", made.function, made.arrays, remainders=remainders)

@@ -11,8 +11,17 @@ from ms_optim.dtensors.in_trainer import InTrainer
 from ms_optim.dtensors.local_shards import local
 
 # What is divided along which dimension; None: every process holds the whole.
-AXES = {"rows": 0, "columns": 1, "vector": 0, "whole": None, "convolution": 0}
-SHAPES = {"rows": (6, 5), "columns": (5, 8), "vector": (10,), "whole": (7,), "convolution": (4, 3, 2, 2)}
+AXES = {"rows": 0, "columns": 1, "vector": 0, "whole": None, "convolution": 0, "experts": 0, "inner": 2}
+SHAPES = {
+    "rows": (6, 5),
+    "columns": (5, 8),
+    "vector": (10,),
+    "whole": (7,),
+    "convolution": (4, 3, 2, 2),
+    "experts": (4, 3, 5),
+    "inner": (3, 4, 6),
+}
+ROWS = {"rows": (6,), "columns": (5,), "convolution": (4,), "experts": (12,), "inner": (12,)}
 STEPS, LOADED = 4, 2
 RUNS = {
     "AdamW": ("AdamW", {}, "float32"),
@@ -22,6 +31,7 @@ RUNS = {
     "Lamb": ("Lamb", {}, "float32"),
     "LANS": ("LANS", {}, "bfloat16"),
     "Muon": ("Muon", {}, "float32"),
+    "Muon, rows normalized": ("Muon", {"normalize_rows": True}, "float32"),
 }
 
 
@@ -32,6 +42,8 @@ def drawn(seed):
 
 def part_of(name, array, rank, count):
     axis = AXES[name]
+    if array.ndim < len(SHAPES[name]) and axis:  # one number for each row, of which slices of columns have a part
+        axis = None
     return array if axis is None else np.split(array, count, axis)[rank]
 
 
@@ -84,7 +96,7 @@ def check_checkpoint(optimizer):
         parameter = name.rpartition(".")[2]
         if parameter in SHAPES:
             assert isinstance(p, DTensor), name
-            assert tuple(p.shape) == SHAPES[parameter], name
+            assert tuple(p.shape) in (SHAPES[parameter], ROWS.get(parameter)), name
     saved = {name: Tensor(np.array(p.asnumpy()), p.dtype) for name, p in held.items()}
     for p in held.values():
         p.set_data(Tensor(np.zeros_like(p.asnumpy()), p.dtype))
@@ -100,12 +112,16 @@ def check_refusals(mesh):
     in_trainer("AdamW")([{"params": [p]}], learning_rate=0.1)
     for name, key, value in (
         ("Lion", "state_dtype", "8bit"),
-        ("Muon", "normalize_rows", True),
         ("AdamW", "shard_states", True),
         ("AdamW", "grad_centralization", True),
     ):
         given = {"learning_rate": 0.1, key: value}
         refused(ValueError, f"'{key}' must be none of", lambda n, a: in_trainer(n)([{"params": [p]}], **a), name, given)
+    one = DeviceMesh((2,), mesh.groups)
+    batch = Parameter(DTensor.from_local(tensor(np.ones((2, 3, 4)), "float32"), one, (Shard(1),)), name="b")
+    said = "'params' must be sharded along another dimension than 1 for a state of the rows of 'b', a batch of matrices"
+    given = {"learning_rate": 0.1, "normalize_rows": True}
+    refused(ValueError, said, lambda: in_trainer("Muon")([{"params": [batch]}], **given))
     dgc = {"learning_rate": 0.1, "momentum": 0.9, "rampup_begin_step": 0}
     said = "the parameters must not be DTensors: "
     refused(ValueError, said, lambda: in_trainer("DGCMomentum")([{"params": [p]}], **dgc))

@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import platform
+import resource
+import sys
 
 import numpy as np
 
@@ -226,3 +228,18 @@ class CompressedLaunch:
 
     def run(self, call=call):
         return call("ms_optim_dgc_momentum", self.arrays)
+
+
+def peak():
+    """Return the largest memory that this process has had, in bytes."""
+    if sys.platform == "linux":
+        with open("/proc/self/status") as file:
+            return 1024 * int(next(line for line in file if line.startswith("VmHWM")).split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def peak_from_now():
+    """Let the peak start anew, and return it."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return peak()

@@ -80,9 +80,27 @@ MISTAKES = (
     ),
     Mistake(
         "optimizers/muon.py",
-        "Moves(form, orthogonalize, rows, scales, row_beta, owner)",
-        "Moves(form, orthogonalize, rows, [s / math.sqrt(1 + form.is_dealt) for s in scales], row_beta, owner)",
-        "test_sharding.py -k 'owners_of_matrices and 2'",
+        "scales = [self._scale(size, rows.columns) for size in rows.sizes]",
+        "scales = [self._scale(size, rows.columns) / math.sqrt(1 + form.is_dealt) for size in rows.sizes]",
+        "test_sharding.py -k 'trajectory and 2'",
+    ),
+    Mistake(
+        "ops/cpu/stack_engine.h",
+        "stack.averages + i * stack.rows",
+        "stack.averages",
+        "test_owners.py -k kernel",
+    ),
+    Mistake(
+        "ops/cpu/stack_engine.h",
+        "entry[kRun] * entry[kRuns], entry[kColumns])",
+        "stack.rows, entry[kColumns])",
+        "test_owners.py -k kernel",
+    ),
+    Mistake(
+        "ops/cpu/stack_engine.h",
+        "sums[static_cast<size_t>(i * step.matrix_count + k)]",
+        "sums[static_cast<size_t>(k * stack.count + i)]",
+        "test_owners.py -k kernel",
     ),
     # ---- Sinkhorn
     Mistake(

@@ -110,6 +110,9 @@ def _configurations():
     yield Configuration(ms_optim.Muon, "composite", "graph", {**ALL, **splits})
     yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True, **splits}, processes=both)
     yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True}, group="pair", processes=(4,))
+    # Owners run the kernel, which orthogonalizes what the operators have put together.
+    yield Configuration(ms_optim.Muon, "auto", "graph", splits, processes=both)
+    yield Configuration(ms_optim.Muon, "auto", "pynative", {"normalize_rows": True, **splits}, processes=both)
     # Each process has whole heads, and puts nothing together.
     heads = {"split.convolution": ms_optim.heads(3), "split.rows of experts": ms_optim.heads(3)}
     of_four = {"split.convolution": ms_optim.heads(6), "split.rows of experts": (1, ms_optim.heads(2, 3), 5)}

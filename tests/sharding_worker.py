@@ -58,6 +58,22 @@ def check_refusals():
     with pytest.raises(RuntimeError, match=r"attach\(\) is not supported by optimizers that exchange"):
         sliced.attach()
     check_slices_that_do_not_fit(world)
+    check_other_arguments(world)
+
+
+def check_other_arguments(world):
+    """Every process raises the same error, and none waits for another."""
+    rank = communication.get_rank()
+    matrix = [{"params": [Parameter(tensor(np.ones((4, 3)), "float32"), name="w")], "shard_group": world}]
+    for given, said in (
+        ({"state_dtype": ("float32", "bfloat16")[rank % 2]}, "'state_dtype'"),
+        ({"skip_nonfinite": rank > 0}, "'skip_nonfinite'"),
+        ({"momentum": 0.9 + 0.01 * rank}, "arguments of the rule"),
+        ({"ns_steps": 5 + rank % 2}, "arguments of the rule"),
+        ({"splits": {"w": (2, 4 * communication.get_group_size() - 2) if rank else 2}}, "matrices of each parameter"),
+    ):
+        with pytest.raises(ValueError, match=f"must have the same {said}, but another process has another than"):
+            Muon(matrix, 0.1, backend="composite", **given)
 
 
 def check_slices_that_do_not_fit(world):

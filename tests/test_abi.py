@@ -57,7 +57,7 @@ def test_the_library_says_what_its_rules_have(device):
     assert known["ademamix"] == (3, 6, False, False, False)
     assert known["schedule_free_adamw"] == (2, 6, False, True, False)
     if device == "CPU":
-        assert known["muon"] == (2, 6, False, False, True)
+        assert known["muon"] == (2, 7, False, False, True)
 
 
 def test_a_library_without_these_functions_is_of_another_version(monkeypatch):

@@ -786,7 +786,7 @@ TABLE = [
      {**SHARED, **DECOUPLED, **HELD, "loss_scale": POSITIVE, "shard_states": FLAG, "matched_adamw_rms": POSITIVE,
       "momentum": DECAY, "nesterov": FLAG, "ns_steps": NONE, "adamw_betas": NOTHING, "adamw_eps": POSITIVE,
       "adjust_lr": NOTHING, "ns_coefficients": NOTHING, "ns_dtype": NOTHING, "normalize_rows": FLAG,
-      "adamw_names": NOTHING, "splits": NONE}),
+      "adamw_names": NOTHING, "splits": NONE, "max_temporary_bytes": NONE}),
     (ms_optim.Sinkhorn, {"params": params},
      {**SHARED, **DECOUPLED, **HELD, "loss_scale": POSITIVE, "shard_states": FLAG, "momentum": DECAY,
       "normalizations": NOTHING, "tau": DECAY, "eps": NOTHING, "scale": POSITIVE}),

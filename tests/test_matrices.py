@@ -16,6 +16,7 @@ import reference
 from cases import CASES, MUON_COEFFICIENTS, SCENARIOS, SHAPES, Scenario, plain
 from harness import Pair, Step, check_close, numbers, peak_of_weight
 from mindspore import Parameter, Tensor, ops
+from native import peak, peak_from_now
 from reference.muon import COEFFICIENTS, iterations_of, orthogonalized
 from sources import ROOT, TESTS
 from tolerances import STEPS, TOLERANCE
@@ -799,3 +800,44 @@ def test_training_resumes_bit_for_bit(arguments, mode):
     for a, b in zip((*first.parameters, *first.states), (*second.parameters, *second.states)):
         assert a.name == b.name
         assert zlib.crc32(a.asnumpy().tobytes()) == zlib.crc32(b.asnumpy().tobytes()), a.name
+
+
+# ---- Temporary memory ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["aot", "composite"])
+@pytest.mark.parametrize("most", [1, 3000])
+def test_a_bound_of_temporary_memory_changes_no_bit(most, backend):
+    shapes = {**NET, **{f"same.{i}": (6, 5) for i in range(9)}}
+    bounded, _ = trained(shapes, backend, max_temporary_bytes=most)
+    free, _ = trained(shapes, backend)
+    for ours, expected in zip(bounded.parameters_dict().values(), free.parameters_dict().values()):
+        assert numbers(ours).tobytes() == numbers(expected).tobytes(), ours.name
+    if backend == "composite":
+        of_stacks = [[len(stack) for stack in one._path.stacks.places] for one in (bounded, free)]
+        assert max(of_stacks[0]) < max(of_stacks[1])
+
+
+@needs_kernel
+@pytest.mark.parametrize("ns_dtype", ["float32", "bfloat16"])
+def test_temporary_memory_stays_within_its_bound(ns_dtype):
+    side, count, most = 512, 16, 16 << 20
+    params = parameters({f"w{i}": (side, side) for i in range(count)})
+    given = tuple(Tensor(np.ones((side, side), np.float32)) for _ in params)
+
+    def taken(**arguments):
+        optimizer = Muon(params, 0.02, backend="aot", ns_steps=1, ns_dtype=ns_dtype, **arguments)
+        optimizer(given)  # what is made once
+        before = peak_from_now()
+        optimizer(given)
+        return peak() - before
+
+    own = side * side * (4 + 4 * {"float32": 4, "bfloat16": 2}[ns_dtype])
+    assert taken(max_temporary_bytes=most) < most + (2 << 20)
+    assert taken() > 0.8 * count * own
+
+
+def test_a_bound_of_temporary_memory_is_a_number_of_bytes():
+    for bad, error in ((0, ValueError), (-1, ValueError), (1e6, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="'max_temporary_bytes' must be an int, 1 or greater"):
+            Muon(parameters(NET), max_temporary_bytes=bad)

@@ -6,17 +6,22 @@ Processes take turns here, and collectives are what their documents say: so the 
 import contextlib
 import math
 
+import mindspore as ms
 import numpy as np
 import pytest
 from harness import tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from mindspore import Tensor, ops
+from mindspore import Parameter, Tensor, ops
 
+from ms_optim import Muon, heads
+from ms_optim.kernels import interface, libraries
+from ms_optim.kernels import table as kernels
+from ms_optim.kernels.interface import MuonFlag
 from ms_optim.paths.operators.stacks import stacked_places
 from ms_optim.rules import owners as rules_owners
 from ms_optim.rules.coefficients import iterations_of
-from ms_optim.rules.orthogonalization import work
+from ms_optim.rules.orthogonalization import UpdateByKernel, UpdateByOperators, work
 from ms_optim.rules.owners import Owners, dealers, dealt, elements_sent
 from ms_optim.rules.sliced_matrices import Slicing
 
@@ -177,3 +182,69 @@ def test_owners_get_whole_matrices_and_all_get_their_slices_back(case, device, w
     for own, (back, numbers) in enumerate(collectives.run([process(own) for own in range(3)])):
         np.testing.assert_array_equal(back, 2.0 * slices[own])
         np.testing.assert_array_equal(numbers, np.arange(len(items)))
+
+
+# The shape of a stack of whole tensors, how each is split, and the arguments.
+STACKS = {
+    "tall": ((3, 12, 5), None, {}),
+    "split": ((2, 12, 7), (5, 7), {"normalize_rows": True}),
+    "heads": ((3, 12, 4), heads(3, (1, 3)), {"normalize_rows": True}),
+    "experts": ((2, 3, 6, 5), None, {"normalize_rows": True, "nesterov": False}),
+    "original scale": ((2, 9, 4), None, {"adjust_lr": "original"}),
+    "rounded products": ((2, 8, 16), None, {"ns_dtype": "bfloat16"}),
+}
+
+
+@pytest.mark.skipif(kernels.why_not("muon", "CPU") is not None, reason=str(kernels.why_not("muon", "CPU")))
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.parametrize("case", STACKS)
+def test_the_kernel_of_owners_gives_what_operators_give(case, mode):
+    """Updates, averages of rows, and sums of squares of a stack."""
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    shape, split, arguments = STACKS[case]
+    whole = Parameter(tensor(np.ones(shape[1:]), "float32"), name="w")
+    splits = None if split is None else {"w": split}
+    made = [Muon([whole], splits=splits, backend=backend, **arguments) for backend in ("auto", "composite")]
+    by_kernel, by_operators = (one._update(one._layout.forms[0]) for one in made)
+    assert isinstance(by_kernel, UpdateByKernel)
+    assert isinstance(by_operators, UpdateByOperators)
+    rng = np.random.default_rng(0)
+    stack = tensor(rng.standard_normal(shape), "float32")
+    averages = (tensor(rng.uniform(0.1, 1.0, (shape[0], math.prod(shape[1:-1]), 1)), "float32"),)
+    found = [update(stack, averages if made[0].normalize_rows else ()) for update in (by_kernel, by_operators)]
+    within = 0.05 if "ns_dtype" in arguments else 1e-5
+    for k, what in enumerate(("updates", "averages", "squares")):
+        if what == "averages" and not made[0].normalize_rows:
+            continue
+        ours, expected = (one[k].asnumpy() for one in found)
+        assert ours.shape == expected.shape, what
+        np.testing.assert_allclose(ours, expected, rtol=within, atol=within * np.abs(expected).max(), err_msg=what)
+
+
+@pytest.mark.skipif(kernels.why_not("muon", "CPU") is not None, reason=str(kernels.why_not("muon", "CPU")))
+def test_the_kernel_of_owners_refuses_what_does_not_fit():
+    def status(**other):
+        given = {
+            "flags": np.zeros((1, 1, 1 + MuonFlag.NORMALIZES_ROWS), np.int8),
+            "constants": np.ones(7),
+            "matrices": interface.matrices([[(0, 4, 1, 4, 3)]]),
+            "iterations": np.ones((5, 3)),
+            "tensors": np.ones((2, 4, 3), np.float32),
+            "averages": np.ones((2, 4), np.float32),
+            "updates": np.zeros((2, 4, 3), np.float32),
+            "after": np.zeros((2, 4), np.float32),
+            "squares": np.zeros(2),
+        }
+        arrays = list({**given, **other}.values())
+        library = libraries.library(libraries.LIBRARIES["CPU"].file)
+        return libraries.invoke(library, "ms_optim_orthogonalize", arrays, [x.ctypes.data for x in arrays])
+
+    wrong_dtype, wrong_size = 2, 3
+    assert status() == 0
+    assert status(tensors=np.ones((2, 4, 3))) == wrong_dtype
+    assert status(constants=np.ones(6)) == wrong_size
+    assert status(averages=np.ones((2, 3), np.float32), after=np.ones((2, 3), np.float32)) == wrong_size
+    assert status(matrices=interface.matrices([[(0, 4, 1, 4, 4)]])) == wrong_size
+    assert status(matrices=interface.matrices([[(1, 4, 1, 4, 3)]])) == wrong_size
+    assert status(iterations=np.ones((0, 3))) == wrong_size
+    assert status(squares=np.zeros(3)) == wrong_size

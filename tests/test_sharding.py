@@ -25,6 +25,7 @@ from tolerances import MOST_ON_OTHER_PATH, TOLERANCE
 
 import ms_optim
 from ms_optim import DGCMomentum, Muon, pattern_groups
+from ms_optim.kernels import capabilities
 from ms_optim.paths.fused.launches import Launch, phases_of_parts
 
 # How far a whole tensor may stray from the reference, as a vector, relative to the largest that it has been.
@@ -141,12 +142,16 @@ def test_slices_follow_the_whole_tensors_trajectory(processes, records_of):
 
 @pytest.mark.program("sharding")
 @pytest.mark.parametrize("processes", [2, 4])
-def test_owners_of_matrices_give_the_bits_of_one_process(processes, records_of):
-    """As if one process had everything; but a step that clips depends on how all processes' sums are added."""
+def test_owners_of_matrices_give_the_bits_of_one_process(processes, records_of, monkeypatch):
+    """As if one process had everything; but a step that clips depends on how all processes' sums are added.
+
+    Where owners run the kernel, so does the one process, between the same operators.
+    """
     held, _ = records_of(processes)
+    monkeypatch.setattr(capabilities, "path_of", lambda *asked: capabilities.Answer("composite", "it is compared"))
     of_muon = [c for c in configurations(processes) if c.optimizer is Muon and c.arguments.get("nesterov", True)]
     dealt = [c for c in of_muon if "grad_clip_norm" not in c.arguments]
-    assert dealt
+    assert {c.backend for c in dealt} == {"composite", "auto"}
     for c in dealt:
         params = {name: Parameter(tensor(w, c.dtype), name=name) for name, w in start(c).items()}
         groups = [
@@ -157,7 +162,8 @@ def test_owners_of_matrices_give_the_bits_of_one_process(processes, records_of):
             }
             for name, p in params.items()
         ]
-        alone = Muon([*groups, {"order_params": list(params.values())}], RATE, backend="composite", **c.arguments)
+        alone = Muon([*groups, {"order_params": list(params.values())}], RATE, backend=c.backend, **c.arguments)
+        assert not alone.fused
         for step in range(STEPS):
             given = gradients(step, c)
             alone(tuple(tensor(given[name], c.dtype) for name in c.tensors))

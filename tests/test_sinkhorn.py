@@ -1,15 +1,12 @@
 """Sinkhorn: gradients of an embedding by Zipf's law, rows and columns of zeros, what it refuses, and its memory."""
 
-import resource
-import sys
-
 import mindspore as ms
 import numpy as np
 import pytest
 import reference
 from harness import Step, check_close, digest_of, numbers, peak_of_statistics, tensor
 from mindspore import Parameter, nn
-from native import Launch, call
+from native import Launch, call, peak, peak_from_now
 from refusals import refused
 from tolerances import STEPS, TOLERANCE
 
@@ -211,16 +208,6 @@ def test_a_launch_needs_little_memory():
         "ms_optim_sinkhorn", *([[np.ones((8, 8), np.float32)]] * 2), [[np.ones((8, 8), np.float32)]], CONSTANTS, 0
     )
     assert small.run(call) == 0  # threads have stacks
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak starts anew
-    before = peak()
+    before = peak_from_now()
     assert launch.run(call) == 0
     assert peak() - before < 0.01 * arrays[0].nbytes
-
-
-def peak():
-    """Return the largest memory that this process has had, in bytes."""
-    if sys.platform == "linux":
-        with open("/proc/self/status") as file:
-            return 1024 * int(next(line for line in file if line.startswith("VmHWM")).split()[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

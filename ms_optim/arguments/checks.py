@@ -79,12 +79,12 @@ def check_at_most(optimizer: str, name: str, value: Any, most: float) -> float:
     return float(value)
 
 
-def check_count(optimizer: str, name: str, value: Any, least: int = 0) -> None:
-    """Check that a value is an int, not less than `least`, that fits into an int32."""
+def check_count(optimizer: str, name: str, value: Any, least: int = 0, bits: int = 31) -> None:
+    """Check that a value is an int, not less than `least`, and less than 2 to the power of `bits`."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         fail(TypeError, optimizer, name, f"an int, {least} or greater", value)
-    if not least <= value < 2**31:
-        fail(ValueError, optimizer, name, f"an int, {least} or greater and less than 2**31", value)
+    if not least <= value < 2**bits:
+        fail(ValueError, optimizer, name, f"an int, {least} or greater and less than 2**{bits}", value)
 
 
 def check_open_unit(optimizer: str, name: str, value: Any) -> None:

@@ -49,7 +49,6 @@ SUMS = tuple(stage.keyword for stage in STAGES if stage.reads_all)
 NOT_IN_SHARDS = {
     # Codes and scales of a shard are not part of those of the whole tensor.
     "state_dtype": tuple(name for name, one in FORMATS.items() if one.has_scales),
-    "normalize_rows": (True,),
     "shard_states": (True,),
     "grad_centralization": (True,),
 }

@@ -7,12 +7,14 @@ module imports nothing from that package.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspore import Parameter, Tensor
 
 from ..arguments.checks import fail
+from ..states.inventory import rows_of
 
 
 def is_distributed(tensor: Any) -> bool:
@@ -44,6 +46,7 @@ class LocalShards:
     def __init__(
         self, optimizer: str, groups: Sequence[Mapping[str, Any]], sums_over_shards: bool, has_axis: bool = False
     ):
+        self._optimizer = optimizer
         self._whole: dict[str, Any] = {}
         self._pairs: list[tuple[Parameter, Any]] = []
         self.groups = []
@@ -79,22 +82,46 @@ class LocalShards:
         return tuple(self._whole.get(p.name, p) for p in parameters)
 
     def distribute(self, states: Iterable[Parameter]) -> None:
-        """Create DTensors for the states that have the shape of a shard; checkpoints read and write these."""
+        """Create DTensors for the states of elements and of rows; checkpoints read and write these."""
         for state in states:
             p = self._whole.get(state.name.partition(".")[2])
-            if p is None or tuple(state.shape) != tuple(p.to_local().shape):
+            if p is None or (placements := self._placements(state, p)) is None:
                 continue
             kind = next(base for base in type(p).__mro__ if base.__name__ == "DTensor")
             if state.has_init:
                 state.init_data()
-            whole = Parameter(kind.from_local(state, p.device_mesh, p.placements), name=state.name, requires_grad=False)
+            whole = Parameter(kind.from_local(state, p.device_mesh, placements), name=state.name, requires_grad=False)
             self._whole[state.name] = whole
             self._pairs.append((state, whole))
+
+    def _placements(self, state: Parameter, p: Any) -> tuple[Any, ...] | None:
+        """Return how a state of a DTensor is sharded; None if it has neither its elements nor its rows."""
+        shape, own = tuple(state.shape), tuple(p.to_local().shape)
+        if shape == own:
+            return tuple(p.placements)
+        if shape != (rows_of(own),):
+            return None
+        if any(is_shard(placement) and placement.dim == 1 for placement in p.placements) and len(own) == 3:
+            what = f"sharded along another dimension than 1 for a state of the rows of {p.name!r}, a batch of matrices"
+            fail(ValueError, self._optimizer, "params", what, tuple(p.placements))
+        return tuple(_of_rows(placement) for placement in p.placements)
 
     def named(self, parameters: Iterable[tuple[str, Parameter]]) -> Iterator[tuple[str, Any]]:
         """Yield the path and parameter of all that an optimizer holds, with DTensors instead of plain Parameters."""
         for path, p in parameters:
             yield path, self._whole.get(p.name, p)
+
+
+def is_shard(placement: Any) -> bool:
+    """Return whether a placement divides a tensor along one of its dimensions."""
+    return type(placement).__name__ == "Shard"
+
+
+def _of_rows(placement: Any) -> Any:
+    """Return the placement of one number for each row; each process has those of all rows that it has a part of."""
+    if is_shard(placement) and placement.dim > 0:
+        return sys.modules[type(placement).__module__].Replicate()
+    return placement
 
 
 def divided(optimizer: str, p: Any, has_axis: bool) -> dict[str, Any]:
@@ -103,7 +130,7 @@ def divided(optimizer: str, p: Any, has_axis: bool) -> dict[str, Any]:
     if not along:
         return {}
     placement = p.placements[along[0]]
-    if len(along) > 1 or type(placement).__name__ != "Shard":
+    if len(along) > 1 or not is_shard(placement):
         what = f"sharded by Shard along at most one dimension of the device mesh, for sums over {p.name!r}"
         fail(ValueError, optimizer, "params", what, tuple(p.placements))
     keys = {"shard_group": p.device_mesh.get_group(along[0])}

@@ -212,6 +212,24 @@ def _primitive(rule, device, written, outputs):
     return _writing(primitive, device, written)
 
 
+def orthogonalizer(rule: str) -> ops.Custom | None:
+    """Make the operator that orthogonalizes a stack of tensors on CPU; None if the kernel of the rule cannot run here.
+
+    It takes flags, constants, matrices, coefficients, tensors and averages of rows, and returns updates, new averages
+    and sums of squares: see ops/cpu/stack_arguments.h.
+    """
+    if why_not(rule, "CPU") is not None:
+        return None
+    primitive = ops.Custom(
+        f"{libraries.path_of('CPU')}:ms_optim_orthogonalize",
+        out_shape=lambda *shapes: (shapes[4], shapes[5], (shapes[4][0],)),
+        out_dtype=lambda *dtypes: (ms.float32, ms.float32, ms.float64),
+        func_type="aot",
+    )
+    primitive.set_device("CPU")
+    return primitive
+
+
 def ascend_operator(function: str, written: tuple[bool, ...], shape: Callable[..., tuple]) -> ops.Custom:
     """Make an operator of ops/ascendc.
 

@@ -6,20 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindspore import nn
+import numpy as np
+from mindspore import Tensor, nn
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from ..arguments.checks import check_choice, check_momentum, check_positive, check_type, fail
+from ..arguments.checks import check_choice, check_count, check_momentum, check_positive, check_type, fail
 from ..arguments.docstrings import documented
 from ..arguments.words import warn_once
 from ..base.optimizer import Rule
+from ..kernels import interface
 from ..kernels import table as kernels
 from ..kernels.interface import MuonFlag
 from ..rules import matrices
 from ..rules.arithmetic import step_dtype, summed
 from ..rules.coefficients import JORDAN, iterations_of
 from ..rules.matrices import ADAMW_NAMES, AXIS, KEY, KEYS, SPLIT
-from ..rules.orthogonalization import Moves, Orthogonalize, Rows, work
+from ..rules.orthogonalization import Moves, Orthogonalize, Rows, UpdateByKernel, UpdateByOperators, work
 from ..rules.owners import Owners, dealers
 from ..rules.sliced_matrices import slicings
 from ..rules.splits import Split, check_splits
@@ -27,11 +29,11 @@ from .adam_family import AdamFamily
 from .adamw import AdamW
 
 if TYPE_CHECKING:
-    from mindspore import Tensor
     from typing_extensions import Unpack
 
     from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
     from ..arguments.options import Shared, SharedButSkipping
+    from ..rules.matrices import Form
     from ..states.layout import Layout
 
 Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
@@ -39,6 +41,8 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 ADJUSTMENTS = ("match_rms_adamw", "original")
 PRODUCT_DTYPES = ("float32", "bfloat16")
 ROW_BETA = 0.95
+# What MindSpore's operators hold for each element of a stack, in bytes, at most: measured.
+BYTES_IN_OPERATORS = 48
 
 
 @documented
@@ -91,9 +95,9 @@ class Muon(AdamFamily):
       infinity would stay permanently in the momentum, and in the norm that divides the whole matrix.
     - **Sharded states.** With `shard_states`, each matrix belongs to one worker, which orthogonalizes it; shares are
       balanced by the work of the iterations.
-    - **Sliced tensors.** With the group key `shard_group`, the processes assemble matrices from their slices, a few at
-      a time, and each process orthogonalizes them; `splits` and scales apply to whole matrices. Where each process
-      holds whole matrices, such as heads, it orthogonalizes its own.
+    - **Sliced tensors.** With the group key `shard_group`, each matrix has an owner among the processes, which
+      assembles it from their slices, orthogonalizes it, and returns to each its slice; `splits` and scales apply to
+      whole matrices. Where each process holds whole matrices, such as heads, it orthogonalizes its own.
 
     Args:
         {params}
@@ -155,6 +159,10 @@ class Muon(AdamFamily):
               heads(8, 128), 1024). In a YAML file write {heads: 32, rows: [128, 64]}.
 
             Default: ``None`` .
+        max_temporary_bytes (Union[int, None]): The most bytes of temporary memory for matrices that a step takes
+            together: directions, and copies and products of the iterations. A matrix that needs more by itself is taken
+            alone. MindSpore's operators take about 48 bytes for each element of what they take together. ``None`` means
+            4 million elements. Default: ``None`` .
         {skip_nonfinite|True}
         {loss_scale}
         {grad_clip_norm}
@@ -220,6 +228,7 @@ class Muon(AdamFamily):
     momentum: float
     nesterov: bool
     adjust_lr: str
+    max_temporary_bytes: int | None
     normalize_rows: bool
     adamw_names: tuple[str, ...]
 
@@ -241,6 +250,7 @@ class Muon(AdamFamily):
         normalize_rows: bool = False,
         adamw_names: Sequence[str] = ADAMW_NAMES,
         splits: Mapping[str, Split] | None = None,
+        max_temporary_bytes: int | None = None,
         skip_nonfinite: bool = True,
         **shared: Unpack[SharedButSkipping],
     ):
@@ -256,6 +266,8 @@ class Muon(AdamFamily):
         if not isinstance(adamw_betas, (list, tuple)) or len(adamw_betas) != 2:
             fail(TypeError, name, "adamw_betas", "a list or tuple of two floats", adamw_betas)
         check_positive(name, "adamw_eps", adamw_eps)
+        if max_temporary_bytes is not None:
+            check_count(name, "max_temporary_bytes", max_temporary_bytes, 1, 53)
         iterations = iterations_of(name, ns_steps, ns_coefficients, ns_dtype == "bfloat16")
         self.adamw_names = matrices.check_names(name, "adamw_names", adamw_names)
         self._splits = check_splits(name, splits)
@@ -264,7 +276,8 @@ class Muon(AdamFamily):
         self.matched_adamw_rms, self.adjust_lr = float(matched_adamw_rms), adjust_lr
         flags = MuonFlag.NESTEROV * nesterov + MuonFlag.ORIGINAL_SCALE * (adjust_lr == "original")
         flags += MuonFlag.NORMALIZES_ROWS * normalize_rows + MuonFlag.BFLOAT16_PRODUCTS * (ns_dtype == "bfloat16")
-        constants = (self.momentum, self.matched_adamw_rms, ROW_BETA)
+        self.max_temporary_bytes = max_temporary_bytes
+        constants = (self.momentum, self.matched_adamw_rms, ROW_BETA, float(max_temporary_bytes or 0))
         rule = self.rules[normalize_rows]._replace(constants=constants, flags=flags, iterations=iterations)
         self._dtype, self._multiplies = step_dtype(kernels.device_target()), (iterations, ns_dtype == "bfloat16")
         betas = {f"adamw_betas[{k}]": beta for k, beta in enumerate(adamw_betas)}
@@ -288,16 +301,28 @@ class Muon(AdamFamily):
             )
         slices = slicings(name, own, shard_groups, self._said[AXIS])
         forms = matrices.forms(name, own, slices, self._splits, self._said[SPLIT])
-        layout = layout.with_matrices([forms.get(one) for one in names])
-        orthogonalize = Orthogonalize(*self._multiplies, kernels.device_target(), self._dtype)
-        row_beta = ROW_BETA if self.normalize_rows else None
-        self._moves = nn.CellList()
-        owners = self._owners(layout)
-        for form, owner in zip(layout.forms, owners):
-            rows = Rows(form.of_owner)
-            scales = [self._scale(size, rows.columns) for size in rows.sizes]
-            self._moves.append(Moves(form, orthogonalize, rows, scales, row_beta, owner))
+        most_stacked = 0 if self.max_temporary_bytes is None else max(1, self.max_temporary_bytes // BYTES_IN_OPERATORS)
+        layout = layout.with_matrices([forms.get(one) for one in names], most_stacked)
+        normalizes, dtype, owners = self.normalize_rows, self._dtype, self._owners(layout)
+        of_forms = zip(layout.forms, owners)
+        moves = [Moves(form, self._update(form), dtype, normalizes, owner) for form, owner in of_forms]
+        self._moves = nn.CellList(moves)
         return layout
+
+    def _update(self, form: Form) -> nn.Cell:
+        """Return what updates whole tensors of a form where a step runs in MindSpore's operators."""
+        device, rule = kernels.device_target(), self.rule
+        may_use_kernel = device == "CPU" and self.options.backend in ("auto", "aot")
+        if may_use_kernel and (operator := kernels.orthogonalizer(rule.name)) is not None:
+            numbers = (np.array(numbers, np.float64) for numbers in (rule.constants, rule.iterations))
+            constants, iterations = map(Tensor, numbers)
+            table = Tensor(interface.matrices([form.of_owner]))
+            description = (kernels.flags(0, 0, rule.flags), constants, table, iterations)
+            return UpdateByKernel(operator, description, self.normalize_rows)
+        rows = Rows(form.of_owner)
+        scales = [self._scale(size, rows.columns) for size in rows.sizes]
+        orthogonalize = Orthogonalize(*self._multiplies, device, self._dtype)
+        return UpdateByOperators(orthogonalize, rows, scales, ROW_BETA if self.normalize_rows else None)
 
     def _owners(self, layout: Layout) -> list[Owners | None]:
         """Return for each form what assembles its matrices at their owners; None where no slice cuts a matrix."""

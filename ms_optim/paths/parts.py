@@ -13,7 +13,7 @@ from ..states import inventory
 from ..states.layout import Settings
 from ..states.shares import sharded
 from ..states.storage import Held
-from .operators.slices import SumOverProcesses
+from .operators.slices import SumOverProcesses, check_agreement
 
 if TYPE_CHECKING:
     from mindspore import Parameter, nn
@@ -91,6 +91,9 @@ class Parts:
             shard_groups: The group of processes that share a sliced parameter, by the parameter's name.
             parameters: The parameters.
             global_step: The number of steps so far.
+
+        Raises:
+            ValueError: If the processes that share sliced parameters have other arguments.
         """
         name, is_parallel = layout.optimizer, optimizer.use_parallel
         shares = sharded(layout, rule, options, is_parallel, bool(shard_groups))
@@ -100,5 +103,17 @@ class Parts:
         held = Held(layout, parameters, rule, options, kept, global_step, shares.own if shares else None)
         device = kernels.device_target()
         settings = Settings.of(name, rule, options, device, optimizer.runs_on_host, is_parallel)
+        if shard_groups:
+            check_agreement(name, shard_groups.values(), _agreed(rule, options, layout))
         slices = SumOverProcesses([shard_groups.get(p) for p in layout.names]) if shard_groups else None
         return cls(optimizer, rule, options, layout, held, rates, settings, shares, slices)
+
+
+def _agreed(rule: Rule, options: Options, layout: Layout) -> dict[str, Any]:
+    """Return what all processes with slices of the same tensors must have in common, by what a user calls it."""
+    own = {"number of parameters": layout.count, "optimizer": layout.optimizer}
+    own |= {f"'{name}'": value for name, value in vars(options).items()}
+    own["arguments of the rule"] = (rule.constants, rule.flags, rule.iterations)
+    own["weight decays and centralization by parameter"] = (layout.decay_places, layout.centralized)
+    own["matrices of each parameter"] = ([form.whole for form in layout.forms], layout.form_places)
+    return own

@@ -141,22 +141,79 @@ class Orthogonalize(nn.Cell):
         return ops.bmm(left, right)
 
 
+class UpdateByOperators(nn.Cell):
+    """The update of a stack of whole tensors of one form: their matrices, orthogonalized and scaled.
+
+    Args:
+        orthogonalize: Orthogonalizes matrices.
+        rows: Extracts the matrices of a tensor.
+        scales: For each matrix size in :attr:`Rows.sizes`, the factor of an orthogonalized matrix.
+        row_beta: The decay rate of NorMuon's averages; None if rows are not normalized.
+    """
+
+    def __init__(self, orthogonalize: Orthogonalize, rows: Rows, scales: Sequence[float], row_beta: float | None):
+        super().__init__(auto_prefix=False)
+        self.orthogonalize, self.rows, self.scales, self.row_beta = orthogonalize, rows, tuple(scales), row_beta
+        self.dtype = orthogonalize.dtype
+
+    def construct(self, whole, averages) -> Any:
+        """Return the updates, the new averages of rows, and the sum of squares of each tensor's orthogonal matrices.
+
+        Args:
+            whole: The tensors.
+            averages: The averages of their rows, of shape (tensors, rows, 1), in a tuple; () if there are none.
+        """
+        shape = F.shape(whole)
+        matrices, before = self.rows(whole), ()
+        if self.row_beta is not None:
+            before = self.rows(averages[0])
+        moved, after, squares = (), (), ops.zeros((shape[0],), self.dtype)
+        for k in range(len(matrices)):
+            x = self.orthogonalize(matrices[k])
+            squares = squares + ops.sum(ops.square(F.cast(x, self.dtype)).reshape((shape[0], -1)), 1)
+            if self.row_beta is not None:
+                x, average = normalized_rows(x, before[k][..., 0], self.row_beta, self.dtype)
+                after += (ops.expand_dims(average, -1),)
+            moved += (self.scales[k] * x,)
+        moves = self.rows.joined(moved, shape)
+        return moves, (self.rows.joined(after, of_rows(shape)) if self.row_beta is not None else ()), squares
+
+
+class UpdateByKernel(nn.Cell):
+    """The same by the kernel for CPU.
+
+    Args:
+        operator: The kernel.
+        description: Its inputs before the tensors: flags, constants, matrices and coefficients.
+        normalizes_rows: Whether rows are normalized.
+    """
+
+    def __init__(self, operator: Any, description: Sequence[Tensor], normalizes_rows: bool):
+        super().__init__(auto_prefix=False)
+        self.operator, self.description, self.normalizes_rows = operator, tuple(description), normalizes_rows
+        self.no_averages = Tensor(np.zeros(1, np.float32))
+
+    def construct(self, whole, averages) -> Any:
+        """Return the updates, the new averages of rows, and the sum of squares of each tensor's orthogonal matrices."""
+        before = averages[0] if self.normalizes_rows else self.no_averages
+        return self.operator(*self.description, F.cast(whole, mstype.float32), before)
+
+
 class Moves(nn.Cell):
-    """The update of tensors of one form: their matrices, orthogonalized and scaled.
+    """The update of tensors of one form, whose matrices processes may have to assemble.
 
     Args:
         form: The matrices that each tensor holds.
-        orthogonalize: Orthogonalizes matrices.
-        rows: Extracts the matrices of what one process computes with.
-        scales: For each matrix size in :attr:`Rows.sizes`, the factor of an orthogonalized matrix.
-        row_beta: The decay rate of NorMuon's averages; None if rows are not normalized.
+        update: Updates whole tensors.
+        dtype: The dtype in which squares are summed.
+        normalizes_rows: Whether rows are normalized.
         owners: Assembles matrices at their owners; None if no slice cuts a matrix.
     """
 
-    def __init__(self, form: Form, orthogonalize: Orthogonalize, rows: Rows, scales: Sequence[float], row_beta, owners):
+    def __init__(self, form: Form, update: nn.Cell, dtype, normalizes_rows: bool, owners: Any):
         super().__init__(auto_prefix=False)
-        self.orthogonalize, self.rows, self.scales, self.row_beta = orthogonalize, rows, tuple(scales), row_beta
-        self.dtype, self.whole, self.owners = orthogonalize.dtype, Whole(form.slicing), owners
+        self.update, self.dtype, self.normalizes_rows = update, dtype, normalizes_rows
+        self.whole, self.owners = Whole(form.slicing), owners
         self.cuts_rows = form.slicing is not None and form.slicing.cuts_rows
         self.batch = form.batch
         self.singular_values = form.singular_values
@@ -174,10 +231,10 @@ class Moves(nn.Cell):
         """
         if self.owners is not None:
             return self.by_owners(u, averages)
-        before = () if self.row_beta is None else (averages[0].reshape(of_rows(F.shape(u))),)
-        moves, after, squares = self.moved(u, before)
+        before = () if not self.normalizes_rows else (averages[0].reshape(of_rows(F.shape(u))),)
+        moves, after, squares = self.update(u, before)
         singular_values = ops.sqrt(self.whole.mean(squares, self.singular_values))
-        if self.row_beta is None:
+        if not self.normalizes_rows:
             return moves, (), singular_values
         return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
 
@@ -191,41 +248,24 @@ class Moves(nn.Cell):
         after: Any = ()
         squares: Any = ()
         known: Any = ()
-        if self.row_beta is not None:
+        if self.normalizes_rows:
             known = self.whole_averages(averages[0], shape)
             slices = F.depend(slices, known)
             before = (self.owners.mine(known.reshape((count, -1, 1))),)
         whole, received = self.owners(slices)
         if len(whole) > 0:
-            moves, after, squares = self.moved(whole, before)
+            moves, after, squares = self.update(whole, before)
         moves = self.owners.back(moves, of_slices, received)
         squares = F.cast(self.owners.of_all(squares, (count,), moves), self.dtype)
         moves = moves.reshape(shape)
         squares = ops.sum(squares.reshape((shape[0], self.batch)), 1)
         singular_values = ops.sqrt(self.whole.mean(squares, self.singular_values))
-        if self.row_beta is None:
+        if not self.normalizes_rows:
             return moves, (), singular_values
         of_each = F.shape(known.reshape((count, -1, 1)))
         after = self.owners.of_all(after, of_each, squares).reshape(F.shape(known))
         after = self.whole.own(after) if self.cuts_rows else after
         return moves, (normal(after.reshape(F.shape(averages[0]))),), singular_values
-
-    def moved(self, whole, averages) -> Any:
-        """Return the updates of whole matrices, the new averages of their rows, and their sums of squares."""
-        shape = F.shape(whole)
-        matrices, before = self.rows(whole), ()
-        if self.row_beta is not None:
-            before = self.rows(averages[0])
-        moved, after, squares = (), (), ops.zeros((shape[0],), self.dtype)
-        for k in range(len(matrices)):
-            x = self.orthogonalize(matrices[k])
-            squares = squares + ops.sum(ops.square(F.cast(x, self.dtype)).reshape((shape[0], -1)), 1)
-            if self.row_beta is not None:
-                x, average = normalized_rows(x, before[k][..., 0], self.row_beta, self.dtype)
-                after += (ops.expand_dims(average, -1),)
-            moved += (self.scales[k] * x,)
-        moves = self.rows.joined(moved, shape)
-        return moves, (self.rows.joined(after, of_rows(shape)) if self.row_beta is not None else ()), squares
 
     def whole_averages(self, averages, shape):
         """Return the averages of all rows of whole matrices, from the averages of the rows of stacked slices."""

@@ -37,6 +37,7 @@ class Layout:
         owned: Whether this process updates it; with MindSpore's parallel optimizer, it updates only some parameters.
         forms: The distinct forms of tensors that hold matrices.
         form_places: For each parameter, the index of its form; -1 if it holds no matrices. Empty if no parameter does.
+        most_stacked: The most elements of a stack of more than one tensor; 0 where nothing bounds them in particular.
         first_row: The row of its first parameter in the tables of a step, such as the statistics, which have a row for
             each parameter of all rules that take the step together.
     """
@@ -52,13 +53,14 @@ class Layout:
     owned: tuple[bool, ...]
     forms: tuple[Form, ...] = ()
     form_places: tuple[int, ...] = ()
+    most_stacked: int = 0
     first_row: int = 0
 
-    def with_matrices(self, forms: Sequence[Form | None]) -> Layout:
-        """Return a copy with the matrices of each parameter, None if it holds none."""
+    def with_matrices(self, forms: Sequence[Form | None], most_stacked: int = 0) -> Layout:
+        """Return a copy with the matrices of each parameter, None if it holds none, and the bound of stacks."""
         distinct = tuple(dict.fromkeys(form for form in forms if form is not None))
         places = tuple(-1 if form is None else distinct.index(form) for form in forms)
-        return dataclasses.replace(self, forms=distinct, form_places=places)
+        return dataclasses.replace(self, forms=distinct, form_places=places, most_stacked=most_stacked)
 
     def matrices(self, i: int) -> tuple[Matrix, ...]:
         """Return the matrices of a parameter."""

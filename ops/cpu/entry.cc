@@ -183,6 +183,11 @@ MS_OPTIM_OPERATOR(ms_optim_unpack) { return ms_optim::CopyPieces(MS_OPTIM_ARGUME
 // Copies tensors to other tensors.
 MS_OPTIM_OPERATOR(ms_optim_copy) { return ms_optim::CopyTensors(MS_OPTIM_ARGUMENTS, count, data, dtypes); }
 
+// Orthogonalizes the matrices of a stack of tensors.
+MS_OPTIM_OPERATOR(ms_optim_orthogonalize) {
+  return ms_optim::LaunchStack(MS_OPTIM_ARGUMENTS, ms_optim::Chosen()->orthogonalize);
+}
+
 // Local steps: begin a round, send its differences, apply the outer step, and compare the marks of the workers.
 MS_OPTIM_OPERATOR(ms_optim_local_begin) {
   return ms_optim::LaunchLocal(MS_OPTIM_ARGUMENTS, ms_optim::LocalStage::kBegin, ms_optim::Chosen()->begin_local);

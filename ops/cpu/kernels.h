@@ -3,6 +3,7 @@
 
 #include "local_steps.h"
 #include "rules.h"
+#include "stack_arguments.h"
 #include "step.h"
 
 namespace ms_optim {
@@ -13,6 +14,7 @@ struct Kernels {
   MS_OPTIM_RULES(MS_OPTIM_ROW)
   MS_OPTIM_HOST_RULES(MS_OPTIM_ROW)
 #undef MS_OPTIM_ROW
+  Status (*orthogonalize)(const MatrixStack &);
   Status (*begin_local)(const LocalStep &);
   Status (*send_local)(const LocalStep &);
   Status (*apply_local)(const LocalStep &);

@@ -4,6 +4,7 @@
 // a second pass moves the weights along them.
 #pragma once
 
+#include "arguments.h"
 #include "held_norms.h"
 #include "orthogonalize.h"
 #include "step_engine.h"
@@ -100,8 +101,7 @@ class MatrixEngine : StepEngine {
     for (int64_t k = 0; k < step_.matrix_count; ++k) {
       const int64_t *entry = step_.matrices + k * kMatrixColumns;
       const Tensor &t = step_.tensors[entry[kMatrixTensor]];
-      const int64_t end = entry[kFirstRow] + (entry[kRuns] - 1) * entry[kStride] + entry[kRun];
-      if (end > t.matrix_rows || t.matrix_rows * entry[kColumns] != t.size) return false;
+      if (!FitsMatrix(entry, t.matrix_rows, t.size)) return false;
     }
     return true;
   }
@@ -142,9 +142,10 @@ class MatrixEngine : StepEngine {
   std::vector<Batch> Batches() {
     std::vector<Batch> batches;
     offsets_.assign(static_cast<size_t>(step_.count), -1);
-    int64_t most = 0, most_numbers = 0, next = 0;
+    const std::vector<int64_t> bytes_of = BytesOfEach();
+    int64_t most = 0, most_bytes = 0, next = 0;
     for (int first = 0, last = 0; first < step_.count; first = last) {
-      last = LastOfRun(first, kBatchElements);
+      last = LastOfBatch(first, bytes_of);
       int64_t elements = 0;
       for (int i = first; i < last; ++i) {
         if (step_.tensors[i].matrix_rows == 0 || ElementsOf(i) == 0) continue;
@@ -157,7 +158,7 @@ class MatrixEngine : StepEngine {
     }
     directions_.reset(new float[static_cast<size_t>(most)]);
     for (Batch &batch : batches) {
-      int64_t numbers = 0;
+      int64_t bytes = 0;
       for (; next < step_.matrix_count; ++next) {
         const int64_t *entry = step_.matrices + next * kMatrixColumns;
         const auto i = static_cast<int>(entry[kMatrixTensor]);
@@ -167,12 +168,38 @@ class MatrixEngine : StepEngine {
         const double scale = rule_.ScaleOf(entry[kRun] * entry[kRuns], entry[kColumns]);
         batch.matrices.push_back({entry, DirectionsOf(i), average, scale});
         batch.tensors.push_back(i);
-        numbers += Orthogonalization<bfloat16>::Numbers(batch.matrices.back());  // no fewer than of float32 ones
+        bytes += BytesOfIterations(rule_, batch.matrices.back());
       }
-      most_numbers = Max(most_numbers, numbers);
+      most_bytes = Max(most_bytes, bytes);
     }
-    memory_.Reserve(most_numbers);
+    memory_.Reserve(most_bytes);
     return batches;
+  }
+
+  // Returns the bytes of temporary memory that each tensor takes: its directions, and its matrices' iterations.
+  std::vector<int64_t> BytesOfEach() const {
+    std::vector<int64_t> bytes(static_cast<size_t>(step_.count), 0);
+    for (int i = 0; i < step_.count; ++i) {
+      if (step_.tensors[i].matrix_rows > 0) bytes[static_cast<size_t>(i)] = ElementsOf(i) * int64_t{sizeof(float)};
+    }
+    for (int64_t k = 0; k < step_.matrix_count; ++k) {
+      const int64_t *entry = step_.matrices + k * kMatrixColumns;
+      const auto i = static_cast<size_t>(entry[kMatrixTensor]);
+      if (bytes[i] > 0) bytes[i] += BytesOfIterations(rule_, {entry, nullptr, nullptr, 0.0});
+    }
+    return bytes;
+  }
+
+  // Returns the end of a batch that begins with a tensor.
+  int LastOfBatch(int first, const std::vector<int64_t> &bytes_of) const {
+    if (rule_.batch_bytes == 0.0) return LastOfRun(first, kBatchElements);
+    int64_t bytes = bytes_of[static_cast<size_t>(first)];
+    int last = first + 1;
+    for (; last < step_.count; ++last) {
+      bytes += bytes_of[static_cast<size_t>(last)];
+      if (static_cast<double>(bytes) > rule_.batch_bytes) break;
+    }
+    return last;
   }
 
   float *DirectionsOf(int i) const {
@@ -185,11 +212,7 @@ class MatrixEngine : StepEngine {
       if (float *own = DirectionsOf(chunk.tensor)) FormDirections(rule_, t, task, own, chunk, b);
     });
     std::vector<double> sums(batch.matrices.size(), 0.0);
-    if ((step_.rule_flags & Muon::kBFloat16Products) != 0) {
-      Orthogonalize<bfloat16>(step_, rule_, batch.matrices, memory_, sums.data());
-    } else {
-      Orthogonalize<float>(step_, rule_, batch.matrices, memory_, sums.data());
-    }
+    OrthogonalizeBy(step_, rule_, batch.matrices, memory_, sums.data());
     NoteOrthogonality(batch.matrices, batch.tensors, sums);
     const auto pass = [&](unsigned parts) {
       ForChunks(batch.first, batch.last, true, [&](Chunk &chunk, const Tensor &t, const Task &task, Buffers &b) {

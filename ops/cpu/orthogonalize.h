@@ -349,12 +349,20 @@ struct OrthogonalizationMemory {
   std::unique_ptr<Line[]> lines;
   std::unique_ptr<ProductBuffers[]> buffers;
 
-  // Makes room for `count` numbers. Throws std::bad_alloc.
-  void Reserve(int64_t count) {
-    lines.reset(new Line[static_cast<size_t>((count + 15) / 16)]);
+  // Makes room for numbers. Throws std::bad_alloc.
+  void Reserve(int64_t bytes) {
+    constexpr int64_t kLine = sizeof(Line);
+    lines.reset(new Line[static_cast<size_t>((bytes + kLine - 1) / kLine)]);
     buffers.reset(new ProductBuffers[static_cast<size_t>(omp_get_max_threads())]);
   }
 };
+
+// Returns how many bytes of memory the iterations of a matrix take.
+inline int64_t BytesOfIterations(const Muon &rule, const Matrix &matrix) {
+  const bool is_bfloat16 = (rule.flags & Muon::kBFloat16Products) != 0;
+  return is_bfloat16 ? Orthogonalization<bfloat16>::Numbers(matrix) * int64_t{sizeof(bfloat16)}
+                     : Orthogonalization<float>::Numbers(matrix) * int64_t{sizeof(float)};
+}
 
 // Orthogonalizes some matrices. Each thread takes a small one alone, since its second-level cache has room for it.
 // Stores the sum of squares of each matrix before it is scaled.
@@ -382,6 +390,16 @@ void Orthogonalize(const Step &step, const Muon &rule, const std::vector<Matrix>
     const auto k = static_cast<size_t>(i);
     Orthogonalization<T>(step, rule, Team(false, &own)).Run(&matrices[k], 1, begin + first[k], &sums[k]);
   });
+}
+
+// Does so with products of the numbers that the rule states.
+inline void OrthogonalizeBy(const Step &step, const Muon &rule, const std::vector<Matrix> &matrices,
+                            const OrthogonalizationMemory &memory, double *sums) {
+  if ((rule.flags & Muon::kBFloat16Products) != 0) {
+    Orthogonalize<bfloat16>(step, rule, matrices, memory, sums);
+  } else {
+    Orthogonalize<float>(step, rule, matrices, memory, sums);
+  }
 }
 
 }  // namespace

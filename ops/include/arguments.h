@@ -102,6 +102,11 @@ inline void TakeMatrices(ArgumentReader *in, Step *step, std::vector<Tensor> *te
   }
 }
 
+// Tells whether a matrix lies within a tensor of so many rows and elements.
+inline bool FitsMatrix(const int64_t *entry, int64_t rows, int64_t size) {
+  return entry[kFirstRow] + (entry[kRuns] - 1) * entry[kStride] + entry[kRun] <= rows && rows * entry[kColumns] == size;
+}
+
 // Takes the ranges, and makes the checks that do not depend on the tensors' sizes.
 inline bool TakeRanges(ArgumentReader *in, std::vector<Tensor> *tensors) {
   const auto *range = in->Take<int64_t>("int64", static_cast<int64_t>(tensors->size()) * 2);

@@ -33,7 +33,8 @@ struct KnownDirection : ElementwiseRule {
 // The second state of a matrix is NorMuon's V, one number a row; without kNormalizesRows a matrix has none.
 struct Muon : ElementwiseRule {
   static constexpr int kStates = 2;
-  static constexpr int kConstants = 6;  // beta1, beta2, eps of AdamW; momentum, the scale of an update, beta of V
+  static constexpr int kConstants =
+      7;  // beta1, beta2, eps of AdamW; momentum, the scale of an update, beta of V, bytes
   static constexpr bool kHasMatrices = true;
   enum Flags : unsigned { kNesterov = 1, kOriginalScale = 2, kNormalizesRows = 4, kBFloat16Products = 8 };
   static constexpr unsigned kRowStateFlag = kNormalizesRows;
@@ -43,12 +44,14 @@ struct Muon : ElementwiseRule {
   MuonMomentum matrices;
   unsigned flags;
   double scale, row_beta;
+  double batch_bytes;  // the most temporary memory of a batch of more than one tensor; 0: a number of elements counts
 
   Muon(const double *constants, int64_t t, unsigned rule_flags)
       : others(constants, t, AdamW<false>::kBiasCorrection),
         flags(rule_flags),
         scale(constants[4]),
-        row_beta(constants[5]) {
+        row_beta(constants[5]),
+        batch_bytes(constants[6]) {
     matrices.momentum = static_cast<float>(constants[3]);
     matrices.nesterov = (flags & kNesterov) != 0;
   }

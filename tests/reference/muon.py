@@ -70,7 +70,7 @@ def rows_of(split, count):
 class Muon(Reference):
     states = ("muon_m", "muon_v", "adam_m", "adam_v")
     # beta1, beta2 and eps of AdamW; momentum, the scale and beta of V.
-    kernels = (("muon", "su", (0.95, 0.95, 1e-8, 0.95, 0.2, 0.95), 1, {}),)
+    kernels = (("muon", "su", (0.95, 0.95, 1e-8, 0.95, 0.2, 0.95, 0.0), 1, {}),)
     iterations = [JORDAN] * 5
     matched_adamw_rms, momentum, nesterov = 0.2, 0.95, True
     adamw_betas, adamw_eps = (0.95, 0.95), 1e-8

@@ -47,7 +47,7 @@ class MatrixPassesPath(nn.Cell):
         matrices = [i for i in range(layout.count) if layout.holds_matrices(i)]
         others = tuple(i for i in range(layout.count) if not layout.holds_matrices(i))
         kinds = [(layout.form_places[i], layout.shapes[i]) for i in matrices]
-        stacks = stacked_places(kinds, [layout.stacking(i) for i in matrices])
+        stacks = stacked_places(kinds, [layout.stacking(i) for i in matrices], layout.most_stacked)
         self.stacks = tuple(tuple(matrices[k] for k in stack) for stack in stacks)
         self.forms = tuple(layout.form_places[stack[0]] for stack in self.stacks)
         ordered = tuple(i for stack in self.stacks for i in stack)

@@ -45,7 +45,8 @@ class HeldStacks(Stacks):
         known = (layout.shapes, layout.dtypes, has_master, layout.centralized, ranges, forms)
         common = zip(own_kind, *known, *kinds)
         # If processes exchange for each stack, all of them have the same stacks.
-        super().__init__(stacked_places(list(common), [layout.stacking(i) for i in range(n)]))
+        sizes = [layout.stacking(i) for i in range(n)]
+        super().__init__(stacked_places(list(common), sizes, layout.most_stacked))
         first = [stack[0] for stack in self.places]
         self.owned = tuple(ranges[i] != (0, 0) or layout.sizes[i] == 0 for i in first)
         self.is_sharded = parts.shares is not None

@@ -7,15 +7,19 @@ every process, so that all processes get the same bits. All other parts of a ste
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import communication as comm
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...arguments.checks import fail
+from ...arguments.words import described
 from ...rules.arithmetic import signed_root
 
 KEY = "shard_group"
@@ -68,6 +72,32 @@ def _check_shard_group(optimizer: str, argument: str, group: str) -> None:
             f"For '{optimizer}', the parallel mode must be one of {list(PARALLEL_MODES)} if '{argument}' is given, "
             f"but is '{mode}'."
         )
+
+
+def check_agreement(optimizer: str, groups: Iterable[str], settings: Mapping[str, Any]) -> None:
+    """Check that all processes that exchange have the same settings.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the error.
+        groups: The communication groups.
+        settings: What must be the same, by what it is called in the error.
+
+    Raises:
+        ValueError: On every process of a group, if some differ.
+    """
+    checksums = [zlib.crc32(repr(value).encode()) for value in settings.values()]
+    # On CPU, collectives take float32 numbers, which represent integers exactly up to 2**24.
+    own = np.array([(one >> 16, one & 0xFFFF) for one in checksums], np.float32)
+    for group in dict.fromkeys(groups):
+        table = np.zeros((comm.get_group_size(group), *own.shape), np.float32)
+        table[comm.get_rank(group)] = own
+        table = ops.AllReduce(ops.ReduceOp.SUM, group)(Tensor(table)).asnumpy()
+        for name, differs in zip(settings, (table != table[0]).any((0, 2))):
+            if differs:
+                raise ValueError(
+                    f"For '{optimizer}', all processes of the group '{group}' must have the same {name}, but another "
+                    f"process has another than {described(settings[name])}."
+                )
 
 
 def packed(sums):

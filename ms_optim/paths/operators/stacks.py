@@ -19,13 +19,16 @@ MOST_ELEMENTS = 1 << 22
 MOST_TENSORS = 256
 
 
-def stacked_places(kinds: Sequence[Hashable], sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+def stacked_places(
+    kinds: Sequence[Hashable], sizes: Sequence[tuple[int, int]], most_elements: int = 0
+) -> tuple[tuple[int, ...], ...]:
     """Return the indices of the tensors in each stack; a stack holds a limited number of tensors of one kind.
 
     Args:
         kinds: The kind of each tensor.
         sizes: For each tensor its elements, and the number of tensors of which a stack, if it is not the last one of
             its kind, holds a multiple.
+        most_elements: The most elements of a stack of more tensors than that; 0 means :data:`MOST_ELEMENTS`.
     """
     places_of: dict[Hashable, list[int]] = {}
     for place, kind in enumerate(kinds):
@@ -33,7 +36,7 @@ def stacked_places(kinds: Sequence[Hashable], sizes: Sequence[tuple[int, int]]) 
     stacks = []
     for places in places_of.values():
         size, share = sizes[places[0]]
-        most = max(1, min(MOST_TENSORS, MOST_ELEMENTS // max(1, size)) // share) * share
+        most = max(1, min(MOST_TENSORS, (most_elements or MOST_ELEMENTS) // max(1, size)) // share) * share
         ordered = [i for run in progressions(places) for i in run]
         stacks += [tuple(ordered[k : k + most]) for k in range(0, len(ordered), most)]
     return tuple(stacks)

@@ -80,7 +80,8 @@ def flushed(x):
 
 
 def in_reference(arguments):
-    """Return shared arguments as a reference takes them, which knows no class of the package."""
+    """Return shared arguments as a reference takes them, which knows no class of the package, and one process."""
+    arguments = {name: value for name, value in arguments.items() if name != "shard_states"}
     kind = arguments.get("weight_norm")
     brake = RadialBrake() if kind == "radial_brake" else kind
     return arguments | ({"weight_norm": dataclasses.astuple(brake)} if isinstance(brake, RadialBrake) else {})

@@ -121,6 +121,15 @@ def _configurations():
         yield Configuration(ms_optim.Muon, "composite", "pynative", given, processes=(processes,))
     yield Configuration(ms_optim.Sinkhorn, "composite", "pynative", ALL, processes=both)
     yield Configuration(ms_optim.Sinkhorn, "composite", "graph", {}, group="pair", processes=(4,))
+    # Both pairs hold the same slices, whose states they share.
+    for optimizer, mode, given in (
+        (ms_optim.Muon, "graph", {"shard_states": True, **ALL}),
+        (ms_optim.Muon, "pynative", {"shard_states": True, "normalize_rows": True}),
+        (ms_optim.LANS, "graph", {"shard_states": True, **ALL}),
+        (ms_optim.AdamW, "pynative", {"shard_states": True, **ALL, "weight_norm": "relative"}),
+        (ms_optim.Sinkhorn, "graph", {"shard_states": True}),
+    ):
+        yield Configuration(optimizer, "composite", mode, given, group="pair", processes=(4,))
     for optimizer in REFERENCES:  # in one order, and no set's: every process runs the same at the same time
         if optimizer not in (*above, ms_optim.Muon, ms_optim.Sinkhorn):
             yield Configuration(optimizer, "aot", "pynative", ALL)

@@ -107,8 +107,10 @@ def run(configuration, group, place, sharers, record):
         for name, p in params.items():
             record[f"{c.name}/{step}/{name}"] = numbers(p).astype(np.float32)
         record[f"{c.name}/{step}/statistics"] = optimizer.statistics.asnumpy().copy()
-    for state in optimizer.states:
-        record[f"{c.name}/{state.name}"] = numbers(state).astype(np.float32)
+    if optimizer.shares is None:
+        record |= {f"{c.name}/{state.name}": numbers(state).astype(np.float32) for state in optimizer.states}
+    else:
+        record |= {f"{c.name}/share/{name}": value.asnumpy() for name, value in optimizer.state_dict().items()}
     record[f"{c.name}/counts"] = [int(optimizer.global_step.asnumpy()[0]), int(optimizer.skipped_steps.asnumpy()[0])]
     return optimizer
 

@@ -12,7 +12,7 @@ import pytest
 from harness import tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, communication, ops
 
 from ms_optim import Muon, heads
 from ms_optim.kernels import interface, libraries
@@ -103,7 +103,7 @@ class Collectives:
         monkeypatch.setattr(
             rules_owners, "AlltoAllV", lambda group: lambda x, *counts: self.answer("blocks", x, *counts)
         )
-        monkeypatch.setattr(rules_owners.GlobalComm, "WORLD_COMM_GROUP", world)
+        monkeypatch.setattr(communication.GlobalComm, "WORLD_COMM_GROUP", world)
 
     def answer(self, *given):
         self.taken += 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cases import constant
 from harness import check_close, check_stored_alike, check_units, in_reference, numbers, peak_of_weight, tensor
-from mindspore import Parameter
+from mindspore import Parameter, Tensor
 from sharding import (
     AXES,
     CENTRALIZED,
@@ -24,7 +24,7 @@ from sharding import (
 from tolerances import MOST_ON_OTHER_PATH, TOLERANCE
 
 import ms_optim
-from ms_optim import DGCMomentum, Muon, pattern_groups
+from ms_optim import DGCMomentum, Muon, merge_states, pattern_groups
 from ms_optim.kernels import capabilities
 from ms_optim.paths.fused.launches import Launch, phases_of_parts
 
@@ -48,6 +48,21 @@ def joined_rows(name, parts, sharers):
         return parts[0]
     batch = shape[0] if AXES.get(name) == 1 else 1
     return np.concatenate([part.reshape(batch, -1) for part in parts[:sharers]], 1).reshape(-1)
+
+
+def merged(c, held, sharers):
+    """Return the states of each slice, from the shares of its replicas."""
+    prefix, found = f"{c.name}/share/", []
+    for place in range(sharers):
+        of_replicas = [dict(of_prefix(prefix, record)) for record in held[place::sharers]]
+        shares = [
+            {name.removeprefix(prefix): Tensor(x) for name, x in of_replica.items()} for of_replica in of_replicas
+        ]
+        bytes_of = [sum(x.nbytes for name, x in one.items() if "." in name) for one in shares]
+        assert max(bytes_of) < 0.9 * sum(bytes_of), "one replica holds nearly all states"
+        whole = merge_states(shares)
+        found.append({f"{c.name}/{name}": x.asnumpy() for name, x in whole.items()})
+    return found
 
 
 def whole_reference(c):
@@ -88,10 +103,11 @@ def check_trajectory(c, held, sharers):
         else:
             peak = expected.peak["statistics"]
             check_close(statistics[0], expected.statistics, TOLERANCE["statistics"], peak, where)
+    states = merged(c, held, sharers) if c.arguments.get("shard_states") else held
     for i, name in enumerate(c.tensors):
         for prefix in expected.states_of(i):
             put_together = joined_rows if prefix == "muon_v" else joined
-            actual = put_together(name, [record[f"{c.name}/{prefix}.{name}"] for record in held], sharers)
+            actual = put_together(name, [record[f"{c.name}/{prefix}.{name}"] for record in states], sharers)
             peak, where = expected.peak[prefix][i], f"{c.name}, {prefix}.{name}"
             check_tensor(actual, expected.state[prefix][i], "state", peak, expected, where)
     assert all(r[f"{c.name}/counts"].tolist() == [expected.step_count, expected.skipped] for r in held), c.name

@@ -46,8 +46,10 @@ def place_of(optimizer: AnyOptimizer | None) -> Place:
     if optimizer is not None and getattr(optimizer, "workers", None) is not None:
         group = optimizer.workers
         return Place(group.rank, group.count, group.local_rank == 0, group)
-    group = optimizer.shares.workers if optimizer is not None and optimizer.shares else peers()
-    if optimizer is not None and (optimizer.shares or optimizer.is_sliced):
+    is_sliced = optimizer is not None and optimizer.is_sliced
+    # Replicas of slices share states, but weights differ between slices.
+    group = optimizer.shares.workers if optimizer is not None and optimizer.shares and not is_sliced else peers()
+    if is_sliced or (optimizer is not None and optimizer.shares):
         return Place(group.rank, group.count, True, group)
     return Place(0, 1, group.rank == 0, group)
 

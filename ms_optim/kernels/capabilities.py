@@ -141,6 +141,8 @@ def path_of(
     elif device == "GPU" and rule in table.GPU_PASSES:
         path = "passes"
     lacks = lacking(optimizer.kernels_lack, features) or why_not(path, features)
+    if lacks is None and {"shard_states", "shard_group"} <= {*features}:
+        lacks = f"{FEATURES['shard_states']} together with {FEATURES['shard_group']} needs sums over both"
     if missing is None and lacks is None:
         return Answer(path, None)
     without_kernel = why_not("composite", features)

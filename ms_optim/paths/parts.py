@@ -96,7 +96,7 @@ class Parts:
             ValueError: If the processes that share sliced parameters have other arguments.
         """
         name, is_parallel = layout.optimizer, optimizer.use_parallel
-        shares = sharded(layout, rule, options, is_parallel, bool(shard_groups))
+        shares = sharded(layout, rule, options, is_parallel, shard_groups)
         inventory.check(name, rule, options, layout.names, layout.dtypes)
         check_decays(name, options.weight_norm, layout.names, layout.shapes, layout.decay_places)
         kept = shares.kept if shares else tuple(enumerate(layout.shapes))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
-from mindspore.communication import GlobalComm
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.operations.comm_ops import AlltoAllV
 from mindspore.ops.primitive import constexpr
 
 from .arithmetic import rounded
-from .sliced_matrices import Slicing, Whole
+from .sliced_matrices import Slicing, gathering
 
 
 def dealt(count: int, processes: int, first: int) -> list[list[int]]:
@@ -67,13 +67,11 @@ class Exchange(nn.Cell):
         super().__init__(auto_prefix=False)
         self.own, self.processes = slicing.own, len(slicing.lengths)
         self.is_direct, group = device == "Ascend", slicing.group
+        self.collective: Any
         if self.is_direct:
             self.collective = AlltoAllV(group)
-        elif device == "GPU" or group == GlobalComm.WORLD_COMM_GROUP:
-            self.collective = ops.AllGather(group)
         else:
-            # Each process has one row of a table.
-            self.collective = Whole(Slicing(group, 0, (1,) * self.processes, self.own, True, True), 0)
+            self.collective = gathering(group, self.own, self.processes, device)
 
     def construct(self, vector, counts):
         """Return what this process receives from each, in the order of the ranks; unspecified if it is nothing.

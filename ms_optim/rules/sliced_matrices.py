@@ -149,3 +149,19 @@ class Whole(nn.Cell):
             return sums / count
         whole = self.all_reduce(F.cast(sums, mstype.float32))
         return F.cast(whole, F.dtype(sums)) / count
+
+
+def gathering(group: str, own: int, count: int, device: str) -> ops.AllGather | Whole:
+    """Return what gives every process of a group the rows of all: of each an array of shape (1, ...).
+
+    On CPU, AllGather supports only the group of all processes.
+
+    Args:
+        group: The communication group.
+        own: This process's place in it.
+        count: The number of its processes.
+        device: The device.
+    """
+    if device != "CPU" or group == comm.GlobalComm.WORLD_COMM_GROUP:
+        return ops.AllGather(group)
+    return Whole(Slicing(group, 0, (1,) * count, own, True, True), 0)

@@ -62,9 +62,14 @@ class Layout:
         places = tuple(-1 if form is None else distinct.index(form) for form in forms)
         return dataclasses.replace(self, forms=distinct, form_places=places, most_stacked=most_stacked)
 
+    def form_of(self, i: int) -> Form | None:
+        """Return the form of a parameter; None if it holds no matrices."""
+        return self.forms[self.form_places[i]] if self.holds_matrices(i) else None
+
     def matrices(self, i: int) -> tuple[Matrix, ...]:
         """Return the matrices of a parameter."""
-        return self.forms[self.form_places[i]].matrices if self.holds_matrices(i) else ()
+        form = self.form_of(i)
+        return () if form is None else form.matrices
 
     def holds_matrices(self, i: int) -> bool:
         """Return whether a parameter holds matrices."""
@@ -126,7 +131,8 @@ class Layout:
         All processes find the same, whatever the sizes of their slices: a slice of matrices counts as an equal share,
         because whole matrices are dealt among the processes.
         """
-        slicing = self.forms[self.form_places[i]].slicing if self.form_places and self.form_places[i] >= 0 else None
+        form = self.form_of(i)
+        slicing = None if form is None else form.slicing
         if slicing is None:
             return self.sizes[i], 1
         whole, processes = math.prod(slicing.whole(self.shapes[i])), len(slicing.lengths)

@@ -7,10 +7,12 @@ state dict in checkpoints/merge.py; the step is in paths/fused/sharded_states.py
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
@@ -20,7 +22,9 @@ from mindspore import communication as comm
 
 from ..arguments.weight_norms import is_held
 from ..kernels.interface import CODE_BLOCK
+from ..kernels.table import device_target
 from ..rules.orthogonalization import work
+from ..rules.sliced_matrices import Whole, gathering
 from .formats import FORMATS, OF_DTYPE
 from .inventory import bytes_each, rows_of
 
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from ..rules.rule import Rule
     from .layout import Layout
 
+# The parallel modes of states that are sharded, and of those of slices.
+MODES, SLICED_MODES = ("stand_alone", "data_parallel"), ("stand_alone", "hybrid_parallel")
 # Cuts are at the ends of the kernels' tiles, so that the sums of a tile do not depend on the worker.
 GRAIN = 1024
 
@@ -42,9 +48,9 @@ class Peers(NamedTuple):
     count: int
     group: str | None
 
-    def all_gather(self) -> ops.AllGather:
-        """Return the operator that concatenates the workers' tensors."""
-        return ops.AllGather(self.group)
+    def all_gather(self) -> ops.AllGather | Whole:
+        """Return what concatenates the workers' tensors, of which each has the first dimension 1 or is flat."""
+        return gathering(str(self.group), self.rank, self.count, device_target())
 
 
 def peers() -> Peers:
@@ -52,6 +58,46 @@ def peers() -> Peers:
     if not comm.GlobalComm.INITED:
         return Peers(0, 1, None)
     return Peers(comm.get_rank(), comm.get_group_size(), comm.GlobalComm.WORLD_COMM_GROUP)
+
+
+def replicas(optimizer: str, groups: Collection[str]) -> Peers:
+    """Return the processes that hold the same slices as this one, which are at the same place in their groups.
+
+    All processes call it, and exchange the ranks of their groups.
+
+    Args:
+        optimizer: Name of the optimizer's class, for the error.
+        groups: The communication groups over which this process's tensors are sliced.
+
+    Raises:
+        ValueError: If a process slices tensors over several groups, or over a group of another size than others do.
+    """
+    own, count = comm.get_rank(), comm.get_group_size()
+    sharers = {tuple(comm.get_process_group_ranks(group)) for group in groups}
+    # The place of each rank in each process's group, counted from 1; on CPU, collectives take float32 numbers.
+    places = np.zeros((count, count), np.float32)
+    for ranks in sharers:
+        places[own, list(ranks)] += 1 + np.arange(len(ranks))
+    places = ops.AllReduce(ops.ReduceOp.SUM, comm.GlobalComm.WORLD_COMM_GROUP)(Tensor(places)).asnumpy().astype(int)
+    sizes = (places > 0).sum(1)
+    alike = all((places[rank] == places[k]).all() for k in range(count) for rank in np.flatnonzero(places[k]))
+    if len(sharers) != 1 or not alike or (sizes != sizes[0]).any() or (places.max(1) != sizes).any():
+        raise ValueError(
+            f"For '{optimizer}', with shard_states=True all tensors must be sliced over one group of each process, and "
+            f"all groups must have the same size, but processes have groups of the sizes {sizes.tolist()}."
+        )
+    mine = np.flatnonzero(places.diagonal() == places[own, own]).tolist()
+    return Peers(mine.index(own), len(mine), _group_of(tuple(mine)) if len(mine) > 1 else None)
+
+
+@functools.cache
+def _group_of(ranks: tuple[int, ...]) -> str:
+    """Return the communication group of these processes, all of which call this."""
+    if len(ranks) == comm.get_group_size():
+        return comm.GlobalComm.WORLD_COMM_GROUP
+    name = f"ms_optim replicas {zlib.crc32(repr(ranks).encode()):08x}"
+    comm.create_group(name, list(ranks))
+    return name
 
 
 def cut(sizes: Sequence[int], costs: Sequence[float], grains: Sequence[int], count: int) -> NDArray[np.int64]:
@@ -95,6 +141,7 @@ class Shares:
         prefixes: The prefixes of the states' names.
         whole: Whether a tensor belongs to one worker as a whole; empty if no tensor does.
         row_prefixes: The prefixes of states that have one number for each row of such a tensor.
+        common: The sizes by which tensors are cut, if processes hold slices of other sizes than these.
 
     Attributes:
         workers: The workers.
@@ -123,15 +170,19 @@ class Shares:
         prefixes: Sequence[str],
         whole: Sequence[bool] = (),
         row_prefixes: Sequence[str] = (),
+        common: Sequence[int] | None = None,
     ):
         sizes = [math.prod(shape) for shape in shapes]
         # One worker computes the mean of a row.
         rows = [size // shape[0] if by_row else 1 for size, shape, by_row in zip(sizes, shapes, centralized)]
         grains = [math.lcm(GRAIN, row) for row in rows]
-        grains = [size if alone else grain for size, alone, grain in zip(sizes, whole or [False] * len(sizes), grains)]
+        cut_sizes = sizes if common is None else common
+        alone = whole or [False] * len(sizes)
+        grains = [size if is_alone else grain for size, is_alone, grain in zip(cut_sizes, alone, grains)]
         self.workers, self.names, self.shapes, self.sizes, self.prefixes = these, names, shapes, sizes, prefixes
         self.row_prefixes = row_prefixes
-        self.ranges = cut(sizes, costs, grains, these.count)
+        self.ranges = np.minimum(cut(cut_sizes, costs, grains, these.count), np.array(sizes)[:, None])
+        self.ranges[self.ranges[..., 0] >= self.ranges[..., 1]] = 0
         self.own = self.ranges[these.rank]
         self.kept = self.kept_by(these.rank)
 
@@ -222,28 +273,38 @@ def share_costs(
     return costs
 
 
-def sharded(layout: Layout, rule: Rule, options: Any, is_parallel: bool, is_sliced: bool) -> Shares | None:
+def sharded(
+    layout: Layout, rule: Rule, options: Any, is_parallel: bool, shard_groups: Mapping[str, str]
+) -> Shares | None:
     """Return which part of the states this worker keeps; None if it keeps all.
 
+    If tensors are sliced, the workers are those that hold the same slices.
+
     Raises:
-        ValueError: If tensors are also sliced, or the parallel mode is not supported.
+        ValueError: If the parallel mode is not supported, or groups of slices do not fit.
     """
-    if is_sliced and options.shard_states:
-        raise ValueError(
-            f"For '{layout.optimizer}', 'shard_states' must be False if a group of 'params' has a 'shard_group'."
-        )
-    these = peers()
-    if not options.shard_states or these.count == 1:
+    if not options.shard_states or peers().count == 1:
         return None
     mode = ms.get_auto_parallel_context("parallel_mode")
-    if mode not in ("stand_alone", "data_parallel") or is_parallel:
+    modes = SLICED_MODES if shard_groups else MODES
+    if mode not in modes or is_parallel:
         what = f"the parallel mode '{mode}'" + " with enable_parallel_optimizer" * is_parallel
         raise ValueError(
-            f"For '{layout.optimizer}', shard_states=True requires the parallel mode 'stand_alone' or "
-            f"'data_parallel', without enable_parallel_optimizer, but got {what}."
+            f"For '{layout.optimizer}', shard_states=True requires the parallel mode '{modes[0]}' or "
+            f"'{modes[1]}', without enable_parallel_optimizer, but got {what}."
         )
-    matrices = [layout.matrices(i) for i in range(layout.count)]
-    costs = share_costs(rule, options, layout.shapes, layout.dtypes, matrices)
+    these = replicas(layout.optimizer, set(shard_groups.values())) if shard_groups else peers()
+    if these.count == 1:
+        return None
+    common = common_sizes(layout, shard_groups) if shard_groups else layout.sizes
+    forms = [layout.form_of(i) for i in range(layout.count)]
+    # All processes of a group of slices find the same costs, those of equal slices, so that they cut alike.
+    matrices = [form.whole if form is not None else () for form in forms]
+    shapes = [
+        form.slicing.whole(shape) if form is not None and form.slicing else (size,)
+        for form, shape, size in zip(forms, layout.shapes, common)
+    ]
+    costs = share_costs(rule, options, shapes, layout.dtypes, matrices)
     # A rule that is not elementwise needs whole tensors. So does one of matrices where norms are held: it moves tensors
     # before sums over workers are known.
     holds = rule.has_matrices and options.weight_norm is not None
@@ -252,7 +313,24 @@ def sharded(layout: Layout, rule: Rule, options: Any, is_parallel: bool, is_slic
         for own, shape in zip(matrices, layout.shapes)
     ]
     prefixes = (*rule.prefixes, "master", "average")
-    return Shares(these, layout.names, layout.shapes, costs, layout.centralized, prefixes, whole, rule.row_prefixes)
+    rows = rule.row_prefixes
+    return Shares(these, layout.names, layout.shapes, costs, layout.centralized, prefixes, whole, rows, common)
+
+
+def common_sizes(layout: Layout, shard_groups: Mapping[str, str]) -> list[int]:
+    """Return the elements of each tensor, or of the largest of its slices; processes exchange those of their slices."""
+    sizes = np.array(layout.sizes, np.int64)
+    # On CPU, collectives take float32 numbers, which represent integers exactly up to 2**24.
+    own = np.stack((sizes >> 20, sizes & (1 << 20) - 1), 1).astype(np.float32)
+    found = sizes.copy()
+    for group in dict.fromkeys(shard_groups.values()):
+        table = np.zeros((comm.get_group_size(group), *own.shape), np.float32)
+        table[comm.get_rank(group)] = own
+        table = ops.AllReduce(ops.ReduceOp.SUM, group)(Tensor(table)).asnumpy().astype(np.int64)
+        most = ((table[..., 0] << 20) + table[..., 1]).max(0)
+        is_in = np.array([shard_groups.get(name) == group for name in layout.names])
+        found = np.where(is_in, most, found)
+    return found.tolist()
 
 
 # The entry of a state dict that states which part of each state the other entries are.

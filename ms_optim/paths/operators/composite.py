@@ -68,9 +68,14 @@ class CompositePath(nn.Cell):
         self.gathered: Any = None
         self.tells_ratio = None
         if shares is not None:
-            self.whole = WholeNorms(SumOverWorkers(shares.workers), self.dtype)
+            of_workers = SumOverWorkers(shares.workers)
+            sums = of_workers if parts.slices is None else nn.SequentialCell(of_workers, parts.slices)
+            self.whole = WholeNorms(sums, self.dtype)
             self.gathered = WeightsByAllReduce(held.parameters, shares, settings.weights_on)
-            self.tells_ratio = Tensor((shares.own[:, 0] == 0) & (shares.own[:, 1] > 0), mstype.float32)
+            tells = (shares.own[:, 0] == 0) & (shares.own[:, 1] > 0)
+            if parts.slices is not None:
+                tells &= parts.slices.is_first
+            self.tells_ratio = Tensor(tells, mstype.float32)
         self.weight_norms: Any = weight_norms_of(parts.options, self.dtype)
         needs_norms = rule.is_layerwise or layout.exchanges_by_form or self.weight_norms is not None
         self.waits_for_norms = self.whole is not None and needs_norms
@@ -129,7 +134,8 @@ class CompositePath(nn.Cell):
         if self.waits_for_norms:
             columns = (shared, stacks.owned, stacks.forms, decay, gradients, norms, *held)
             directed = self.in_turn(*columns) if self.takes_turns else self.each(self.directed, *columns)
-            found = self.whole(stacks.in_order(self.each(self.norms_of, stacks.owned, directed, norms)))
+            own_norms = stacks.in_order(self.each(self.norms_of, stacks.owned, directed, norms))
+            found = self.whole(F.depend(own_norms, norms))
             of_each, weight_norms = stacks.spread(found, gradients), (found[:, 0],)
             columns = (shared, stacks.owned, rate, decay, radii, directed, of_each, gradients, norms, finite)
             moved = self.each(self.moved, *columns, *held)
@@ -143,7 +149,9 @@ class CompositePath(nn.Cell):
         if self.whole is not None:
             rows = self.of_whole(rows, weight_norms)
         if self.gathered is not None:
-            applied = F.depend(applied, self.gathered.exchange(stacks.tensors_in_order(self.each(_second, moved))))
+            applied = F.depend(
+                applied, self.gathered.exchange(stacks.tensors_in_order(self.each(_second, moved)), rows)
+            )
         return applied, rows
 
     def weigh(self, applied, after):
@@ -202,7 +210,7 @@ class CompositePath(nn.Cell):
 
         Processes then exchange slices of matrices in the same order, and at most one stack is whole at a time.
         """
-        found, before = (), gradients
+        found, before = (), norms
         for k in range(len(forms)):
             own = F.depend(gradients[k], before)
             columns = ()

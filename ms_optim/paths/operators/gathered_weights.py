@@ -37,10 +37,10 @@ class SumOverWorkers(nn.Cell):
 
     def construct(self, parts):
         """Return the sums of all workers from this worker's part of them."""
-        pairs = self.gather(packed(parts))
-        total = unpacked(pairs[0], pairs[1], parts.dtype)
+        pairs = self.gather(packed(parts).expand_dims(0))
+        total = unpacked(pairs[0, 0], pairs[0, 1], parts.dtype)
         for k in range(1, self.worker_count):
-            total = total + unpacked(pairs[2 * k], pairs[2 * k + 1], parts.dtype)
+            total = total + unpacked(pairs[k, 0], pairs[k, 1], parts.dtype)
         return total
 
 
@@ -81,16 +81,17 @@ class WeightsByAllReduce(nn.Cell):
 
     def construct(self):
         """Gather the weights; return the results of the writes."""
-        return self.exchange(self.each(_own_part, self.weights, self.ranges, self.dtypes))
+        return self.exchange(self.each(_own_part, self.weights, self.ranges, self.dtypes), ())
 
-    def exchange(self, parts):
+    def exchange(self, parts, after):
         """Gather tensors and write them to the weights.
 
         Args:
             parts: Of each tensor, the elements that this worker updates; anything where it updates none.
+            after: The results of earlier exchanges, which all workers make in one order.
         """
         own = self.each(_placed, parts, self.ranges, self.sizes, self.dtypes)
-        done = ()
+        done = after
         for k in range(self.group_count):
             sent = ops.concat(picked(own, self.places[k]))
             whole = self.all_reduce(F.depend(sent, done))

@@ -21,6 +21,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ...arguments.checks import fail
 from ...arguments.words import described
 from ...rules.arithmetic import signed_root
+from ...unregistered import unregistered
 
 KEY = "shard_group"
 # In other modes MindSpore slices tensors itself, or averages gradients over processes that hold different slices.
@@ -144,6 +145,9 @@ class SumOverProcesses(nn.Cell):
 
     Args:
         groups: For each row, the communication group of its tensor; None if the tensor is not sliced.
+
+    Attributes:
+        is_first: For each row, whether this process is the first of those that share the tensor.
     """
 
     def __init__(self, groups: list[str | None]):
@@ -154,6 +158,7 @@ class SumOverProcesses(nn.Cell):
                 rows.setdefault(group, []).append(row)
         # All processes have the same tensors in the same order, and exchange over their groups in the same order.
         self.groups = nn.CellList([_GroupSum(group, places) for group, places in rows.items()])
+        unregistered(self, is_first=np.array([group is None or comm.get_rank(group) == 0 for group in groups]))
 
     def construct(self, table):
         """Return the table, of any float dtype and of shape (tensors, sums), with sums of whole tensors."""

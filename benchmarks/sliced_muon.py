@@ -1,0 +1,65 @@
+"""Measures Muon's step on matrices that the running processes hold slices of.
+
+    OMP_NUM_THREADS=1 msrun --worker_num=2 --local_worker_num=2 --join=True benchmarks/sliced_muon.py
+
+Each process prints a line. With one process, matrices are whole.
+"""
+
+import argparse
+import os
+import time
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, communication, ops
+from sharded_states import resident
+
+from ms_optim import Muon
+
+# One layer of GPT-2 small, and the dimension that tensor parallelism slices.
+LAYER = (((2304, 768), 0), ((768, 768), 1), ((3072, 768), 0), ((768, 3072), 1))
+
+
+def main():
+    """Print one line for this process."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--backend", default="auto")
+    given = parser.parse_args()
+    rank, count, group = 0, 1, {}
+    if "MS_WORKER_NUM" in os.environ:
+        communication.init()
+        rank, count = communication.get_rank(), communication.get_group_size()
+        group = {"shard_group": communication.GlobalComm.WORLD_COMM_GROUP}
+    rng = np.random.default_rng(0)
+    groups, gradients = [], []
+    for layer in range(given.layers):
+        for k, (shape, axis) in enumerate(LAYER):
+            own = tuple(length // count if i == axis else length for i, length in enumerate(shape))
+            p = Parameter(Tensor(rng.standard_normal(own).astype(np.float32)), name=f"w{layer}.{k}")
+            groups.append({"params": [p], **group, **({"shard_axis": axis} if group else {})})
+            gradients.append(Tensor(rng.standard_normal(own).astype(np.float32)))
+    optimizer = Muon(groups, 1e-3, backend=given.backend)
+    times = []
+    optimizer(tuple(gradients))
+    before = resident("VmRSS")
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak starts anew
+    for _ in range(given.steps):
+        begin = time.perf_counter()
+        optimizer(tuple(gradients))
+        optimizer.statistics.asnumpy()
+        times.append(time.perf_counter() - begin)
+    print(
+        f"process {rank} of {count}: {1e3 * np.median(times):.0f} ms a step ({1e3 * min(times):.0f} at least); "
+        f"{resident('VmHWM') - before:.0f} MB more than between steps",
+        flush=True,
+    )
+    if count > 1:
+        # A process that ends before its peers' last exchange makes that fail.
+        ops.AllReduce()(Tensor([1.0], ms.float32)).asnumpy()
+
+
+if __name__ == "__main__":
+    main()

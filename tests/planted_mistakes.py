@@ -102,6 +102,44 @@ MISTAKES = (
         "sums[static_cast<size_t>(k * stack.count + i)]",
         "test_owners.py -k kernel",
     ),
+    # ---- Replicas of slices, and processes with other arguments
+    Mistake(
+        "states/shares.py",
+        "places.diagonal() == places[own, own]",
+        "places[own] > 0",
+        "test_sharding.py -k 'trajectory and 4'",
+    ),
+    Mistake(
+        "paths/operators/composite.py",
+        "tells &= parts.slices.is_first",
+        "tells &= True",
+        "test_sharding.py -k 'trajectory and 4'",
+    ),
+    Mistake(
+        "states/shares.py",
+        "cut_sizes = sizes if common is None else common",
+        "cut_sizes = sizes",
+        "test_sharding.py -k 'trajectory and 4'",
+    ),
+    Mistake(
+        "paths/operators/slices.py",
+        "(table != table[0]).any((0, 2))",
+        "(table != table).any((0, 2))",
+        "test_sharding.py -k 'trajectory and 2'",
+    ),
+    Mistake(
+        "dtensors/local_shards.py",
+        "if is_shard(placement) and placement.dim > 0:",
+        "if is_shard(placement) and placement.dim > 1:",
+        "test_local_shards.py",
+    ),
+    # ---- Bounds of temporary memory
+    Mistake(
+        "ops/cpu/matrices.h",
+        "if (static_cast<double>(bytes) > rule_.batch_bytes) break;",
+        "if (static_cast<double>(bytes) > 16 * rule_.batch_bytes) break;",
+        "test_matrices.py -k stays_within",
+    ),
     # ---- Sinkhorn
     Mistake(
         "rules/row_column_balance.py",

@@ -64,8 +64,9 @@ backend (str): "auto" runs the fused kernel if there is one, else kernels that A
     "shard_states": """\
 shard_states (bool): Whether the workers of data-parallel training shard the states. Each worker keeps the states of its
     share of the weights and updates that share; then all workers gather the weights. `gradients` must already be the
-    mean over the workers, as in the parallel mode "data_parallel" with gradients_mean=True. With one worker it has no
-    effect. Default: ``False`` .
+    mean over the workers, as in the parallel mode "data_parallel" with gradients_mean=True. With the group key
+    `shard_group`, the workers are the processes that hold the same slices. With one worker it has no effect.
+    Default: ``False`` .
 """,
     "offload": """\
 offload (bool): Whether states and masters are in host memory, and the step runs on the host's processor, while weights

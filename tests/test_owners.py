@@ -210,7 +210,7 @@ def test_the_kernel_of_owners_gives_what_operators_give(case, mode):
     assert isinstance(by_operators, UpdateByOperators)
     rng = np.random.default_rng(0)
     stack = tensor(rng.standard_normal(shape), "float32")
-    averages = (tensor(rng.uniform(0.1, 1.0, (shape[0], math.prod(shape[1:-1]), 1)), "float32"),)
+    averages = (tensor(rng.uniform(0.1, 1.0, (*shape[:-1], 1)), "float32"),)
     found = [update(stack, averages if made[0].normalize_rows else ()) for update in (by_kernel, by_operators)]
     within = 0.05 if "ns_dtype" in arguments else 1e-5
     for k, what in enumerate(("updates", "averages", "squares")):

@@ -105,8 +105,8 @@ MISTAKES = (
     # ---- Replicas of slices, and processes with other arguments
     Mistake(
         "states/shares.py",
-        "places.diagonal() == places[own, own]",
-        "places[own] > 0",
+        "places == places[own]",
+        "(table == table[own]).all(1)",
         "test_sharding.py -k 'trajectory and 4'",
     ),
     Mistake(

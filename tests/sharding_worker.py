@@ -90,6 +90,14 @@ def check_slices_that_do_not_fit(world):
         Muon([{"params": [w], "shard_group": world, "shard_axis": 1}], 0.1, backend="aot")
 
 
+def check_replicas_that_do_not_fit(pair):
+    """Two of four processes hold slices: no process waits for another."""
+    w = Parameter(tensor(np.ones((4, 3)), "float32"), name="w")
+    settings = {"shard_group": pair} if communication.get_rank() < 2 else {}
+    with pytest.raises(ValueError, match=r"with shard_states=True all tensors must be sliced .* sizes \[2, 2, 1, 1\]"):
+        Lamb([{"params": [w], **settings}], 0.1, backend="composite", shard_states=True)
+
+
 def run(configuration, group, place, sharers, record):
     """Take the steps of a configuration, record weights and statistics after each, and return the optimizer."""
     c = configuration
@@ -118,6 +126,8 @@ def run(configuration, group, place, sharers, record):
 def main(folder, rank, processes):
     check_refusals()
     world, pair = communication.GlobalComm.WORLD_COMM_GROUP, rank // 2 * 2
+    if processes == 4:
+        check_replicas_that_do_not_fit(group_of(pair, 2))
     record = {}
     for c in configurations(processes):
         group, place = (world, rank) if c.group == "world" else (group_of(pair, 2), rank - pair)

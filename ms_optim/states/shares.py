@@ -63,7 +63,7 @@ def peers() -> Peers:
 def replicas(optimizer: str, groups: Collection[str]) -> Peers:
     """Return the processes that hold the same slices as this one, which are at the same place in their groups.
 
-    All processes call it, and exchange the ranks of their groups.
+    All processes call it, also those without slices, and exchange the ranks of their groups.
 
     Args:
         optimizer: Name of the optimizer's class, for the error.
@@ -72,22 +72,31 @@ def replicas(optimizer: str, groups: Collection[str]) -> Peers:
     Raises:
         ValueError: If a process slices tensors over several groups, or over a group of another size than others do.
     """
-    own, count = comm.get_rank(), comm.get_group_size()
-    sharers = {tuple(comm.get_process_group_ranks(group)) for group in groups}
-    # The place of each rank in each process's group, counted from 1; on CPU, collectives take float32 numbers.
-    places = np.zeros((count, count), np.float32)
-    for ranks in sharers:
-        places[own, list(ranks)] += 1 + np.arange(len(ranks))
-    places = ops.AllReduce(ops.ReduceOp.SUM, comm.GlobalComm.WORLD_COMM_GROUP)(Tensor(places)).asnumpy().astype(int)
-    sizes = (places > 0).sum(1)
-    alike = all((places[rank] == places[k]).all() for k in range(count) for rank in np.flatnonzero(places[k]))
-    if len(sharers) != 1 or not alike or (sizes != sizes[0]).any() or (places.max(1) != sizes).any():
+    own = comm.get_rank()
+    sharers = {tuple(comm.get_process_group_ranks(group)) for group in groups} or {(own,)}
+    ranks = next(iter(sharers)) if len(sharers) == 1 else ()
+    sizes = _of_all([len(ranks)])[:, 0]
+    fit = sizes.min() == sizes.max() > 0
+    if fit:
+        table = _of_all(ranks)
+        is_own = table == np.arange(len(table))[:, None]
+        fit = bool(is_own.any(1).all() and (table[table] == table[:, None]).all())
+    if not fit:
         raise ValueError(
             f"For '{optimizer}', with shard_states=True all tensors must be sliced over one group of each process, and "
             f"all groups must have the same size, but processes have groups of the sizes {sizes.tolist()}."
         )
-    mine = np.flatnonzero(places.diagonal() == places[own, own]).tolist()
+    places = is_own.argmax(1)
+    mine = np.flatnonzero(places == places[own]).tolist()
     return Peers(mine.index(own), len(mine), _group_of(tuple(mine)) if len(mine) > 1 else None)
+
+
+def _of_all(numbers: Sequence[int]) -> NDArray[np.int64]:
+    """Return the numbers of each process, as many of each, by rank."""
+    # On CPU, collectives take float32 numbers, which represent integers exactly up to 2**24.
+    table = np.zeros((comm.get_group_size(), len(numbers)), np.float32)
+    table[comm.get_rank()] = numbers
+    return ops.AllReduce(ops.ReduceOp.SUM, comm.GlobalComm.WORLD_COMM_GROUP)(Tensor(table)).asnumpy().astype(np.int64)
 
 
 @functools.cache
@@ -293,7 +302,7 @@ def sharded(
             f"For '{layout.optimizer}', shard_states=True requires the parallel mode '{modes[0]}' or "
             f"'{modes[1]}', without enable_parallel_optimizer, but got {what}."
         )
-    these = replicas(layout.optimizer, set(shard_groups.values())) if shard_groups else peers()
+    these = replicas(layout.optimizer, set(shard_groups.values()))
     if these.count == 1:
         return None
     common = common_sizes(layout, shard_groups) if shard_groups else layout.sizes

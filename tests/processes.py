@@ -14,7 +14,7 @@ import psutil
 from builds import once, shared_folder
 from sources import TESTS
 
-LONGEST = 600  # seconds that processes get
+LONGEST = 1000  # seconds that processes get, where others run beside them
 # Processes that wait for each other do so without sleep: two groups at once take several times as long as in turns.
 TURNS = pathlib.Path(tempfile.gettempdir()) / f"ms_optim tests of user {os.getuid()}.lock"
 

@@ -110,9 +110,9 @@ MISTAKES = (
         "test_sharding.py -k 'trajectory and 4'",
     ),
     Mistake(
-        "paths/operators/composite.py",
-        "tells &= parts.slices.is_first",
-        "tells &= True",
+        "paths/operators/gathered_weights.py",
+        "tells & parts.slices.is_first",
+        "tells",
         "test_sharding.py -k 'trajectory and 4'",
     ),
     Mistake(

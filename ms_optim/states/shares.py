@@ -72,6 +72,8 @@ def replicas(optimizer: str, groups: Collection[str]) -> Peers:
     Raises:
         ValueError: If a process slices tensors over several groups, or over a group of another size than others do.
     """
+    if not comm.GlobalComm.INITED:
+        return peers()
     own = comm.get_rank()
     sharers = {tuple(comm.get_process_group_ranks(group)) for group in groups} or {(own,)}
     ranks = next(iter(sharers)) if len(sharers) == 1 else ()

@@ -20,7 +20,7 @@ from ...rules.arithmetic import moved_along, normal, norms, product_roots
 from ...states.formats import ROWS
 from ...unregistered import unregistered
 from .counting import Counting, RatesOfEach
-from .gathered_weights import SumOverWorkers, WeightsByAllReduce
+from .gathered_weights import WeightsByAllReduce, norms_of_parts, told_ratios
 from .held_stacks import HeldStacks
 from .slices import WholeNorms
 from .stacks import alone, column, own_rows, with_own_rows
@@ -48,11 +48,10 @@ class CompositePath(nn.Cell):
 
     def __init__(self, parts: Parts, akg: AkgKernels | None = None, alone: bool = False):
         super().__init__(auto_prefix=False)
-        layout, held, settings, shares = parts.layout, parts.held, parts.settings, parts.shares
+        layout, held, settings, rule = parts.layout, parts.held, parts.settings, parts.rule
         unregistered(self, statement=parts.statement)
         self.normalizes, self.is_elementwise = parts.statement.normalizes_gradient, parts.rule.is_elementwise
         self.dtype, self.akg = settings.step_dtype, akg
-        rule = parts.rule
         self.starts_at_weights = rule.starts_at_weights
         # Number of states of tensors of each form; the last entry is for tensors that hold no matrices.
         self.state_counts = (*(len(rule.states) for _ in layout.forms), len(rule.of_tensor(False).states))
@@ -64,18 +63,11 @@ class CompositePath(nn.Cell):
         of_slices = None if parts.slices is None else WholeNorms(parts.slices, self.dtype)
         self.survey = Survey(self.stacks, self.stacks.centralized, parts, of_slices)
         # Norms of whole tensors, from those of the parts that processes update; each ratio is told by one process.
-        self.whole: Any = of_slices
+        self.whole: Any = norms_of_parts(parts, self.dtype)
+        self.tells_ratio: Any = told_ratios(parts)
         self.gathered: Any = None
-        self.tells_ratio = None
-        if shares is not None:
-            of_workers = SumOverWorkers(shares.workers)
-            sums = of_workers if parts.slices is None else nn.SequentialCell(of_workers, parts.slices)
-            self.whole = WholeNorms(sums, self.dtype)
-            self.gathered = WeightsByAllReduce(held.parameters, shares, settings.weights_on)
-            tells = (shares.own[:, 0] == 0) & (shares.own[:, 1] > 0)
-            if parts.slices is not None:
-                tells &= parts.slices.is_first
-            self.tells_ratio = Tensor(tells, mstype.float32)
+        if parts.shares is not None:
+            self.gathered = WeightsByAllReduce(held.parameters, parts.shares, settings.weights_on)
         self.weight_norms: Any = weight_norms_of(parts.options, self.dtype)
         needs_norms = rule.is_layerwise or layout.exchanges_by_form or self.weight_norms is not None
         self.waits_for_norms = self.whole is not None and needs_norms

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mindspore import ParameterTuple, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
@@ -17,12 +17,13 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ...rules.arithmetic import write
 from ...unregistered import unregistered
 from .selection import MOST_TURNS, chosen, picked
-from .slices import packed, unpacked
+from .slices import WholeNorms, packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...states.shares import Peers, Shares
+    from ..parts import Parts
 
 # Bytes that are exchanged at once: the additional memory of a step is a few times this, or the largest tensor.
 GROUP_BYTES = 16 << 20
@@ -42,6 +43,27 @@ class SumOverWorkers(nn.Cell):
         for k in range(1, self.worker_count):
             total = total + unpacked(pairs[k, 0], pairs[k, 1], parts.dtype)
         return total
+
+
+def norms_of_parts(parts: Parts, dtype) -> WholeNorms | None:
+    """Return what computes norms of whole tensors from those of the parts that processes update; None if these are all.
+
+    Args:
+        parts: The parts that every path is built from.
+        dtype: The dtype in which squares are summed.
+    """
+    sums = [] if parts.shares is None else [SumOverWorkers(parts.shares.workers)]
+    sums += [] if parts.slices is None else [parts.slices]
+    return WholeNorms(nn.SequentialCell(*sums), dtype) if sums else None
+
+
+def told_ratios(parts: Parts) -> Tensor | None:
+    """Return 1 for each tensor whose trust ratio this process tells, else 0; None if every process knows all."""
+    shares = parts.shares
+    if shares is None:
+        return None
+    tells = (shares.own[:, 0] == 0) & (shares.own[:, 1] > 0)
+    return Tensor(tells if parts.slices is None else tells & parts.slices.is_first, mstype.float32)
 
 
 def groups_of(dtypes: Sequence[object], sizes: Sequence[int]) -> list[list[int]]:

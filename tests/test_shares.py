@@ -174,7 +174,7 @@ def check_bytes(run, records):
     held = [int(record[f"{run}/share/bytes"]) for record in records]
     assert sum(held) == records[0][f"{run}/whole/bytes"], run
     # A matrix is one worker's, and the first is more than half of all.
-    if CONFIGURATIONS[run.partition("/")[2]][0].rules[0].others is None:
+    if not CONFIGURATIONS[run.partition("/")[2]][0].rules[0].has_matrices:
         assert max(held) <= 1.05 * sum(held) / len(records), run
 
 

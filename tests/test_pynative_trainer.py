@@ -57,8 +57,8 @@ def loading(folder, weights_only=False):
 
 BFLOAT16 = {"model": {"params_dtype": "bfloat16"}}
 ACCUMULATED = {"training": {"global_batch_size": 8, "steps": 3}}
-REQUIRED = {cls.__name__: cls.required for cls in ms_optim.OPTIMIZERS}
-NAMES = [f"MsOptim{name}" for name in REQUIRED]
+# Of those that take every parameter of a network.
+REQUIRED = {cls.__name__: cls.required for cls in ms_optim.OPTIMIZERS if cls.dimensions is None}
 LOCAL = {"every": 2, "optimizer": {"type": "MsOptimAdamW", "betas": [0.9, 0.95]}}
 PAIRS = {"float32": {}, "bfloat16": BFLOAT16, "accumulated": ACCUMULATED}
 RESUMED = {

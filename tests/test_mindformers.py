@@ -436,6 +436,7 @@ def test_every_key_that_is_listed_is_taken():
         "offload": True,
         "decay": "cautious",
         "average_decay": 0.99,
+        "weight_norm": None,
         "average_warmup": True,
     }
     assert set(listed) == {*given, "learning_rate"}

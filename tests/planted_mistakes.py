@@ -80,8 +80,9 @@ MISTAKES = (
     ),
     Mistake(
         "optimizers/muon.py",
-        "scales = [self._scale(size, rows.columns) for size in rows.sizes]",
-        "scales = [self._scale(size, rows.columns) / math.sqrt(1 + form.is_dealt) for size in rows.sizes]",
+        "orthogonalize = Orthogonalize(*self._multiplies, device, self._dtype)",
+        "orthogonalize = Orthogonalize(*self._multiplies, device, self._dtype)\n"
+        "        scales = [s / math.sqrt(1 + form.is_dealt) for s in scales]",
         "test_sharding.py -k 'trajectory and 2'",
     ),
     Mistake(
@@ -454,7 +455,7 @@ MISTAKES = (
         "test_shares.py -k processes",
     ),
     Mistake(
-        "paths/operators/composite.py",
+        "paths/operators/gathered_weights.py",
         "(shares.own[:, 0] == 0) & (shares.own[:, 1] > 0)",
         "shares.own[:, 1] > 0",
         "test_shares.py -k processes",

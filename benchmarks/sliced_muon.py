@@ -6,13 +6,10 @@ Each process prints a line. With one process, matrices are whole.
 """
 
 import argparse
-import os
-import time
 
-import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, communication, ops
-from sharded_states import resident
+from mindspore import Parameter, Tensor, communication
+from sharded_states import joined, leave, resident, timed
 
 from ms_optim import Muon
 
@@ -27,11 +24,8 @@ def main():
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--backend", default="auto")
     given = parser.parse_args()
-    rank, count, group = 0, 1, {}
-    if "MS_WORKER_NUM" in os.environ:
-        communication.init()
-        rank, count = communication.get_rank(), communication.get_group_size()
-        group = {"shard_group": communication.GlobalComm.WORLD_COMM_GROUP}
+    rank, count = joined()
+    group = {"shard_group": communication.GlobalComm.WORLD_COMM_GROUP} if count > 1 else {}
     rng = np.random.default_rng(0)
     groups, gradients = [], []
     for layer in range(given.layers):
@@ -41,24 +35,17 @@ def main():
             groups.append({"params": [p], **group, **({"shard_axis": axis} if group else {})})
             gradients.append(Tensor(rng.standard_normal(own).astype(np.float32)))
     optimizer = Muon(groups, 1e-3, backend=given.backend)
-    times = []
     optimizer(tuple(gradients))
     before = resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak starts anew
-    for _ in range(given.steps):
-        begin = time.perf_counter()
-        optimizer(tuple(gradients))
-        optimizer.statistics.asnumpy()
-        times.append(time.perf_counter() - begin)
+    times = timed(optimizer, tuple(gradients), given.steps)
     print(
         f"process {rank} of {count}: {1e3 * np.median(times):.0f} ms a step ({1e3 * min(times):.0f} at least); "
         f"{resident('VmHWM') - before:.0f} MB more than between steps",
         flush=True,
     )
-    if count > 1:
-        # A process that ends before its peers' last exchange makes that fail.
-        ops.AllReduce()(Tensor([1.0], ms.float32)).asnumpy()
+    leave(count)
 
 
 if __name__ == "__main__":

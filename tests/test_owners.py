@@ -13,6 +13,7 @@ from harness import tensor
 from hypothesis import given
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, communication, ops
+from tolerances import ORTHOGONALIZED
 
 from ms_optim import Muon, heads
 from ms_optim.kernels import interface, libraries
@@ -212,7 +213,7 @@ def test_the_kernel_of_owners_gives_what_operators_give(case, mode):
     stack = tensor(rng.standard_normal(shape), "float32")
     averages = (tensor(rng.uniform(0.1, 1.0, (*shape[:-1], 1)), "float32"),)
     found = [update(stack, averages if made[0].normalize_rows else ()) for update in (by_kernel, by_operators)]
-    within = 0.05 if "ns_dtype" in arguments else 1e-5
+    within = ORTHOGONALIZED[arguments.get("ns_dtype", "float32")]
     for k, what in enumerate(("updates", "averages", "squares")):
         if what == "averages" and not made[0].normalize_rows:
             continue

@@ -45,6 +45,10 @@ ORTHOGONAL = 3.4445**5 * TOLERANCE["state"]
 # 1.5 times the tolerance of other statistics.
 OF_ORTHOGONAL = 4 * TOLERANCE["statistics"]
 
+# Two implementations of these iterations, of one stack of small matrices, relative to the largest number: products are
+# added up in other orders, and factors of bfloat16 have 8 bits. Measured for 20 draws: 2.4e-6, and 0.06.
+ORTHOGONALIZED = {"float32": 1e-5, "bfloat16": 0.05}
+
 # Without masters a weight is rounded to storage each step. Where float32 and float64 fall on either side of a tie the
 # results differ by one unit in the last place, and stay that far apart; two such falls in 50 steps happen, three do not
 # in what is tested. One unit is 2^-10 of a float16, 2^-7 of a bfloat16, relative to its power of two.

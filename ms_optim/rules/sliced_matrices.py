@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import communication as comm
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Slicing(NamedTuple):
@@ -88,19 +91,25 @@ def _lengths(optimizer, group, tensors):
     rows = []
     for name, shape, axis in tensors:
         alike = zlib.crc32(repr((name, axis, *shape[:axis], *shape[axis + 1 :])).encode())
-        # On CPU, collectives take float32 numbers, which represent integers exactly up to 2**24.
-        rows.append((shape[axis] >> 20, shape[axis] & (1 << 20) - 1, alike >> 8))
-    table = np.zeros((comm.get_group_size(group), len(rows), 3), np.float32)
-    table[comm.get_rank(group)] = rows
-    table = ops.AllReduce(ops.ReduceOp.SUM, group)(Tensor(table)).asnumpy().astype(np.int64)
-    for (name, shape, axis), marks in zip(tensors, table[:, :, 2].T):
+        rows.append((shape[axis], alike))
+    table = of_all(group, np.array(rows))
+    for (name, shape, axis), marks in zip(tensors, table[..., 1].T):
         if (marks != marks[0]).any():
             raise ValueError(
                 f"For '{optimizer}', the slices of the parameter '{name}' must differ only in the dimension "
                 f"'shard_axis', but another process of '{group}' has other dimensions, or another 'shard_axis', than "
                 f"{shape} and {axis}."
             )
-    return ((table[:, :, 0] << 20) + table[:, :, 1]).T.tolist()
+    return table[..., 0].T.tolist()
+
+
+def of_all(group: str, own: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return an array of each process of a group, by rank: all have the same shape, and no number is negative."""
+    # On CPU, collectives take float32 numbers, which represent integers exactly up to 2**24.
+    table = np.zeros((comm.get_group_size(group), 2, *own.shape), np.float32)
+    table[comm.get_rank(group)] = own >> 20, own & (1 << 20) - 1
+    high, low = ops.AllReduce(ops.ReduceOp.SUM, group)(Tensor(table)).asnumpy().astype(np.int64).swapaxes(0, 1)
+    return (high << 20) + low
 
 
 class Whole(nn.Cell):

@@ -24,7 +24,7 @@ from ..arguments.weight_norms import is_held
 from ..kernels.interface import CODE_BLOCK
 from ..kernels.table import device_target
 from ..rules.orthogonalization import work
-from ..rules.sliced_matrices import Whole, gathering
+from ..rules.sliced_matrices import Whole, gathering, of_all
 from .formats import FORMATS, OF_DTYPE
 from .inventory import bytes_each, rows_of
 
@@ -74,13 +74,13 @@ def replicas(optimizer: str, groups: Collection[str]) -> Peers:
     """
     if not comm.GlobalComm.INITED:
         return peers()
-    own = comm.get_rank()
+    own, world = comm.get_rank(), comm.GlobalComm.WORLD_COMM_GROUP
     sharers = {tuple(comm.get_process_group_ranks(group)) for group in groups} or {(own,)}
     ranks = next(iter(sharers)) if len(sharers) == 1 else ()
-    sizes = _of_all([len(ranks)])[:, 0]
+    sizes = of_all(world, np.array(len(ranks)))
     fit = sizes.min() == sizes.max() > 0
     if fit:
-        table = _of_all(ranks)
+        table = of_all(world, np.array(ranks))
         is_own = table == np.arange(len(table))[:, None]
         fit = bool(is_own.any(1).all() and (table[table] == table[:, None]).all())
     if not fit:
@@ -91,14 +91,6 @@ def replicas(optimizer: str, groups: Collection[str]) -> Peers:
     places = is_own.argmax(1)
     mine = np.flatnonzero(places == places[own]).tolist()
     return Peers(mine.index(own), len(mine), _group_of(tuple(mine)) if len(mine) > 1 else None)
-
-
-def _of_all(numbers: Sequence[int]) -> NDArray[np.int64]:
-    """Return the numbers of each process, as many of each, by rank."""
-    # On CPU, collectives take float32 numbers, which represent integers exactly up to 2**24.
-    table = np.zeros((comm.get_group_size(), len(numbers)), np.float32)
-    table[comm.get_rank()] = numbers
-    return ops.AllReduce(ops.ReduceOp.SUM, comm.GlobalComm.WORLD_COMM_GROUP)(Tensor(table)).asnumpy().astype(np.int64)
 
 
 @functools.cache
@@ -330,17 +322,11 @@ def sharded(
 
 def common_sizes(layout: Layout, shard_groups: Mapping[str, str]) -> list[int]:
     """Return the elements of each tensor, or of the largest of its slices; processes exchange those of their slices."""
-    sizes = np.array(layout.sizes, np.int64)
-    # On CPU, collectives take float32 numbers, which represent integers exactly up to 2**24.
-    own = np.stack((sizes >> 20, sizes & (1 << 20) - 1), 1).astype(np.float32)
-    found = sizes.copy()
+    own = np.array(layout.sizes, np.int64)
+    found = own
     for group in dict.fromkeys(shard_groups.values()):
-        table = np.zeros((comm.get_group_size(group), *own.shape), np.float32)
-        table[comm.get_rank(group)] = own
-        table = ops.AllReduce(ops.ReduceOp.SUM, group)(Tensor(table)).asnumpy().astype(np.int64)
-        most = ((table[..., 0] << 20) + table[..., 1]).max(0)
         is_in = np.array([shard_groups.get(name) == group for name in layout.names])
-        found = np.where(is_in, most, found)
+        found = np.where(is_in, of_all(group, own).max(0), found)
     return found.tolist()
 
 

@@ -33,8 +33,8 @@ struct KnownDirection : ElementwiseRule {
 // The second state of a matrix is NorMuon's V, one number a row; without kNormalizesRows a matrix has none.
 struct Muon : ElementwiseRule {
   static constexpr int kStates = 2;
-  static constexpr int kConstants =
-      7;  // beta1, beta2, eps of AdamW; momentum, the scale of an update, beta of V, bytes
+  // beta1, beta2, eps of AdamW; momentum, the scale of an update, beta of V, the most bytes of a batch.
+  static constexpr int kConstants = 7;
   static constexpr bool kHasMatrices = true;
   enum Flags : unsigned { kNesterov = 1, kOriginalScale = 2, kNormalizesRows = 4, kBFloat16Products = 8 };
   static constexpr unsigned kRowStateFlag = kNormalizesRows;

@@ -21,6 +21,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ...arguments.checks import fail
 from ...arguments.words import described
 from ...rules.arithmetic import signed_root
+from ...rules.sliced_matrices import of_all
 from ...unregistered import unregistered
 
 KEY = "shard_group"
@@ -86,14 +87,10 @@ def check_agreement(optimizer: str, groups: Iterable[str], settings: Mapping[str
     Raises:
         ValueError: On every process of a group, if some differ.
     """
-    checksums = [zlib.crc32(repr(value).encode()) for value in settings.values()]
-    # On CPU, collectives take float32 numbers, which represent integers exactly up to 2**24.
-    own = np.array([(one >> 16, one & 0xFFFF) for one in checksums], np.float32)
+    own = np.array([zlib.crc32(repr(value).encode()) for value in settings.values()])
     for group in dict.fromkeys(groups):
-        table = np.zeros((comm.get_group_size(group), *own.shape), np.float32)
-        table[comm.get_rank(group)] = own
-        table = ops.AllReduce(ops.ReduceOp.SUM, group)(Tensor(table)).asnumpy()
-        for name, differs in zip(settings, (table != table[0]).any((0, 2))):
+        table = of_all(group, own)
+        for name, differs in zip(settings, (table != table[0]).any(0)):
             if differs:
                 raise ValueError(
                     f"For '{optimizer}', all processes of the group '{group}' must have the same {name}, but another "

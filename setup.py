@@ -25,6 +25,7 @@ INSTRUCTION_SETS = {
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"]
 FLAGS += ["-fno-lto"]  # what is compiled for an instruction set is isolated as machine code
 FLAGS += ["-fno-wrapv"]  # Python's own flags say otherwise, which takes the shortest addressing from loops
+FLAGS += ["-g0"]  # Python's own flags ask for debug information, a quarter of the time, which is stripped again
 # Products of matrices are contracted, and some processors have instructions for those of bfloat16.
 PRODUCT_FLAGS = ["-ffp-contract=fast"]
 PRODUCT_SETS = {

@@ -133,6 +133,15 @@ def _configurations():
             yield Configuration(optimizer, "aot", "pynative", ALL)
 
 
+# Those whose checkpoints are loaded on another number of processes: of matrices with averages of rows, of replicas that
+# share states, and of codes.
+ANOTHER_NUMBER = (
+    "Muon-auto-pynative-float32-normalize_rows-splits",
+    "LANS-composite-pynative-float32-shard_states-grad_clip_norm-skip_nonfinite-loss_scale-pair",
+    "Lamb-aot-graph-bfloat16-state_dtype-master_weights-grad_clip_norm",
+)
+
+
 def configurations(processes):
     return [c for c in _configurations() if processes in c.processes]
 

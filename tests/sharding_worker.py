@@ -7,6 +7,7 @@ from harness import Step, numbers, numbers_of, tensor
 from mindspore import Parameter, communication
 from runtime import group_of
 from sharding import (
+    ANOTHER_NUMBER,
     AXES,
     CENTRALIZED,
     RATE,
@@ -21,8 +22,9 @@ from sharding import (
     start,
 )
 
-from ms_optim import Lamb, Muon
+from ms_optim import Lamb, Muon, load, save
 from ms_optim.paths.operators import stacks
+from ms_optim.rules.sliced_matrices import of_all
 
 MOST_ELEMENTS = stacks.MOST_ELEMENTS
 
@@ -105,8 +107,7 @@ def run(configuration, group, place, sharers, record):
     ms.set_context(pynative_synchronize=c.backend != "aot")
     stacks.MOST_ELEMENTS = STACKED if c.optimizer is Muon else MOST_ELEMENTS
     parts = {name: own_part(name, w, place, sharers) for name, w in start(c).items()}
-    params = {name: Parameter(tensor(w, c.dtype), name=name) for name, w in parts.items()}
-    optimizer = c.optimizer(groups(params, group, c.optimizer is Muon), RATE, backend=c.backend, **c.arguments)
+    params, optimizer = made(c, parts, group)
     assert optimizer.fused == (c.backend == "aot")
     call = Step(optimizer) if c.mode == "graph" else lambda *g: optimizer(g)
     for step in range(STEPS):
@@ -123,6 +124,22 @@ def run(configuration, group, place, sharers, record):
     return optimizer
 
 
+def made(c, values, group):
+    """Return the parameters of a configuration with given values, and an optimizer of them."""
+    params = {name: Parameter(tensor(w, c.dtype), name=name) for name, w in values.items()}
+    return params, c.optimizer(groups(params, group, c.optimizer is Muon), RATE, backend=c.backend, **c.arguments)
+
+
+def load_slices_of_four(c, folder, record):
+    """Load what four processes saved as two slices, of which each pair holds both."""
+    pair = communication.get_rank() // 2 * 2
+    place = communication.get_rank() - pair
+    params, optimizer = made(c, {n: 0 * own_part(n, w, place, 2) for n, w in start(c).items()}, group_of(pair, 2))
+    load(folder / f"{c.name}.safetensors", optimizer=optimizer)
+    record |= {f"{c.name}/loaded/{name}": numbers(p) for name, p in params.items()}
+    record |= {f"{c.name}/loaded/{state.name}": numbers(state) for state in optimizer.states}
+
+
 def main(folder, rank, processes):
     check_refusals()
     world, pair = communication.GlobalComm.WORLD_COMM_GROUP, rank // 2 * 2
@@ -131,9 +148,16 @@ def main(folder, rank, processes):
     record = {}
     for c in configurations(processes):
         group, place = (world, rank) if c.group == "world" else (group_of(pair, 2), rank - pair)
-        run(c, group, place, c.sharers(processes), record)
+        optimizer = run(c, group, place, c.sharers(processes), record)
+        if c.name in ANOTHER_NUMBER:
+            save(folder / f"{c.name}.safetensors", optimizer=optimizer)
+            of_all(world, np.zeros(1, np.int64))  # all have saved
+            if processes == 4 and c.group == "world":
+                load_slices_of_four(c, folder, record)
     stacks.MOST_ELEMENTS = MOST_ELEMENTS
     for c in (*in_few_bits("aot"), *in_few_bits("composite")) if processes == 2 else ():
         optimizer = run(c, world, rank, processes, record)
         record |= {f"{c.name}/held/{name}": x for name, x in numbers_of(optimizer)}
+        if c.name in ANOTHER_NUMBER:
+            save(folder / f"{c.name}.safetensors", optimizer=optimizer)
     np.savez(folder / f"{rank}.npz", **record)

@@ -3,9 +3,19 @@
 import numpy as np
 import pytest
 from cases import constant
-from harness import check_close, check_stored_alike, check_units, in_reference, numbers, peak_of_weight, tensor
+from harness import (
+    check_close,
+    check_stored_alike,
+    check_units,
+    in_reference,
+    numbers,
+    numbers_of,
+    peak_of_weight,
+    tensor,
+)
 from mindspore import Parameter, Tensor
 from sharding import (
+    ANOTHER_NUMBER,
     AXES,
     CENTRALIZED,
     RATE,
@@ -21,6 +31,7 @@ from sharding import (
     own_part,
     start,
 )
+from stated_formats import numbers_in
 from tolerances import MOST_ON_OTHER_PATH, TOLERANCE
 
 import ms_optim
@@ -206,6 +217,74 @@ def test_slices_in_few_bits_are_stored_alike_by_both_paths(processes, records_of
                 assert rows[1].tobytes() == held[0][f"{composite.name}/{step}/statistics"].tobytes()
             first = record[f"{composite.name}/0/statistics"]
             np.testing.assert_allclose(first[:, 1], expected[0][1], rtol=RELATIVE, err_msg=composite.name)
+
+
+@pytest.mark.program("sharding")
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_checkpoint_is_loaded_on_another_number_of_processes(processes, records_of):
+    """On one process, and that of four on two pairs: weights and states are cut anew, to the bit."""
+    held, folder = records_of(processes)
+    chosen = [c for c in configurations(processes) if c.name in ANOTHER_NUMBER]
+    assert len(chosen) == processes // 2
+    for c in chosen:
+        states = merged(c, held, 2) if c.arguments.get("shard_states") else held
+        arguments = {name: value for name, value in c.arguments.items() if name != "shard_states"}
+        params = {name: Parameter(tensor(0 * w, c.dtype), name=name) for name, w in start(c).items()}
+        alone = c.optimizer(list(params.values()), RATE, backend="composite", **arguments)
+        assert ms_optim.load(folder / f"{c.name}.safetensors", optimizer=alone).step == STEPS - bool(
+            c.arguments.get("skip_nonfinite")
+        )
+        for name, p in params.items():
+            parts = [record[f"{c.name}/{STEPS - 1}/{name}"] for record in held]
+            whole = joined(name, parts, c.sharers(processes))
+            assert numbers(p).astype(np.float32).tobytes() == whole.tobytes(), f"{c.name}, {name}"
+            check_cut_anew(c, name, parts, [record.get(f"{c.name}/loaded/{name}") for record in held], joined)
+        for state in alone.states:
+            prefix, _, name = state.name.partition(".")
+            put_together = joined_rows if prefix == "muon_v" else joined
+            parts = [record[f"{c.name}/{state.name}"] for record in states]
+            whole = put_together(name, parts, c.sharers(processes))
+            assert numbers(state).astype(np.float32).tobytes() == whole.tobytes(), f"{c.name}, {state.name}"
+            loaded = [record.get(f"{c.name}/loaded/{state.name}") for record in held]
+            check_cut_anew(c, name, parts, loaded, put_together)
+
+
+def check_cut_anew(c, name, saved, loaded, put_together):
+    """Compare what two processes loaded with what four had saved."""
+    if loaded[0] is not None:
+        whole, again = put_together(name, saved, 4), put_together(name, loaded, 2)
+        assert again.astype(np.float32).tobytes() == whole.tobytes(), f"{c.name}, {name}"
+        assert loaded[2].tobytes() == loaded[0].tobytes()
+        assert loaded[0].size < loaded[1].size or name.startswith("whole") or loaded[0].size == whole.size
+
+
+@pytest.mark.program("sharding")
+@pytest.mark.parametrize("processes", [2])
+def test_codes_of_slices_are_decoded_for_another_number_of_processes(processes, records_of):
+    held, folder = records_of(processes)
+    (c,) = (c for c in in_few_bits("aot") if c.name in ANOTHER_NUMBER)
+    params = {name: Parameter(tensor(0 * w, c.dtype), name=name) for name, w in start(c).items()}
+    arguments = {name: value for name, value in c.arguments.items() if name != "state_dtype"}
+    alone = c.optimizer(list(params.values()), RATE, **arguments)
+    ms_optim.load(folder / f"{c.name}.safetensors", optimizer=alone)
+    found = dict(numbers_of(alone))
+    for name in params:
+        for prefix in ("", "master."):
+            parts = [record[f"{c.name}/held/{prefix}{name}"] for record in held]
+            assert found[prefix + name].tobytes() == joined(name, parts, 2).tobytes()
+        for k, state in enumerate(alone.rule.prefixes):
+            decoded = [decoded_state(f"{c.name}/held/{state}", k, name, record) for record in held]
+            expected = joined(name, decoded, 2)
+            np.testing.assert_allclose(found[f"{state}.{name}"], expected, rtol=RELATIVE, err_msg=f"{state}.{name}")
+    assert any("_scale." in name for name in held[1])
+
+
+def decoded_state(prefix, k, name, record):
+    """Return the numbers of a state: that of a small slice is in float32, and has no scales."""
+    state, scales = record[f"{prefix}.{name}"], record.get(f"{prefix}_scale.{name}")
+    if scales is None:
+        return state
+    return numbers_in(state.reshape(-1).astype(np.int64), scales, "8bit", k, state.size).reshape(state.shape)
 
 
 @pytest.mark.parametrize("sharers", [2, 4])

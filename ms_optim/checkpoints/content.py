@@ -11,6 +11,7 @@ from ..arguments.checks import fail
 from ..base.entries import EntryError, written_together
 from ..states.shares import ENTRY
 from ..workers.residuals import ENTRIES, LOCAL_ENTRY
+from . import slices
 from .file import File
 from .fold import fold_residuals
 from .header import DTYPES, MORE, NAMES, STATE, WEIGHT, SpoiledError
@@ -54,14 +55,9 @@ def take(
 ) -> tuple[int | None, dict[str, Any]]:
     """Load a checkpoint whose checksums are correct, and return its step and the user's values."""
     place = place_of(optimizer)
-    if len(parts) != place.count and optimizer is not None and optimizer.is_sliced:
-        raise ValueError(
-            f"For 'load', the optimizer's tensors are sliced over {place.count} processes, but the checkpoint "
-            f"{parts[0].path} has {len(parts)} parts."
-        )
     own = parts[place.rank if len(parts) == place.count else 0]
-    folded = _folded(parts, place) if optimizer is not None else {}
     weights = _weights("load", net, optimizer)
+    own_weights, own_states = _converted(parts, place, own, optimizer, weights)
     given = {name for name, entry in own.entries.items() if entry.kind == WEIGHT}
     missing, unknown = sorted(weights.keys() - given), sorted(given - weights.keys()) if net is not None else []
     if strict and (missing or unknown):
@@ -73,18 +69,19 @@ def take(
     written = []
     for name in weights.keys() & given:
         p, entry = weights[name], own.entries[name]
-        if tuple(p.shape) != entry.shape:
+        value = own_weights[name].asnumpy() if name in own_weights else own.array(name)
+        if tuple(p.shape) != value.shape:
             raise ValueError(
-                f"For 'load', the weight {name!r} must have the shape {p.shape}, but has {entry.shape} in {own.path}."
+                f"For 'load', the weight {name!r} must have the shape {p.shape}, but has {value.shape} in {own.path}."
             )
         if p.dtype != DTYPES[entry.dtype]:
             raise TypeError(
                 f"For 'load', the weight {name!r} must be of dtype {p.dtype}, but is {DTYPES[entry.dtype]} in "
                 f"{own.path}."
             )
-        written.append((p, folded[name].asnumpy() if name in folded else own.array(name)))
+        written.append((p, value))
     if optimizer is not None:
-        states = _states(parts, own, optimizer, folded)
+        states = _states(parts, own, optimizer, own_states)
         try:
             written += optimizer._entries.fitting(states, strict, written, learning_rate)
         except EntryError as error:
@@ -106,23 +103,48 @@ def _states_in(part: File) -> dict[str, Tensor]:
     return {name_of(entry): tensor for entry, tensor in part.tensors(STATE).items()}
 
 
-def _folded(parts: list[File], place: Place) -> dict[str, Tensor]:
-    """Return the states and weights of this worker, if another number of workers saved their own ones."""
-    if len(parts) == place.count or not any(entry in parts[0].entries for entry in ENTRIES):
-        return {}
+def _converted(
+    parts: list[File], place: Place, own: File, optimizer: AnyOptimizer | None, weights: dict[str, Parameter]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the weights and the states of this worker, if others saved their own ones; empty if its part has them."""
+    if slices.are_others(parts, place, optimizer):
+        wanted = slices.wanted(optimizer, weights)
+        if slices.places_of(optimizer):
+            slices.check_others(parts, wanted)
+        saved, first = [part.tensors(WEIGHT) for part in parts], parts.index(own)
+        cuts = slices.cuts(parts, saved, wanted)
+        states = {} if optimizer is None else slices.cut_states(_states_of_slices(parts), first, cuts)
+        return slices.cut_weights(saved, first, cuts), states
+    if optimizer is None or len(parts) == place.count or not any(entry in parts[0].entries for entry in ENTRIES):
+        return {}, {}
     # With local steps, the weights differ, too.
     has_weights = LOCAL_ENTRY in parts[0].entries
-    states = [(part.tensors(WEIGHT) if has_weights else {}) | _states_in(part) for part in parts]
-    return fold_residuals(states, place.count)[place.rank]
+    folded = fold_residuals(
+        [(part.tensors(WEIGHT) if has_weights else {}) | _states_in(part) for part in parts], place.count
+    )
+    given, worker = _states_in(own), folded[place.rank]
+    return worker, {name: value for name, value in worker.items() if name in given}
 
 
-def _states(parts: list[File], own: File, optimizer: AnyOptimizer, folded: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the states that this worker loads."""
+def _states_of_slices(parts: list[File]) -> list[dict[str, Tensor]]:
+    """Return for each part all states of its slices, which those with the same slices may have shared."""
+    states = [_states_in(part) for part in parts]
+    if ENTRY not in states[0]:
+        return states
+    alike = [[k for k, other in enumerate(parts) if other.slices == part.slices] for part in parts]
+    merged = {those[0]: merge_states([states[k] for k in those]) for those in alike}
+    return [merged[those[0]] for those in alike]
+
+
+def _states(parts: list[File], own: File, optimizer: AnyOptimizer, converted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the states that this worker loads: those that were converted, if there are any."""
+    if converted:
+        return converted
     given = _states_in(own)
     if ENTRY in given:
         same = optimizer.shares and given[ENTRY].asnumpy().tobytes() == optimizer.state_shares.asnumpy().tobytes()
         return given if same else merge_states([_states_in(part) for part in parts])
-    return {name: value for name, value in folded.items() if name in given} if folded else given
+    return given
 
 
 def _weights(function: str, net: nn.Cell | None, optimizer: AnyOptimizer | None) -> dict[str, Parameter]:

@@ -41,14 +41,16 @@ class File:
     more: Any
     origin: Origin
     entries: dict[str, Entry]
+    slices: dict[str, list[int]] | None
 
     def __init__(self, path: pathlib.Path):
         self.path = path
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            self.version, self.step, self.more, self.origin, self.entries = read_header(path, file, size)
+            found = read_header(path, file, size)
             # This maps the file's pages and copies nothing; changes to them stay in this process.
             self._data = np.memmap(file, np.uint8, "c")
+        self.version, self.step, self.more, self.origin, self.entries, self.slices = found
 
     def array(self, name: str) -> NDArray[Any]:
         """Return the values of an entry."""
@@ -108,10 +110,15 @@ def checksum(
 
 
 def write_file(
-    path: pathlib.Path, step: int | None, more: Any, entries: dict[str, tuple[str, Tensor]], origin: Origin
+    path: pathlib.Path,
+    step: int | None,
+    more: Any,
+    entries: dict[str, tuple[str, Tensor]],
+    origin: Origin,
+    slices: dict[str, list[int]],
 ) -> None:
     """Write a file next to the old one, and replace the old one after all data is on disk."""
-    draft, sums = Draft(entries, step, more, origin), ""
+    draft, sums = Draft(entries, step, more, origin, slices), ""
     with replacing(path) as file:
         file.seek(draft.size())
         for name in draft.names:

@@ -93,13 +93,18 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a header says: its version, the optimizer's step, the user's values, the file's origin, and the entries."""
+    """What a header says: its version, the optimizer's step, the user's values, the file's origin, and the entries.
+
+    `slices` has for each sliced tensor the index of the slice in this file and the number of slices; None in files of
+    earlier versions of the package, which did not write it.
+    """
 
     version: int
     step: int | None
     more: Any
     origin: Origin
     entries: dict[str, Entry]
+    slices: dict[str, list[int]] | None
 
 
 class Draft:
@@ -110,6 +115,7 @@ class Draft:
         step: The optimizer's step.
         more: The user's values as JSON.
         origin: Where the file comes from.
+        slices: For each sliced tensor, the index of the slice in this file and the number of slices.
 
     Attributes:
         names: The names in the order of the file. Large dtypes come first, so that each tensor begins at a multiple
@@ -118,7 +124,14 @@ class Draft:
 
     names: list[str]
 
-    def __init__(self, entries: dict[str, tuple[str, Tensor]], step: int | None, more: Any, origin: Origin):
+    def __init__(
+        self,
+        entries: dict[str, tuple[str, Tensor]],
+        step: int | None,
+        more: Any,
+        origin: Origin,
+        slices: dict[str, list[int]],
+    ):
         self.names = sorted(entries, key=lambda name: -entries[name][1].itemsize)
         self._tensors, kinds, end = {}, [], 0
         for name in self.names:
@@ -128,6 +141,7 @@ class Draft:
             self._tensors[name] = layout
             kinds.append(kind)
         told = {"version": VERSION, "step": step, "more": more, "kinds": kinds, "from": dataclasses.asdict(origin)}
+        told["slices"] = slices
         self._content = json.dumps(told)
 
     def size(self) -> int:
@@ -161,7 +175,7 @@ def read_header(path: pathlib.Path, file: BinaryIO, size: int) -> Header:
     if size != end:
         what = "truncated" if size < end else "too long"
         raise SpoiledError(f"ms_optim: the checkpoint {path} is {what}: it has {size} bytes, not {end}.")
-    return Header(told["version"], told["step"], told["more"], told["from"], entries)
+    return Header(told["version"], told["step"], told["more"], told["from"], entries, told.get("slices"))
 
 
 def _header_checksum(header: bytes) -> str:
@@ -206,6 +220,8 @@ def _told(path: pathlib.Path, header: Any) -> dict[str, Any] | None:
     step = told.get("step")
     if "more" not in told or not (step is None or _is_size(step)) or not isinstance(told.get("kinds"), list):
         return None
+    if not _are_slices(told.get("slices", {})):
+        return None
     told["from"] = Origin() if told["version"] == 1 else Origin.of(told.get("from"))
     return None if told["from"] is None else {**told, "step": step}
 
@@ -231,6 +247,12 @@ def _entries(header: dict[str, Any], kinds: list[Any], begin: int) -> dict[str, 
         entries[name] = Entry(kinds[k], dtype, tuple(shape), begin + low, begin + high, sums[8 * k : 8 * k + 8])
         last = high
     return entries
+
+
+def _are_slices(value: Any) -> bool:
+    """Return whether a value has the index of a slice and the number of slices by name."""
+    places = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(p, list) and len(p) == 2 and all(map(_is_size, p)) and p[0] < p[1] for p in places)
 
 
 def _is_size(value: Any) -> bool:

@@ -20,6 +20,7 @@ from .content import gathered, take, unpacked
 from .file import write_file
 from .header import SpoiledError
 from .parts import checkpoints_in, origin_of, part_path, place_of, step_of
+from .slices import places_of
 
 if TYPE_CHECKING:
     from ..arguments.checks import FilePath
@@ -87,7 +88,9 @@ def save(path: FilePath, net: nn.Cell | None = None, optimizer: AnyOptimizer | N
     origin = origin_of(place, optimizer)
     packed, entries = gathered(net, optimizer, more)
     if place.saves:
-        write_file(part_path(path, place.rank, place.count), step_of(optimizer), packed, entries, origin)
+        write_file(
+            part_path(path, place.rank, place.count), step_of(optimizer), packed, entries, origin, places_of(optimizer)
+        )
         if optimizer is not None:
             optimizer._run = origin.run
 

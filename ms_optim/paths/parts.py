@@ -13,7 +13,7 @@ from ..states import inventory
 from ..states.layout import Settings
 from ..states.shares import sharded
 from ..states.storage import Held
-from .operators.slices import SumOverProcesses, check_agreement
+from .operators.slices import SumOverProcesses, check_agreement, slices_of_all
 
 if TYPE_CHECKING:
     from mindspore import Parameter, nn
@@ -105,6 +105,7 @@ class Parts:
         settings = Settings.of(name, rule, options, device, optimizer.runs_on_host, is_parallel)
         if shard_groups:
             check_agreement(name, shard_groups.values(), _agreed(rule, options, layout))
+            layout = dataclasses.replace(layout, slices=slices_of_all(layout, shard_groups))
         slices = SumOverProcesses([shard_groups.get(p) for p in layout.names]) if shard_groups else None
         return cls(optimizer, rule, options, layout, held, rates, settings, shares, slices)
 
@@ -114,6 +115,7 @@ def _agreed(rule: Rule, options: Options, layout: Layout) -> dict[str, Any]:
     own = {"number of parameters": layout.count, "optimizer": layout.optimizer}
     own |= {f"'{name}'": value for name, value in vars(options).items()}
     own["arguments of the rule"] = (rule.constants, rule.flags, rule.iterations)
+    own["number of dimensions of each parameter"] = [len(shape) for shape in layout.shapes]
     own["weight decays and centralization by parameter"] = (layout.decay_places, layout.centralized)
     own["matrices of each parameter"] = ([form.whole for form in layout.forms], layout.form_places)
     return own

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mindspore as ms
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from ..arguments.rates import Collected
     from ..rules.matrices import Form, Matrix
     from ..rules.rule import Rule
+
+
+class Slices(NamedTuple):
+    """The slices of a tensor that processes hold: the index of this process's slice, and the shape of each."""
+
+    own: int
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Layout:
         most_stacked: The most elements of a stack of more than one tensor; 0 where nothing bounds them in particular.
         first_row: The row of its first parameter in the tables of a step, such as the statistics, which have a row for
             each parameter of all rules that take the step together.
+        slices: The slices of each sliced tensor, by name.
     """
 
     optimizer: str
@@ -55,6 +63,7 @@ class Layout:
     form_places: tuple[int, ...] = ()
     most_stacked: int = 0
     first_row: int = 0
+    slices: Mapping[str, Slices] = dataclasses.field(default_factory=dict)
 
     def with_matrices(self, forms: Sequence[Form | None], most_stacked: int = 0) -> Layout:
         """Return a copy with the matrices of each parameter, None if it holds none, and the bound of stacks."""

@@ -21,7 +21,8 @@ sys.path[:0] = [str(path) for path in (HERE, HERE.parent) if str(path) not in sy
 
 # A campaign is a module here. It states PROGRAM, a strategy of Hypothesis whose values json can write, and
 # attack(program), which runs in the child process: it raises AssertionError with what it found, or returns what it did
-# as a dict of counts. The numbers are of programs: how many CI runs, and how many a round of a long run draws.
+# as a dict of counts. It may state prepare(), which does what takes long before the first program, such as a build. The
+# numbers are of programs: how many CI runs, and how many a round of a long run draws.
 CAMPAIGNS = {
     "programs": (4, 30),
     "references": (3, 20),
@@ -85,6 +86,7 @@ class Child:
 
     def run(self, campaign, program):
         """Run a program; return its counts, or raise a Finding."""
+        getattr(importlib.import_module(campaign), "prepare", lambda: None)()
         if self.process is None:
             self.start()
         self.process.stdin.write(json.dumps({"campaign": campaign, "program": program}) + "\n")

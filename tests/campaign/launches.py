@@ -42,14 +42,20 @@ launches = st.fixed_dictionaries(
 LARGEST = {"float32": 3e38, "float16": 6e4, "bfloat16": 3e38}
 # A replay takes many, for starting it takes longest.
 PROGRAM = st.lists(launches, min_size=20, max_size=40)
-# Where builds are kept, for whoever else needs them: set by the process that starts the campaign.
+# Where builds are kept, for whoever else needs them.
 FOLDER = "MS_OPTIM_TEST_BUILDS"
 
 
 @functools.cache
 def program():
-    folder = pathlib.Path(os.environ.get(FOLDER) or tempfile.mkdtemp())
-    return builds.sanitized(folder, "address,undefined")[0]
+    return builds.sanitized(pathlib.Path(os.environ[FOLDER]), "address,undefined")[0]
+
+
+def prepare():
+    """Build the program in a folder that the processes of the campaign share."""
+    if FOLDER not in os.environ:
+        os.environ[FOLDER] = tempfile.mkdtemp()
+    program()
 
 
 def recorded(i, rule, states, weights, gradients, shapes, shared, centralizes, size, poison, seed, threads, **options):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 import numpy as np
@@ -22,7 +22,11 @@ from ...arguments.checks import fail
 from ...arguments.words import described
 from ...rules.arithmetic import signed_root
 from ...rules.sliced_matrices import of_all
+from ...states.layout import Slices
 from ...unregistered import unregistered
+
+if TYPE_CHECKING:
+    from ...states.layout import Layout
 
 KEY = "shard_group"
 # In other modes MindSpore slices tensors itself, or averages gradients over processes that hold different slices.
@@ -96,6 +100,23 @@ def check_agreement(optimizer: str, groups: Iterable[str], settings: Mapping[str
                     f"For '{optimizer}', all processes of the group '{group}' must have the same {name}, but another "
                     f"process has another than {described(settings[name])}."
                 )
+
+
+def slices_of_all(layout: Layout, shard_groups: Mapping[str, str]) -> dict[str, Slices]:
+    """Return the slices of each sliced tensor by name: processes exchange the shapes of theirs.
+
+    Args:
+        layout: The properties of the parameters.
+        shard_groups: The communication group of each sliced tensor, by name.
+    """
+    found = {}
+    for group in dict.fromkeys(shard_groups.values()):
+        own = [(n, shape) for n, shape in zip(layout.names, layout.shapes) if shard_groups.get(n) == group]
+        most = max(len(shape) for _, shape in own)
+        table = of_all(group, np.array([(*shape, *[1] * (most - len(shape))) for _, shape in own]))
+        for (name, shape), shapes in zip(own, table.swapaxes(0, 1).tolist()):
+            found[name] = Slices(comm.get_rank(group), tuple(tuple(other[: len(shape)]) for other in shapes))
+    return found
 
 
 def packed(sums):

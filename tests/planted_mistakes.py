@@ -52,6 +52,36 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
+    # ---- Slices in checkpoints
+    Mistake(
+        "checkpoints/slices.py",
+        "next((k for k, place in enumerate(told) if place == [i, count]), -1)",
+        "i",
+        "test_checkpoints.py -k slices_are_cut",
+    ),
+    Mistake(
+        "checkpoints/slices.py", "2 if len(self.saved[0]) == 3 else 1", "1", "test_checkpoints.py -k slices_are_cut"
+    ),
+    Mistake("checkpoints/slices.py", "axes[0] if axes else 0", "0", "test_checkpoints.py -k slices_are_cut"),
+    Mistake(
+        "checkpoints/slices.py",
+        "for shape in self.own.shapes[: self.own.own]",
+        "for shape in self.saved[: self.own.own]",
+        "test_checkpoints.py -k slices_are_cut",
+    ),
+    Mistake(
+        "checkpoints/slices.py",
+        "part.entries[n].checksum if n in part.entries",
+        "part.entries[n].dtype if n in part.entries",
+        "test_checkpoints.py -k frozen_weight",
+    ),
+    Mistake("checkpoints/slices.py", "scale in each\n", "False\n", "test_sharding.py -k codes_of_slices"),
+    Mistake(
+        "checkpoints/content.py",
+        "if other.slices == part.slices]",
+        "if other.origin]",
+        "test_sharding.py -k another_number_of_processes",
+    ),
     # ---- Owners of matrices
     Mistake("rules/owners.py", "np.argsort(order)", "order", "test_owners.py -k whole_matrices"),
     Mistake(

@@ -22,7 +22,7 @@ from sharding import (
     start,
 )
 
-from ms_optim import Lamb, Muon, load, save
+from ms_optim import LANS, Lamb, Muon, load, save
 from ms_optim.paths.operators import stacks
 from ms_optim.rules.sliced_matrices import of_all
 
@@ -104,7 +104,9 @@ def run(configuration, group, place, sharers, record):
     """Take the steps of a configuration, record weights and statistics after each, and return the optimizer."""
     c = configuration
     ms.set_context(mode=ms.GRAPH_MODE if c.mode == "graph" else ms.PYNATIVE_MODE)
-    ms.set_context(pynative_synchronize=c.backend != "aot")
+    # Threads that hand operators to each other wait without rest, which takes long where processes share a core: one
+    # optimizer shows that a step needs no order but that of its operators.
+    ms.set_context(pynative_synchronize=c.backend != "aot" or c.optimizer is not LANS)
     stacks.MOST_ELEMENTS = STACKED if c.optimizer is Muon else MOST_ELEMENTS
     parts = {name: own_part(name, w, place, sharers) for name, w in start(c).items()}
     params, optimizer = made(c, parts, group)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import types
 import zlib
 
 import mindspore as ms
@@ -22,10 +23,12 @@ from safetensors import safe_open
 
 import ms_optim
 from ms_optim import AdamW, CheckpointSaver, DGCMomentum, Lion, SimulatedWorkers, SpoiledError
-from ms_optim.checkpoints import atomic_file
+from ms_optim.checkpoints import atomic_file, slices
+from ms_optim.checkpoints.header import Entry
 from ms_optim.kernels import table as kernels
 from ms_optim.schedules import WarmUpHoldDecayLR
 from ms_optim.states import shares
+from ms_optim.states.layout import Slices
 
 needs_kernel = pytest.mark.skipif(
     kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))
@@ -856,3 +859,64 @@ def test_residuals_go_on_on_any_number_of_workers(new, tmp_path):
     if new == 2:
         for a, b in zip(old.optimizers, workers.optimizers):
             np.testing.assert_array_equal(a.states[1].asnumpy(), b.states[1].asnumpy())
+
+
+# ---- Slices ----------------------------------------------------------------------------------------------------------
+
+
+def part_with(checksum, places):
+    """A part that holds slices at these places, and a weight with a checksum."""
+    frozen = Entry("weight", "F32", (2,), 0, 8, checksum)
+    return types.SimpleNamespace(path="run.safetensors", entries={"frozen": frozen}, slices=places)
+
+
+def test_a_frozen_weight_that_may_be_sliced_is_refused():
+    slices.check_others([part_with("1", {}), part_with("1", {})], {})
+    with pytest.raises(ValueError, match=r"'frozen' differs between the processes .* load the checkpoint on 2 proc"):
+        slices.check_others([part_with("1", {}), part_with("2", {})], {})
+    slices.check_others([part_with("1", {}), part_with("2", {})], {"frozen": Slices(0, ((2,), (2,)))})
+
+
+def test_parts_without_places_are_loaded_by_as_many_processes():
+    """An earlier version of the package wrote them."""
+    optimizer = types.SimpleNamespace(_layout=types.SimpleNamespace(slices={"w": Slices(1, ((2,), (3,)))}))
+    parts, place = [part_with("1", None)] * 2, types.SimpleNamespace(rank=1, count=2)
+    assert not slices.are_others(parts, place, optimizer)
+    with pytest.raises(ValueError, match=r"over 3 processes, but the checkpoint run.safetensors has 2 parts\. An earl"):
+        slices.are_others(parts, types.SimpleNamespace(rank=1, count=3), optimizer)
+    own = [part_with("1", {"w": [k, 2]}) for k in range(2)]
+    assert not slices.are_others(own, place, optimizer)
+    assert slices.are_others(own[::-1], place, optimizer)
+    with pytest.raises(SpoiledError, match=r"lacks slice 1 of 2 of the tensor 'w'"):
+        slices.of_saved(own[:1] * 2, "w")
+
+
+LENGTHS = ((4, 1, 3), (2, 6), (8,))
+
+
+@pytest.mark.parametrize("shape, axis", [((8,), 0), ((8, 5), 0), ((3, 8), 1), ((8, 3, 2, 2), 0), ((4, 8, 3), 1)])
+@pytest.mark.parametrize("saved, own", itertools.permutations(LENGTHS, 2))
+def test_slices_are_cut_anew(shape, axis, saved, own):
+    """Weights, and states with one number for each element or for each row."""
+
+    def cut_along(x, lengths):
+        return np.split(x, np.cumsum(lengths)[:-1], axis)
+
+    w = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    rows = w[..., 0] if len(shape) == 3 else w.reshape(shape[0], -1)[:, 0]
+    counts_rows = axis < rows.ndim and len(shape) > 1
+    parts = [part_with("", {"w": [k, len(saved)]} if len(saved) > 1 else {}) for k in range(len(saved))]
+    order = range(len(parts))[::-1]  # files may be listed in any order
+    parts, values = [parts[k] for k in order], [cut_along(w, saved)[k] for k in order]
+    of_rows = [cut_along(rows, saved)[k].reshape(-1) for k in order] if counts_rows else [rows] * len(parts)
+    weights = [{"w": Tensor(x), "b": Tensor(np.float32([1, 2]))} for x in values]
+    states = [{"m.w": Tensor(-x), "muon_v.w": Tensor(v)} for x, v in zip(values, of_rows)]
+    for k, x in enumerate(cut_along(w, own)):
+        wanted = {"w": Slices(k, tuple(x.shape for x in cut_along(w, own))), "b": Slices(0, ((2,),))}
+        cuts = slices.cuts(parts, weights, wanted)
+        assert slices.cut_weights(weights, 0, cuts)["w"].asnumpy().tobytes() == x.tobytes()
+        found = slices.cut_states(states, 0, cuts)
+        assert found["m.w"].asnumpy().tobytes() == (-x).tobytes()
+        if len(shape) > 1:
+            expected = cut_along(rows, own)[k].reshape(-1) if counts_rows else rows
+            assert found["muon_v.w"].asnumpy().tobytes() == expected.tobytes()

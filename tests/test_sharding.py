@@ -13,7 +13,7 @@ from harness import (
     peak_of_weight,
     tensor,
 )
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 from sharding import (
     ANOTHER_NUMBER,
     AXES,
@@ -247,6 +247,33 @@ def test_a_checkpoint_is_loaded_on_another_number_of_processes(processes, record
             assert numbers(state).astype(np.float32).tobytes() == whole.tobytes(), f"{c.name}, {state.name}"
             loaded = [record.get(f"{c.name}/loaded/{state.name}") for record in held]
             check_cut_anew(c, name, parts, loaded, put_together)
+
+
+class Network(nn.Cell):
+    """The tensors of a configuration, some of which may be sliced."""
+
+    def __init__(self, values, dtype):
+        super().__init__()
+        held = [Parameter(tensor(w, dtype), name=name) for name, w in values.items()]
+        self.held = ParameterTuple(held)
+
+
+@pytest.mark.program("sharding")
+@pytest.mark.parametrize("processes", [4])
+def test_weights_alone_are_whole(processes, records_of):
+    """A process without an optimizer cannot know its slices."""
+    held, folder = records_of(processes)
+    c = next(c for c in configurations(processes) if c.name in ANOTHER_NUMBER)
+    path, whole = folder / f"{c.name}.safetensors", {name: 0 * w for name, w in start(c).items()}
+    net = Network(whole, c.dtype)
+    ms_optim.load(path, net)
+    for p in net.held:
+        parts = [record[f"{c.name}/{STEPS - 1}/{p.name}"] for record in held]
+        assert numbers(p).astype(np.float32).tobytes() == joined(p.name, parts, c.sharers(processes)).tobytes()
+    sliced = Network({name: own_part(name, w, 1, 2) for name, w in whole.items()}, c.dtype)
+    with pytest.raises(ValueError, match=r"slices of 'split.matrix' must make one tensor.*Without an optimizer, weigh"):
+        ms_optim.load(path, sliced)
+    assert not any(numbers(p).any() for p in sliced.held)
 
 
 def check_cut_anew(c, name, saved, loaded, put_together):

@@ -110,7 +110,8 @@ def load(
 
     If checkpoints of several numbers of workers have the name `path`, the one that was saved last is loaded; if it is
     corrupted or incomplete, the one before, with a warning. If the number of workers has changed, sharded states and
-    DGCMomentum's residuals are merged and redistributed. If `state_dtype` has changed, states are converted.
+    DGCMomentum's residuals are merged and redistributed, and slices of a `shard_group` are cut anew. If `state_dtype`
+    has changed, states are converted.
 
     Args:
         path (Union[str, PathLike]): The file, or the folder of a :class:`CheckpointSaver`. From a folder, the last
@@ -131,7 +132,7 @@ def load(
         SpoiledError: If it is truncated or corrupted, or a worker's part is missing or from another save. It is a
             ValueError.
         TypeError: If an argument has the wrong type, or a tensor another dtype.
-        ValueError: If a tensor has another shape, or `learning_rate` is not one of these.
+        ValueError: If a tensor has another shape, slices do not fit together, or `learning_rate` is not one of these.
         KeyError: If `strict` and a name is missing or unknown. It is also a ValueError.
 
     Examples:

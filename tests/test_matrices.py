@@ -612,9 +612,9 @@ def test_bfloat16_products_give_the_same_bits_again():
 PROGRAM = """
 import zlib, sys
 from ms_optim import heads
-from runtime import spare_operators
+from runtime import spare_threads
 from test_matrices import LARGE, ODD, moves
-spare_operators()
+spare_threads()
 found = 0
 HEADS = [({"w": (12 * 64, 96)}, {"w": heads(12)}), ({"w": (10 * 40, 96)}, {"w": heads(10, (7, 33))})]
 for shapes, splits in (*((shapes, None) for shapes in (*LARGE[:3], ODD)), *HEADS):

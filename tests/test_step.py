@@ -232,8 +232,8 @@ import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 from cases import CASES, SHAPES, SMALL, Scenario, grouped
 from harness import Pair, numbers, tensor
-from runtime import spare_operators
-spare_operators()
+from runtime import spare_threads
+spare_threads()
 for run in range(int(sys.argv[2])):
     for case in CASES:
         for name, variant in case.variants.items():
@@ -279,8 +279,8 @@ sys.path.insert(0, sys.argv[1])
 import mindspore as ms
 from cases import CASES, SCENARIOS
 from harness import Pair
-from runtime import spare_operators
-spare_operators()
+from runtime import spare_threads
+spare_threads()
 for mode, number in (("pynative", ms.PYNATIVE_MODE), ("graph", ms.GRAPH_MODE)):
     for case in CASES:
         ms.set_context(mode=number, save_graphs=2, save_graphs_path=f"{mode}/{case.name}")

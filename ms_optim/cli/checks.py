@@ -107,6 +107,8 @@ def _serve(there: Connection, folder: str) -> None:
             os.dup2(printed.fileno(), descriptor)
     # Single operators are faster in one thread: with several threads, they mostly wait for each other.
     ms.runtime.launch_blocking()
+    if kernels.device_target() == "CPU":
+        ms.device_context.cpu.op_tuning.threads_num(1)
     while True:
         there.send(checked(there.recv()))
 

@@ -13,7 +13,7 @@ from harness import numbers, tensor
 from mindspore import Parameter, communication
 from runtime import spare_operators
 
-from ms_optim import AdamW, DGCMomentum, LocalSteps, SparseTopK
+from ms_optim import AdamW, DGCMomentum, LocalSteps, Muon, SparseTopK
 
 LAST = 5
 
@@ -23,7 +23,16 @@ def local_steps(params):
     return LocalSteps(AdamW(params, 0.01), 2, compress=SparseTopK(0.25), outer_momentum=0.0)
 
 
-MAKERS = {"DGCMomentum": lambda params: DGCMomentum(params, 0.01, **RAMP), "LocalSteps": local_steps}
+def slices(params):
+    """Return an optimizer of slices, whose matrices have owners."""
+    return Muon([{"params": params, "shard_group": communication.GlobalComm.WORLD_COMM_GROUP}], 0.01)
+
+
+MAKERS = {
+    "DGCMomentum": lambda params: DGCMomentum(params, 0.01, **RAMP),
+    "LocalSteps": local_steps,
+    "Muon": slices,
+}
 
 
 def die_after(file):

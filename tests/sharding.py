@@ -126,6 +126,8 @@ def _configurations():
         (ms_optim.Muon, "graph", {"shard_states": True, **ALL}),
         (ms_optim.Muon, "pynative", {"shard_states": True, "normalize_rows": True}),
         (ms_optim.LANS, "pynative", {"shard_states": True, **ALL}),
+        (ms_optim.AdamW, "pynative", {"shard_states": True, "weight_norm": "relative"}),
+        (ms_optim.Sinkhorn, "pynative", {"shard_states": True}),
     ):
         yield Configuration(optimizer, "composite", mode, given, group="pair", processes=(4,))
     for optimizer in REFERENCES:  # in one order, and no set's: every process runs the same at the same time

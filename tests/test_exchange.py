@@ -132,7 +132,7 @@ def test_a_worker_that_dies_gives_the_others_an_error(tmp_path):
     """Or the framework ends them; none goes on. Most of the time is MindSpore's time-out, so all run together."""
     processes = {}
     try:
-        for name in ("DGCMomentum", "LocalSteps"):
+        for name in ("DGCMomentum", "LocalSteps", "Muon"):
             (tmp_path / name).mkdir()
             processes[name] = list(started(name, tmp_path / name))
         ends = {name: [process.wait(240) for process in of_it[1:]] for name, of_it in processes.items()}

@@ -72,6 +72,15 @@ def test_a_public_name_without_a_page_fails_the_build(name):
         conf.check_public_names(None, env)
 
 
+def test_messages_that_a_page_quotes_are_those_of_the_package():
+    quoted = re.findall(r'"`([^`]+)`"', TEXTS["docs/troubleshooting.md"].replace("\n", " "))
+    # Parts of one text in several lines follow each other without quotes between them.
+    said = "".join(re.sub(r'"\s*\n\s*f?"', "", file.read_text()) for file in (ROOT / "ms_optim").rglob("*.py"))
+    assert len(quoted) > 7
+    missing = [part for text in quoted for part in text.split("...") if part.strip() not in said]
+    assert missing == []
+
+
 @pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if ">>> " in text])
 def test_what_a_page_runs_prints_what_it_says(page, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")

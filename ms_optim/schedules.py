@@ -516,6 +516,8 @@ class WarmUpHoldDecayLR(_WarmUp):
       ``round(ratio_const * total_steps)`` .
     - "1-sqrt": :math:`1 - \sqrt{x}`. Hägele et al., `Scaling Laws and Compute-Optimal Training Beyond Fixed Training
       Durations <https://arxiv.org/abs/2405.18392>`_ (2024), who let it take the last 10 to 20 % of the steps.
+    - "cosine": :math:`\frac{1}{2} (1 + \cos(\pi x))`. Loshchilov and Hutter, `SGDR: Stochastic Gradient Descent with
+      Warm Restarts <https://arxiv.org/abs/1608.03983>`_ (2017), equation 5, without restarts.
 
     Step 0 has the rate 0, as with `mindspore.nn.WarmUpLR`, unless `warmup_steps` is 0.
 
@@ -529,7 +531,7 @@ class WarmUpHoldDecayLR(_WarmUp):
             Default: ``0.0`` .
         power (Union[float, int]): The exponent of the fall, greater than 0, of the decay "polynomial" only; 1 makes it
             linear. Default: ``1.0`` .
-        decay (str): How the rate falls: "polynomial" or "1-sqrt". Default: ``"polynomial"`` .
+        decay (str): How the rate falls: "polynomial", "1-sqrt" or "cosine". Default: ``"polynomial"`` .
 
     Inputs:
         {global_step}
@@ -542,7 +544,7 @@ class WarmUpHoldDecayLR(_WarmUp):
         TypeError: If `end_learning_rate` is not a number, `hold_steps` is not an int, or `decay` is not a str.
         ValueError: If `end_learning_rate` or `hold_steps` is less than 0, or `decay` is not one of its choices.
         ValueError: If `total_steps` is not greater than `warmup_steps` and `hold_steps` together.
-        ValueError: If `power` is not 1 with the decay "1-sqrt".
+        ValueError: If `power` is not 1 with the decay "1-sqrt" or "cosine".
 
     Supported Platforms:
         {platforms}
@@ -563,6 +565,7 @@ class WarmUpHoldDecayLR(_WarmUp):
     falling: int
     decay: str
     fall: Tensor
+    right_angle: Tensor
     end: Tensor
     change: Tensor
 
@@ -580,15 +583,15 @@ class WarmUpHoldDecayLR(_WarmUp):
         name = type(self).__name__
         check_count(name, "hold_steps", hold_steps, 0)
         check_not_negative(name, "end_learning_rate", end_learning_rate)
-        check_choice(name, "decay", decay, ("polynomial", "1-sqrt"))
+        check_choice(name, "decay", decay, ("polynomial", "1-sqrt", "cosine"))
         falling = total_steps - warmup_steps - hold_steps
         if falling <= 0:
             expected = f"greater than 'warmup_steps' and 'hold_steps' together, {warmup_steps + hold_steps}"
             fail(ValueError, name, "total_steps", expected, total_steps)
-        if decay == "1-sqrt" and power != 1:
-            fail(ValueError, name, "power", "1 with the decay '1-sqrt', which has no other exponent", power)
+        if decay != "polynomial" and power != 1:
+            fail(ValueError, name, "power", f"1 with the decay '{decay}', which has no other exponent", power)
         self.falling, self.decay = int(falling), decay
-        self.fall = _constant(self.falling)
+        self.fall, self.right_angle = _constant(self.falling), _constant(math.pi / 2)
         self.end, self.change = _constant(end_learning_rate), _constant(learning_rate - end_learning_rate)
 
     def construct(self, global_step: GlobalStep) -> Tensor:
@@ -600,6 +603,9 @@ class WarmUpHoldDecayLR(_WarmUp):
         if self.decay == "1-sqrt":
             # 1 - sqrt(x) as (1 - x) / (1 + sqrt(x)), which keeps its digits near the end.
             fallen = remaining / (1 + ops.sqrt(_ratio(self.falling - to_go, self.fall)))
+        elif self.decay == "cosine":
+            # (1 + cos(pi x)) / 2 as a square, which keeps its digits near the end.
+            fallen = ops.square(ops.sin(self.right_angle * remaining))
         else:
             fallen = ops.pow(remaining, self.power)
         return F.cast(self._risen(step) * (self.end + self.change * fallen), mstype.float32)

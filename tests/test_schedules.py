@@ -70,6 +70,8 @@ def warm_up_hold_decay(t, peak, warmup, hold, total, end=0.0, power=1.0, decay="
     if t < total and decay == "1-sqrt":
         # In more digits, for the difference would lose the reference's own near the end.
         return end + (peak - end) * float(1 - np.sqrt(np.longdouble(t - warmup - hold) / (total - warmup - hold)))
+    if t < total and decay == "cosine":
+        return end + (peak - end) * np.sin(np.pi / 2 * (total - t) / (total - warmup - hold)) ** 2
     if t < total:
         return end + (peak - end) * ((total - t) / (total - warmup - hold)) ** np.float64(power)
     return end
@@ -123,6 +125,8 @@ SCHEDULES = [
             (0.1, 3, 7, 20, 0.0, 1.0, "1-sqrt"),
             (0.3, 0, 0, 10**6, 0.01, 1.0, "1-sqrt"),
             (0.1, 0, 5, 1001, 0.2, 1, "1-sqrt"),
+            (0.1, 3, 7, 20, 0.01, 1.0, "cosine"),
+            (0.3, 0, 0, 10**6, 0.0, 1, "cosine"),
         ],
     ),
     (
@@ -201,6 +205,7 @@ def test_there_is_a_reference_for_every_schedule():
         (PolynomialWeightDecay(0.1, 0.01, 10, 2.0, True), nn.PolynomialDecayLR(0.1, 0.01, 10, 2.0, True)),
         (WarmUpWeightDecay(0.1, 10), nn.WarmUpLR(0.1, 10)),
         (WarmUpHoldDecayLR(0.1, 0, 0, 10, 0.01, 2.0), nn.PolynomialDecayLR(0.1, 0.01, 10, 2.0)),
+        (WarmUpHoldDecayLR(0.1, 0, 0, 10, 0.01, decay="cosine"), nn.CosineDecayLR(0.01, 0.1, 10)),
         (PowerCoolLR(0.1, 1e-3, 10, power=2.0), nn.PolynomialDecayLR(0.1, 1e-30, 10, 2.0)),
     ],
     ids=lambda schedule: type(schedule).__name__,

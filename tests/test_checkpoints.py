@@ -25,6 +25,7 @@ import ms_optim
 from ms_optim import AdamW, CheckpointSaver, DGCMomentum, Lion, SimulatedWorkers, SpoiledError
 from ms_optim.checkpoints import atomic_file, slices
 from ms_optim.checkpoints.header import Entry
+from ms_optim.checkpoints.parts import place_of
 from ms_optim.kernels import table as kernels
 from ms_optim.schedules import WarmUpHoldDecayLR
 from ms_optim.states import shares
@@ -889,6 +890,21 @@ def test_parts_without_places_are_loaded_by_as_many_processes():
     assert slices.are_others(own[::-1], place, optimizer)
     with pytest.raises(SpoiledError, match=r"lacks slice 1 of 2 of the tensor 'w'"):
         slices.of_saved(own[:1] * 2, "w")
+
+
+def test_each_process_saves_its_slices_of_a_worker():
+    """Local steps may be taken by workers of several processes."""
+    workers = types.SimpleNamespace(rank=1, count=2, local_rank=0)
+    whole = types.SimpleNamespace(workers=workers, is_sliced=False, shares=None)
+    assert place_of(whole)[:3] == (1, 2, True)
+    sliced = types.SimpleNamespace(workers=workers, is_sliced=True, shares=None)
+    assert place_of(sliced)[:3] == (0, 1, True)  # of all processes, of which there is one here
+    own = types.SimpleNamespace(_layout=types.SimpleNamespace(slices={"w": Slices(0, ((2,), (3,)))}))
+    parts = [part_with("", {"w": [k % 2, 2]}) for k in range(4)]
+    parts[0].entries["local_worker"] = parts[0].entries["frozen"]
+    assert not slices.are_others(parts, types.SimpleNamespace(rank=0, count=4), own)
+    with pytest.raises(ValueError, match=r"local steps with sliced tensors must be loaded on as many processes .* 4, "):
+        slices.are_others(parts, types.SimpleNamespace(rank=0, count=2), own)
 
 
 LENGTHS = ((4, 1, 3), (2, 6), (8,))

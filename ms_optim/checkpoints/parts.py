@@ -43,10 +43,11 @@ class Place(NamedTuple):
 
 def place_of(optimizer: AnyOptimizer | None) -> Place:
     """Return the place among workers that each save a part; if all hold the same data, the first saves for all."""
-    if optimizer is not None and getattr(optimizer, "workers", None) is not None:
+    is_sliced = optimizer is not None and optimizer.is_sliced
+    # A worker may be several processes, each with slices of its own.
+    if optimizer is not None and not is_sliced and getattr(optimizer, "workers", None) is not None:
         group = optimizer.workers
         return Place(group.rank, group.count, group.local_rank == 0, group)
-    is_sliced = optimizer is not None and optimizer.is_sliced
     # Replicas of slices share states, but weights differ between slices.
     group = optimizer.shares.workers if optimizer is not None and optimizer.shares and not is_sliced else peers()
     if is_sliced or (optimizer is not None and optimizer.shares):

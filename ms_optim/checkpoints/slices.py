@@ -15,6 +15,7 @@ from mindspore import Tensor
 from ..states.formats import OF_DTYPE
 from ..states.inventory import rows_of
 from ..states.layout import Slices
+from ..workers.residuals import LOCAL_ENTRY
 from .header import WEIGHT, SpoiledError
 
 if TYPE_CHECKING:
@@ -39,11 +40,17 @@ def are_others(parts: Sequence[File], place: Place, optimizer: AnyOptimizer | No
     """Return whether the slices in a checkpoint are not those of this process.
 
     Raises:
-        ValueError: If they are not, and the checkpoint does not say which they are.
+        ValueError: If they are not, and the checkpoint does not say which they are, or has what each worker of local
+            steps keeps for itself.
     """
     own = places_of(optimizer)
     if len(parts) == place.count and parts[place.rank].slices in (own, None):
         return False
+    if any(part.slices for part in parts) and LOCAL_ENTRY in parts[0].entries:
+        raise ValueError(
+            f"For 'load', the checkpoint {parts[0].path} of local steps with sliced tensors must be loaded on as many "
+            f"processes as saved it, {len(parts)}, with the same slices."
+        )
     if own and any(part.slices is None for part in parts):
         raise ValueError(
             f"For 'load', the optimizer's tensors are sliced over {place.count} processes, but the checkpoint "

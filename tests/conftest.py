@@ -23,8 +23,12 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Put tests that compile graphs last: each graph makes every later operator of PyNative mode slower."""
-    items.sort(key=lambda item: "graph" in item.name)
+    """Put tests of processes first, and tests that compile graphs last.
+
+    Processes run one program after the other for minutes: only one worker of a test run shall wait for them, and tests
+    that stand together are given to one. Each graph makes every later operator of PyNative mode slower.
+    """
+    items.sort(key=lambda item: (item.get_closest_marker("program") is None, "graph" in item.name))
     if config.getoption("record_proofs"):
         proofs.record(items)
     if not config.getoption("prove"):

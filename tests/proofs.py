@@ -2,7 +2,7 @@
 
 They compile for other processors, under sanitizers and with planted mistakes: a quarter of the suite's processor time.
 A test is marked with the sources that it depends on: `pytest.mark.proof("ops", "setup.py")`. It is skipped, with the
-day that it passed as the reason, if it has passed with the same sources, tests, libraries, compilers and processor.
+day that it passed as the reason, if it has passed with the same sources, helpers, libraries, compilers and processor.
 What runs on a card is never skipped: it may run on another card now, or under another tool.
 ``pytest --prove`` runs all of them.
 
@@ -11,6 +11,7 @@ clone on a processor of the same kind need not build all that again. What this m
 by ``pytest --collect-only -n 0 --record-proofs``.
 """
 
+import ast
 import datetime
 import functools
 import hashlib
@@ -52,6 +53,31 @@ def digest_of(path: pathlib.Path) -> bytes:
 
 
 @functools.cache
+def helpers_of(module: pathlib.Path) -> list[pathlib.Path]:
+    """Return a test's module and what it imports of tests/, directly or not; also all of a folder of its own.
+
+    Native sources are not imported: all of them count.
+    """
+    found: set[pathlib.Path] = set()
+    waiting = [module, *(file for file in files_of(TESTS) if file.suffix != ".py")]
+    if TESTS in module.parent.parents:
+        waiting += files_of(module.parent)
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.add(file)
+        for node in ast.walk(ast.parse(file.read_text())) if file.suffix == ".py" else ():
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [str(node.module)]
+            places = [TESTS / name.partition(".")[0] for name in names]
+            waiting += [place.with_suffix(".py") for place in places if place.with_suffix(".py").exists()]
+            waiting += [each for place in places if place.is_dir() for each in files_of(place)]
+    return sorted(found)
+
+
+@functools.cache
 def surroundings() -> bytes:
     """Return what is not a source: the processor, compilers, versions, and the libraries that were built."""
     said = [platform.machine(), sys.version, ms.__version__, np.__version__, str(os.cpu_count())]
@@ -77,9 +103,7 @@ def name_of(item) -> str | None:
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     if not marks or FOLDER is None or "gpu" in (*item.fixturenames, *parameters):
         return None
-    # The helpers of all tests, and the test's own module.
-    sources = [file for file in files_of(TESTS) if not file.name.startswith("test_")]
-    sources += [item.path, *(ROOT / source for mark in marks for source in mark.args)]
+    sources = [*helpers_of(item.path), *(ROOT / source for mark in marks for source in mark.args)]
     hashed = hashlib.sha256(item.nodeid.rpartition("/")[2].encode())
     for source in sources:
         hashed.update(source.name.encode() + digest_of(source))

@@ -118,26 +118,11 @@ class Checksum {
   uint32_t rest_ = 0, index_;
 };
 
-// Convert a vector of weights that are not float32. They are calls, since loops over seven kinds of weights with these
-// in line would take two fifths of the time to compile all kernels.
-template <class Weight>
-[[gnu::noinline]] void ReadNumbers(const Weight &weight, int64_t i, float *numbers) {
-  for (int k = 0; k < kLanes; ++k) numbers[k] = weight.Read(i + k);
-}
-template <class Weight>
-[[gnu::noinline]] void RoundNumbers(const Weight &weight, float *numbers) {
-  for (int k = 0; k < kLanes; ++k) numbers[k] = weight.Written(numbers[k]);
-}
-template <class Weight>
-[[gnu::noinline]] void WriteNumbers(const Weight &weight, int64_t i, const float *numbers) {
-  for (int k = 0; k < kLanes; ++k) weight.Write(i + k, numbers[k]);
-}
-
 // Read a vector of weights, return the numbers that it holds once it is written, and write it.
 template <class Weight>
 LanesOf<float> ReadLanes(const Weight &weight, int64_t i) {
   float numbers[kLanes];
-  ReadNumbers(weight, i, numbers);
+  for (int k = 0; k < kLanes; ++k) numbers[k] = weight.Read(i + k);
   return LoadLanes(numbers);
 }
 inline LanesOf<float> ReadLanes(const PlainWeight &weight, int64_t i) { return LoadLanes(weight.weight + i); }
@@ -146,7 +131,7 @@ template <class Weight>
 LanesOf<float> WrittenLanes(const Weight &weight, LanesOf<float> lanes) {
   float numbers[kLanes];
   StoreLanes(lanes, numbers);
-  RoundNumbers(weight, numbers);
+  for (int k = 0; k < kLanes; ++k) numbers[k] = weight.Written(numbers[k]);
   return LoadLanes(numbers);
 }
 inline LanesOf<float> WrittenLanes(const PlainWeight &, LanesOf<float> lanes) { return lanes; }
@@ -155,7 +140,7 @@ template <class Weight>
 void WriteAt(const Weight &weight, int64_t i, LanesOf<float> lanes) {
   float numbers[kLanes];
   StoreLanes(lanes, numbers);
-  WriteNumbers(weight, i, numbers);
+  for (int k = 0; k < kLanes; ++k) weight.Write(i + k, numbers[k]);
 }
 inline void WriteAt(const PlainWeight &weight, int64_t i, LanesOf<float> lanes) {
   StoreLanes(lanes, weight.weight + i);

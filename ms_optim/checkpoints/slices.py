@@ -124,7 +124,7 @@ def cut_states(states: Sequence[Mapping[str, Tensor]], first: int, cuts: Mapping
     found = dict(states[first])
     for entry in states[first]:
         prefix, _, name = entry.partition(".")
-        is_scale = f"{prefix.removesuffix('_scale')}.{name}" in states[first] and prefix.endswith("_scale")
+        is_scale = prefix.endswith("_scale") and f"{prefix.removesuffix('_scale')}.{name}" in states[first]
         if is_scale or name not in cuts:
             continue
         cut, arrays, scale = cuts[name], [], f"{prefix}_scale.{name}"

@@ -14,7 +14,7 @@ import psutil
 from builds import once, shared_folder
 from sources import TESTS
 
-LONGEST = 1000  # seconds that processes get, where others run beside them
+LONGEST = 1000  # seconds that a script of the processes gets, where others run beside them
 # Processes that wait for each other do so without sleep: two groups at once take several times as long as in turns.
 TURNS = pathlib.Path(tempfile.gettempdir()) / f"ms_optim tests of user {os.getuid()}.lock"
 
@@ -25,7 +25,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-def launched(count, folder, script, *arguments):
+def launched(count, folder, script, *arguments, longest=LONGEST):
     """Run a script in so many processes; return how they ended and the ends of what they said."""
     binaries = pathlib.Path(sys.executable).parent
     command = [str(binaries / "msrun"), f"--worker_num={count}", f"--local_worker_num={count}", "--join=True"]
@@ -42,10 +42,10 @@ def launched(count, folder, script, *arguments):
             text=True,
         )
         try:
-            said = run.communicate(timeout=LONGEST)[0]
+            said = run.communicate(timeout=longest)[0]
         except subprocess.TimeoutExpired:
             end_all(run.pid)
-            said = f"{run.communicate()[0]}\nIt was ended after {LONGEST} s."
+            said = f"{run.communicate()[0]}\nIt was ended after {longest} s."
     logs = "".join(path.read_text()[-3000:] for path in sorted(folder.glob("worker_*.log")))
     return run.returncode, f"msrun ended with {run.returncode}: {said[-2000:]}{logs}"
 
@@ -69,7 +69,9 @@ def of_programs(request, factory):
         return sorted({mark.args[0] for item, mark in marked if mark and item.callspec.params["processes"] == count})
 
     def start(count, folder):
-        (folder / "said").write_text(launched(count, folder, "worker_process.py", folder, *chosen(count))[1])
+        programs = chosen(count)
+        longest = LONGEST * len(programs)
+        (folder / "said").write_text(launched(count, folder, "worker_process.py", folder, *programs, longest=longest)[1])
 
     def records(count):
         program = request.node.get_closest_marker("program").args[0]

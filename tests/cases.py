@@ -99,8 +99,7 @@ CASES = [
         reference.AdamOffload,
         {
             "default": {},
-            "nesterov": {"use_nesterov": True},
-            "betas": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
+            "nesterov": {"use_nesterov": True, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
         },
     ),
     Case(
@@ -171,6 +170,22 @@ CASES = [
             "rows_alone": {"normalizations": 1, "tau": 0.9},
             "numbers": {"momentum": 0.8, "normalizations": 5, "tau": 0.5, "eps": 1e-2, "scale": 0.5},
         },
+    ),
+    Case(
+        ms_optim.Adam,
+        reference.Adam,
+        {
+            "default": {},
+            "amsgrad": {"use_amsgrad": True, "use_nesterov": True},
+            "algorithm_1": {"corrects_eps": True, "eps": 1e-4, "beta1": 0.8, "beta2": 0.95},
+        },
+    ),
+    Case(
+        ms_optim.Momentum,
+        reference.Momentum,
+        {"default": {}, "nesterov": {"use_nesterov": True}, "dampening": {"dampening": 0.3, "momentum": 0.8}},
+        training_rate=0.1,
+        small_steps=0.091,
     ),
 ]
 

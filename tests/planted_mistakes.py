@@ -52,6 +52,97 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
+    # ---- Adam and Momentum
+    Mistake(
+        "ops/include/adam.h",
+        "constants[2] * ((flags & kCorrectsEps) != 0 ? root_correction2 : 1.0)",
+        "constants[2]",
+        'test_conformance.py -k "aot and Adam-algorithm_1"',
+    ),
+    Mistake(
+        "ops/include/adam.h",
+        "s[kStates - 1] > s[1] ? s[kStates - 1] : s[1]",
+        "s[1]",
+        'test_conformance.py -k "aot and Adam-amsgrad"',
+    ),
+    Mistake(
+        "ops/include/adam.h",
+        "moments.one_minus_beta1 : 0.0f",
+        "1.0f : 0.0f",
+        'test_conformance.py -k "aot and Adam-amsgrad"',
+    ),
+    Mistake(
+        "ops/include/adam.h",
+        "return g + lambda * w;",
+        "return g;",
+        'test_conformance.py -k "aot and Adam-default"',
+    ),
+    Mistake(
+        "ops/include/adam.h",
+        "rate_correction(root_correction2 /",
+        "rate_correction(1.0 /",
+        'test_conformance.py -k "aot and Adam-default"',
+    ),
+    Mistake(
+        "ops/include/momentum.h",
+        "t == 1 ?",
+        "t == 0 ?",
+        'test_conformance.py -k "aot and Momentum-dampening"',
+    ),
+    Mistake(
+        "ops/include/momentum.h",
+        "1.0 - constants[1]",
+        "1.0",
+        'test_conformance.py -k "aot and Momentum-dampening"',
+    ),
+    Mistake(
+        "ops/include/momentum.h",
+        "momentum : 1.0f",
+        "1.0f : 1.0f",
+        'test_conformance.py -k "aot and Momentum-nesterov"',
+    ),
+    Mistake(
+        "ops/include/momentum.h",
+        "return g + lambda * w;",
+        "return g;",
+        'test_conformance.py -k "aot and Momentum-default"',
+    ),
+    Mistake(
+        "ops/include/momentum.h",
+        "momentum * s[0] + entering",
+        "s[0] + entering",
+        'test_conformance.py -k "aot and Momentum-default"',
+    ),
+    Mistake(
+        "optimizers/adam_family.py",
+        "root2 if self.corrects_eps else F.ones_like(root2)",
+        "F.ones_like(root2)",
+        'test_conformance.py -k "composite and Adam-algorithm_1"',
+    ),
+    Mistake(
+        "optimizers/adam_family.py",
+        "v = ops.maximum(normal(states[2]), v)",
+        "v = normal(states[2])",
+        'test_conformance.py -k "composite and Adam-amsgrad"',
+    ),
+    Mistake(
+        "optimizers/momentum.py",
+        "self._one_minus_dampening + self.dampening * first",
+        "self._one_minus_dampening * (1 + first)",
+        'test_conformance.py -k "composite and Momentum-dampening"',
+    ),
+    Mistake(
+        "optimizers/momentum.py",
+        "summed(g, self.momentum * v) if",
+        "summed(v, self.momentum * v) if",
+        'test_conformance.py -k "composite and Momentum-nesterov"',
+    ),
+    Mistake(
+        "optimizers/momentum.py",
+        "momentum == 0 or dampening != 0",
+        "momentum == 0",
+        "test_arguments.py -k adam_and_momentum",
+    ),
     # ---- Slices in checkpoints
     Mistake(
         "checkpoints/slices.py",

@@ -71,7 +71,9 @@ def of_programs(request, factory):
     def start(count, folder):
         programs = chosen(count)
         longest = LONGEST * len(programs)
-        (folder / "said").write_text(launched(count, folder, "worker_process.py", folder, *programs, longest=longest)[1])
+        (folder / "said").write_text(
+            launched(count, folder, "worker_process.py", folder, *programs, longest=longest)[1]
+        )
 
     def records(count):
         program = request.node.get_closest_marker("program").args[0]

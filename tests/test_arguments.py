@@ -147,8 +147,8 @@ def test_an_unknown_keyword_argument_lists_the_known(case):
         (AdamW, "clip_gradient", "Did you mean 'grad_clip_norm'?"),
         (AdamW, "foreach", "Did you mean 'backend'?"),
         (AdamW, "weight_decy", "Did you mean 'weight_decay'?"),
-        (AdamW, "use_nesterov", "Optimizers that take it: AdamOffload, DGCMomentum."),
-        (AdamW, "momentum", "Optimizers that take it: DGCMomentum, Muon, Sinkhorn."),
+        (AdamW, "use_nesterov", "Optimizers that take it: AdamOffload, DGCMomentum, Adam, Momentum."),
+        (AdamW, "momentum", "Optimizers that take it: DGCMomentum, Muon, Sinkhorn, Momentum."),
         (Lion, "amsgrad", "Optimizers that take it: AdamW."),
         (AdamOffload, "betas", "Did you mean 'beta1' and 'beta2'?"),
         (Lamb, "betas", "Did you mean 'beta1' and 'beta2'?"),
@@ -286,6 +286,22 @@ def test_two_words_for_the_backend_must_not_contradict(optimizer, name):
 )
 def test_arguments_of_adam_offload(name, bad, error):
     refused(error, f"'{name}'", lambda: AdamOffload(params(), **{name: bad}))
+
+
+@pytest.mark.parametrize(
+    "make, arguments, error, match",
+    [
+        (ms_optim.Adam, {"use_amsgrad": 1}, TypeError, "'use_amsgrad' must be of type bool"),
+        (ms_optim.Adam, {"corrects_eps": None}, TypeError, "'corrects_eps' must be of type bool"),
+        (ms_optim.Adam, {"corrects_eps": True, "eps": 3e-37}, ValueError, "'eps' must be at least 3.7e-37 with corr"),
+        (ms_optim.Momentum, {"momentum": 1.0}, ValueError, "'momentum' must be"),
+        (ms_optim.Momentum, {"dampening": -0.1}, ValueError, "'dampening' must be"),
+        (ms_optim.Momentum, {"use_nesterov": True, "momentum": 0.0}, ValueError, "'use_nesterov' must be False unless"),
+        (ms_optim.Momentum, {"use_nesterov": True, "dampening": 0.5}, ValueError, "and 'dampening' is 0, but got True"),
+    ],
+)
+def test_arguments_of_adam_and_momentum(make, arguments, error, match):
+    refused(error, match, lambda: make(params(), **arguments))
 
 
 @every_case
@@ -774,6 +790,12 @@ TABLE = [
     (AdamOffload, {"params": params},
      {**SHARED, **MOMENTS, **AVERAGED, **HELD, **BETAS, "use_locking": FLAG, "use_nesterov": FLAG,
       "loss_scale": NOTHING}),
+    (ms_optim.Adam, {"params": params},
+     {**SHARED, **MOMENTS, **AVERAGED, **HELD, **BETAS, "offload": FLAG, "use_nesterov": FLAG, "use_amsgrad": FLAG,
+      "corrects_eps": FLAG, "loss_scale": POSITIVE}),
+    (ms_optim.Momentum, {"params": params},
+     {**SHARED, **AVERAGED, **HELD, "offload": FLAG, "shard_states": FLAG, "momentum": DECAY, "use_nesterov": FLAG,
+      "dampening": DECAY, "loss_scale": POSITIVE}),
     (Lion, {"params": params},
      {**SHARED, **DECOUPLED, **HELD, "betas": NOTHING, "shard_states": FLAG, "loss_scale": POSITIVE}),
     (AdEMAMix, {"params": params},

@@ -248,9 +248,8 @@ def test_the_table_is_printed_on_demand(capsys, monkeypatch):
 @pytest.mark.parametrize(
     "name, hint",
     [
-        ("adamv", " Did you mean 'adamw'?"),
+        ("lambd", " Did you mean 'lamb'?"),
         ("schedulefree", " Did you mean 'schedule_free_adamw'?"),
-        ("Momentum", ""),
         ("Adamax", ""),
         ("xyzzy", ""),
         ("", ""),

@@ -14,7 +14,7 @@ from refusals import refused
 from sources import TESTS
 from tolerances import TOLERANCE
 
-from ms_optim import AdamOffload, AdamW, Lamb
+from ms_optim import Adam, AdamOffload, AdamW, Lamb, Momentum
 from ms_optim.states.in_place import write
 
 # ---- In and out of a dict ------------------------------------------------------------------------------------------
@@ -448,6 +448,30 @@ def test_a_checkpoint_of_adam_offload_goes_on_here(nesterov, backend, tmp_path):
         # Theirs multiplies beta^t up in float32.
         np.testing.assert_allclose(a.asnumpy(), b.asnumpy(), rtol=2e-5, atol=1e-7)
     np.testing.assert_allclose(ours.beta1_power.asnumpy(), theirs.beta1_power.asnumpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "theirs, ours, arguments",
+    [
+        (nn.Adam, Adam, {"learning_rate": 0.01, "beta1": 0.8, "use_nesterov": True}),
+        (nn.Adam, Adam, {"learning_rate": 0.01, "beta2": 0.99, "use_amsgrad": True}),
+        (nn.Momentum, Momentum, {"learning_rate": 0.1, "momentum": 0.8}),
+    ],
+)
+def test_checkpoints_of_adam_and_momentum_go_on_here(theirs, ours, arguments, backend, tmp_path):
+    theirs = theirs(two_parameters(), **arguments, weight_decay=0.1)
+    for k in range(5):
+        theirs(tuple(some_gradients(k)))
+    ms.save_checkpoint(theirs, str(tmp_path / "theirs.ckpt"))
+    ours = ours(two_parameters(), **arguments, weight_decay=0.1, backend=backend)
+    missing, _ = ms.load_param_into_net(ours, ms.load_checkpoint(str(tmp_path / "theirs.ckpt")))
+    assert set(missing) == {"skipped_steps", "statistics"}
+    for k in range(5, 15):
+        theirs(tuple(some_gradients(k)))
+        ours(tuple(some_gradients(k)))
+    known = {p.name: p.asnumpy() for p in theirs.get_parameters()}
+    for p in (*ours.parameters, *ours.states):
+        np.testing.assert_allclose(p.asnumpy(), known[p.name], rtol=2e-5, atol=1e-6)
 
 
 def test_a_checkpoint_of_mindformers_adamw_goes_on_here(backend, tmp_path):

@@ -72,8 +72,15 @@ class LambFlag(enum.IntFlag):
     ALWAYS_ADAPT = 2
 
 
-class AdamOffloadFlag(enum.IntFlag):
-    """Variants of AdamOffload."""
+class AdamFlag(enum.IntFlag):
+    """Variants of Adam."""
+
+    NESTEROV = 1
+    CORRECTS_EPS = 2
+
+
+class MomentumFlag(enum.IntFlag):
+    """Variants of Momentum."""
 
     NESTEROV = 1
 
@@ -161,7 +168,7 @@ class Status(enum.IntEnum):
 _COLUMNS = (AddressColumn, SharedAddressColumn, MatrixColumn)
 _LOCAL = (LocalNumber, LocalMark, LocalReport)
 _INTERFACE = (DType, Stage, SharedFlag, Sum, Statistic, Constant, WeightNorm, *_COLUMNS, *_LOCAL, Status)
-_RULES = (AdamWFlag, LambFlag, AdamOffloadFlag, DgcMomentumFlag, MuonFlag)
+_RULES = (AdamWFlag, LambFlag, AdamFlag, MomentumFlag, DgcMomentumFlag, MuonFlag)
 # By the names that the library uses.
 GROUPS: dict[str, type[enum.IntEnum | enum.IntFlag]] = {
     **{kind.__name__: kind for kind in _INTERFACE},

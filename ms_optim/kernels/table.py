@@ -75,7 +75,9 @@ AKG_KERNELS = {
     "adamw_amsgrad": ("adamw", "adamw_amsgrad", 1),
     "lamb": ("adamw", "adamw", 1),
     "lans": ("lans", "lans", 2),
-    "adam_offload": ("adam_offload", "adam_offload", 1),
+    "adam": ("adam", "adam", 1),
+    "adam_amsgrad": ("adam", "adam_amsgrad", 1),
+    "adam_offload": ("adam", "adam", 1),
     "lion": ("lion", "lion", 1),
     "ademamix": ("ademamix", "ademamix", 1),
 }

@@ -1,6 +1,7 @@
 """The optimizers: one a file, with its document and its rule."""
 
 from ..base.optimizer import FusedOptimizer
+from .adam import Adam
 from .adam_offload import AdamOffload
 from .adamw import AdamW
 from .ademamix import AdEMAMix
@@ -8,6 +9,7 @@ from .dgc_momentum import DGCMomentum
 from .lamb import Lamb
 from .lans import LANS
 from .lion import Lion
+from .momentum import Momentum
 from .muon import Muon
 from .schedule_free_adamw import ScheduleFreeAdamW
 from .sinkhorn import Sinkhorn
@@ -15,11 +17,13 @@ from .sinkhorn import Sinkhorn
 __all__ = [
     "LANS",
     "AdEMAMix",
+    "Adam",
     "AdamOffload",
     "AdamW",
     "DGCMomentum",
     "Lamb",
     "Lion",
+    "Momentum",
     "Muon",
     "ScheduleFreeAdamW",
     "Sinkhorn",
@@ -36,5 +40,7 @@ OPTIMIZERS: tuple[type[FusedOptimizer], ...] = (
     ScheduleFreeAdamW,
     Muon,
     Sinkhorn,
+    Adam,
+    Momentum,
 )
 FusedOptimizer.all_optimizers = OPTIMIZERS

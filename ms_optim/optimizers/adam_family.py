@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mindspore import ops
+from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ..arguments.checks import check_eps, check_open_unit
 from ..base.optimizer import FusedOptimizer, Rule
-from ..rules.arithmetic import power_complement, summed
+from ..rules.arithmetic import normal, power_complement, summed
 
 if TYPE_CHECKING:
     from mindspore import Tensor
@@ -55,6 +56,10 @@ class AdamFamily(FusedOptimizer):
 
     def scalars(self, t: Tensor) -> Scalars:
         """Return 1 - beta1^t and sqrt(1 - beta2^t)."""
+        return self.corrections(t)
+
+    def corrections(self, t: Tensor) -> Scalars:
+        """Return 1 - beta1^t and sqrt(1 - beta2^t); graphs cannot call a method of the class above by super()."""
         if not self.bias_correction:
             return 1.0, 1.0
         return power_complement(self._log_beta1, t), ops.sqrt(power_complement(self._log_beta2, t))
@@ -72,3 +77,41 @@ class AdamFamily(FusedOptimizer):
     def adam_direction(self, scalars: Scalars, m: Tensor, v: Tensor) -> Tensor:
         """Return m_hat / (sqrt(v_hat) + eps)."""
         return (m / scalars[0]) / (ops.sqrt(v) / scalars[1] + self.eps)
+
+
+class CoupledAdam(AdamFamily):
+    """Base class of the rules whose weight decay is an L2 penalty: it acts through the moments.
+
+    Kingma and Ba (2015), in the form of section 2, which folds the bias corrections into the learning rate.
+    """
+
+    use_nesterov: bool
+    use_amsgrad: bool = False
+    corrects_eps: bool = False
+
+    def scalars(self, t: Tensor) -> Scalars:
+        """Return the factor sqrt(1 - beta2^t) / (1 - beta1^t) of the learning rate, and what is added to sqrt(v)."""
+        correction1, root2 = self.corrections(t)
+        return root2 / correction1, self.eps * (root2 if self.corrects_eps else F.ones_like(root2))
+
+    def akg_constants(self) -> tuple[float, ...]:
+        """Return the constants of the moments, and the factors of m and of the gradient in the direction."""
+        of_moment, of_gradient = (self.beta1, self._one_minus_beta1) if self.use_nesterov else (1.0, 0.0)
+        return (*super().akg_constants()[:4], of_moment, of_gradient)
+
+    def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
+        """Return the gradient plus the weight decay; both enter the moments."""
+        return summed(gradient, weight_decay * weight)
+
+    def directions(
+        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """Compute the update, which is scaled only by the learning rate."""
+        g = self.decayed(gradient, weight, weight_decay)
+        m, v = self.moments(g, states)
+        new_states = (m, v)
+        if self.use_amsgrad:
+            v = ops.maximum(normal(states[2]), v)
+            new_states += (v,)
+        first = summed(self.beta1 * m, self._one_minus_beta1 * g) if self.use_nesterov else m
+        return (scalars[0] * normal(first / (ops.sqrt(v) + scalars[1])),), new_states

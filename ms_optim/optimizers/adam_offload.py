@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor
 
 from ..arguments.checks import check_choice, check_type, fail
 from ..arguments.docstrings import documented
 from ..base.optimizer import Rule
 from ..kernels import table as kernels
 from ..kernels.capabilities import DEVICES
-from ..kernels.interface import AdamOffloadFlag, SharedFlag
+from ..kernels.interface import AdamFlag, SharedFlag
 from ..paths.choice import Choice, check_composite
-from ..rules.arithmetic import normal, summed
-from .adam_family import AdamFamily
+from .adam_family import CoupledAdam
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..arguments.checks import LearningRate, Params, Scalars, Tensors, WeightDecay
+    from ..arguments.checks import LearningRate, Params, WeightDecay
     from ..arguments.options import SharedButLossScale
 
 
 @documented
-class AdamOffload(AdamFamily):
+class AdamOffload(CoupledAdam):
     r"""Adam with its moments in host memory, for models whose moments do not fit on the device.
 
     Kingma and Ba, `Adam: A Method for Stochastic Optimization <https://arxiv.org/abs/1412.6980>`_ (2015), in the form
@@ -99,7 +98,7 @@ class AdamOffload(AdamFamily):
     }
     rules: tuple[Rule, ...] = (Rule("adam_offload", ("moment1", "moment2"), is_elementwise=True),)
     trials: tuple[dict[str, Any], ...] = ({"eps": 1e-3},)  # a smaller eps magnifies rounding
-    counters: tuple[str, ...] = (*AdamFamily.counters, "beta1_power", "beta2_power")
+    counters: tuple[str, ...] = (*CoupledAdam.counters, "beta1_power", "beta2_power")
 
     use_locking: bool
     use_nesterov: bool
@@ -124,7 +123,7 @@ class AdamOffload(AdamFamily):
         check_type(name, "use_locking", use_locking, bool)
         check_type(name, "use_nesterov", use_nesterov, bool)
         check_type(name, "loss_scale", loss_scale, float)
-        flags = AdamOffloadFlag.NESTEROV * use_nesterov
+        flags = AdamFlag.NESTEROV * use_nesterov
         rule = self.rules[0]._replace(flags=flags, shared_flags=SharedFlag.LOCKS * use_locking)
         betas = {"beta1": beta1, "beta2": beta2}
         self.use_locking, self.use_nesterov = use_locking, use_nesterov
@@ -164,26 +163,3 @@ class AdamOffload(AdamFamily):
                 self._paths[value] = choice, self._path_for(choice, self._parts)
             self.fused, (self._choice, self._path) = value == "CPU", self._paths[value]
         self._target = value
-
-    def scalars(self, t: Tensor) -> Scalars:
-        """Return the factor sqrt(1 - beta2^t) / (1 - beta1^t) of the learning rate."""
-        correction1, root2 = super().scalars(t)
-        return (root2 / correction1,)
-
-    def akg_constants(self) -> tuple[float, ...]:
-        """Return the constants of the Adam family, and the factors of m and of the gradient in the direction."""
-        of_moment, of_gradient = (self.beta1, self._one_minus_beta1) if self.use_nesterov else (1.0, 0.0)
-        return (*super().akg_constants(), of_moment, of_gradient)
-
-    def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
-        """Return the gradient plus the weight decay; both enter the moments."""
-        return summed(gradient, weight_decay * weight)
-
-    def directions(
-        self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
-    ) -> tuple[Tensors, Tensors]:
-        """Compute the update, which is scaled only by the learning rate."""
-        g = self.decayed(gradient, weight, weight_decay)
-        m, v = self.moments(g, states)
-        first = summed(self.beta1 * m, self._one_minus_beta1 * g) if self.use_nesterov else m
-        return (scalars[0] * normal(first / (ops.sqrt(v) + self.eps)),), (m, v)

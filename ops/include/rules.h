@@ -1,13 +1,14 @@
 // The rules that have a kernel, on every device: a row is all that makes one known.
 #pragma once
 
-#include "adam_offload.h"
+#include "adam.h"
 #include "adamw.h"
 #include "ademamix.h"
 #include "dgc.h"
 #include "lamb.h"
 #include "lans.h"
 #include "lion.h"
+#include "momentum.h"
 #include "muon.h"
 #include "schedule_free_adamw.h"
 #include "sinkhorn.h"
@@ -19,7 +20,10 @@
   RULE(adamw_amsgrad, AdamW<true>)             \
   RULE(lamb, Lamb)                             \
   RULE(lans, Lans)                             \
-  RULE(adam_offload, AdamOffload)              \
+  RULE(adam, Adam<false>)                      \
+  RULE(adam_amsgrad, Adam<true>)               \
+  RULE(adam_offload, Adam<false>)              \
+  RULE(momentum, Momentum)                     \
   RULE(dgc_momentum, DgcMomentum)              \
   RULE(lion, Lion)                             \
   RULE(ademamix, AdEMAMix)                     \
@@ -41,7 +45,9 @@
   FLAG(AdamW<false>, kBiasCorrection) \
   FLAG(Lamb, kBiasCorrection)         \
   FLAG(Lamb, kAlwaysAdapt)            \
-  FLAG(AdamOffload, kNesterov)        \
+  FLAG(Adam<false>, kNesterov)        \
+  FLAG(Adam<false>, kCorrectsEps)     \
+  FLAG(Momentum, kNesterov)           \
   FLAG(DgcMomentum, kNesterov)        \
   FLAG(DgcMomentum, kL1)              \
   FLAG(DgcMomentum, kHalfValues)      \

@@ -13,4 +13,5 @@ for _path in sorted(pathlib.Path(__file__).parent.glob("[a-z]*.py")):
     globals().update({name: x for name, x in vars(_module).items() if isinstance(x, type) and issubclass(x, Reference)})
 
 # By the name of a kernel: its reference, and what that states of it.
-KERNELS = {name: (formula, *row) for formula in Reference.__subclasses__() for name, *row in formula.kernels}
+_FORMULAS = dict.fromkeys(x for x in globals().values() if isinstance(x, type) and issubclass(x, Reference))
+KERNELS = {name: (formula, *row) for formula in _FORMULAS for name, *row in vars(formula).get("kernels", ())}

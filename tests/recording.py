@@ -23,7 +23,7 @@ SHAPES = [(), (1,), (7,), (15,), (17,), (255,), (257,), (1025,), (4097,), (40_00
 FEW = 5000
 STEPS = 3
 # The rules that may hold norms of weights.
-HOLDING = ("adamw", "adamw_amsgrad", "adam_offload", "adam_amsgrad", "momentum", "lion", "ademamix", "muon", "sinkhorn")
+HOLDING = ("adamw", "adamw_amsgrad", "adam_offload", "lion", "ademamix", "muon", "sinkhorn", "adam_amsgrad", "momentum")
 # The states' kinds, and the rule's own constants and flags.
 RULES = {name: row[:3] for name, (_, *row) in reference.KERNELS.items()}
 # NorMuon: of a matrix, the second state is a number a row.

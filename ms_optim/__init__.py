@@ -32,6 +32,7 @@ from .schedules import (
     WarmUpWeightDecay,
     WeightDecaySchedule,
 )
+from .training.accumulation import GradientAccumulation
 from .training.averaged_weights import AveragedWeights
 from .training.monitor import OptimizerMonitor
 from .training.plot import plot
@@ -47,6 +48,7 @@ __all__ = [
     "CosineWeightDecay",
     "ExponentialWeightDecay",
     "FusedOptimizer",
+    "GradientAccumulation",
     "LinearWeightDecay",
     "Loaded",
     "LocalSteps",

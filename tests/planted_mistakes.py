@@ -52,6 +52,43 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
+    # ---- Gradient accumulation
+    Mistake(
+        "training/accumulation.py",
+        "self._part = 1.0 / steps",
+        "self._part = 1.0",
+        "test_accumulation.py -k of_the_mean",
+    ),
+    Mistake(
+        "training/accumulation.py",
+        "ops.where(begins, ops.zeros_like(before), before)",
+        "before * F.cast(ops.logical_not(begins), mstype.float32)",
+        "test_accumulation.py -k not_finite",
+    ),
+    Mistake(
+        "training/accumulation.py",
+        "self._counted() != counted and self._taken() == taken",
+        "self._counted() != counted",
+        "test_accumulation.py -k interrupt",
+    ),
+    Mistake(
+        "training/accumulation.py",
+        "self._check_between, swap.check_between = swap.check_between, self._complete_for",
+        "self._check_between = swap.check_between",
+        "test_accumulation.py -k interrupt",
+    ),
+    Mistake(
+        "training/accumulation.py",
+        "done = F.depend(self._done, self.optimizer(self.accumulated))",
+        "self.optimizer(self.accumulated)",
+        "test_accumulation.py -k of_the_mean",
+    ),
+    Mistake(
+        "training/accumulation.py",
+        "(*self.accumulated, self.accumulated_count)",
+        "(self.accumulated_count,)",
+        "test_accumulation.py -k goes_on",
+    ),
     # ---- Adam and Momentum
     Mistake(
         "ops/include/adam.h",

@@ -870,6 +870,8 @@ TABLE = [
     (ms_optim.LocalSteps, {"optimizer": lambda: AdamW(params())},
      {"optimizer": NOTHING, "every": NOTHING, "outer_learning_rate": POSITIVE, "outer_momentum": DECAY,
       "nesterov": FLAG, "compress": NONE, "fragments": NOTHING, "group": NONE, "local_group": NONE}),
+    (ms_optim.GradientAccumulation, {"optimizer": lambda: AdamW(params())},
+     {"optimizer": NOTHING, "steps": NOTHING, "sum_dtype": NOTHING}),
     (ms_optim.MultiOptimizer, {"optimizers": lambda: [AdamW(params())]},
      {"optimizers": NOTHING, "grad_clip_norm": POSITIVE | NONE}),
     (ms_optim.SparseTopK, {}, {"density": POSITIVE, "bits": NOTHING, "chunk": NOTHING, "decay": DECAY}),

@@ -33,7 +33,7 @@ EXAMPLES = ROOT / "examples" / "mindformers"
 OPTIMIZERS = {cls.__name__: cls.__module__.rpartition(".")[2] for cls in OF_ANY_SHAPE}
 REGISTERED = [cls.__name__ for cls in ms_optim.OPTIMIZERS]
 # Names that MindFormers and MindSpore have registered before.
-TAKEN = ("AdamW", "Lamb", "AdamOffload", "Muon")
+TAKEN = ("AdamW", "Lamb", "AdamOffload", "Muon", "Adam", "Momentum")
 FROM_YAML = pathlib.Path(ms_optim.__file__).parent / "mindformers" / "from_yaml"
 OPTIMIZER = MindFormerModuleType.OPTIMIZER
 STEPS, BATCH = 16, 4

@@ -26,6 +26,7 @@ class AnyOptimizer(Protocol):
     state_shares: Parameter  # only with `shares`
     workers: Any  # only of those that exchange
     _entries: Any
+    _attachment: Any
     _layout: Layout
     _rates: Rates
     _run: str | None

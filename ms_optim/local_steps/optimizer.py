@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mindspore as ms
 import numpy as np
@@ -11,17 +11,15 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ..arguments.gradients import check_gradients
-from ..base.attributes import fixed
-from ..base.entries import written_together
+from ..base.around import AroundEntries, AroundOptimizer
 from ..base.optimizer import FusedOptimizer
 from ..kernels import table as kernels
 from ..states.in_place import write
 from ..workers.local_mean import LocalMean
-from ..workers.residuals import check_residuals
+from ..workers.residuals import check_entry, check_residuals
 from ..workers.transport import Workers, together
 from .arguments import ARGUMENTS, check_local_steps
 from .compression import Quantized, SparseTopK
-from .entries import LocalEntries
 from .exchange import Exchange
 from .kept import Kept
 from .progress import Progress, check_alike
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 NAME = "LocalSteps"
 
 
-class LocalSteps(nn.Optimizer):
+class LocalSteps(AroundOptimizer):
     r"""Local steps: workers train independently and exchange the differences of their weights every few dozen steps.
 
     Each worker takes `every` steps with its own optimizer. Then an outer step uses the differences of the weights since
@@ -116,6 +114,7 @@ class LocalSteps(nn.Optimizer):
 
     # Each worker needs every gradient as a whole.
     _support_parallel_optimizer = False
+    _arguments = ARGUMENTS
     optimizer: FusedOptimizer
     every: int
     fragments: int
@@ -148,7 +147,6 @@ class LocalSteps(nn.Optimizer):
         group: str | Workers | None = None,
         local_group: str | None = None,
     ):
-        # nn.Optimizer's constructor would add a second learning rate and step count to those of the optimizer.
         nn.Cell.__init__(self, auto_prefix=False)
         outer = Outer(every, fragments, outer_learning_rate, outer_momentum, nesterov, compress)
         check_local_steps(NAME, optimizer, outer, group)
@@ -173,25 +171,14 @@ class LocalSteps(nn.Optimizer):
             ]
         )
         self.local_mean = LocalMean(workers, layout.sizes, held.parameters)
-        entries = LocalEntries(NAME, optimizer._entries, kept)
-        self._entries = entries
-        self.progress = Progress(optimizer, kept, self.exchanges, entries.swap)
+        self.progress = Progress(optimizer, kept, self.exchanges, optimizer._entries.swap)
+        worker, own = kept.worker.name, kept.worker.asnumpy()
 
-    def __getattr__(self, name: str) -> Any:
-        """Return the attribute of that name from the inner optimizer."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            cells = self.__dict__.get("_cells") or {}
-            if "optimizer" not in cells:
-                raise
-            return getattr(cells["optimizer"], name)
+        def check(given):
+            if worker in given:
+                check_entry(NAME, worker, given[worker], own)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, unless the step was built with its value."""
-        if "progress" in self.__dict__ and (name in ARGUMENTS or name in self.optimizer._fixed):
-            raise AttributeError(fixed(NAME, name))
-        super().__setattr__(name, value)
+        self._entries = AroundEntries(NAME, optimizer._entries, (*kept.of_tensors, kept.step, kept.worker), check)
 
     # ---- The step -------------------------------------------------------------------------------------------------
 
@@ -266,20 +253,6 @@ class LocalSteps(nn.Optimizer):
 
     # ---- What it keeps --------------------------------------------------------------------------------------------
 
-    # Since the last save or load, the run that its steps belong to: see checkpoints/header.py.
-    _run: str | None = None
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return what :meth:`ms_optim.FusedOptimizer.state_dict` of the optimizer does, and what local steps keep.
-
-        Args:
-            args: Arguments of ``nn.Cell.state_dict``, which an outer Cell passes; its result is then returned.
-            kwargs: Likewise.
-        """
-        if args or kwargs:
-            return super().state_dict(*args, **kwargs)
-        return self._entries.copied()
-
     def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, learning_rate: str = "load") -> None:
         """Load the states of other local steps with as many workers, and continue from their step.
 
@@ -294,7 +267,7 @@ class LocalSteps(nn.Optimizer):
         All other errors are those of :meth:`ms_optim.FusedOptimizer.load_state_dict`; if one is raised, nothing is
         changed.
         """
-        written_together(self._entries.fitting(state_dict, strict, learning_rate=learning_rate))
+        super().load_state_dict(state_dict, strict, learning_rate)
 
     def exchange_report(self) -> dict[str, float]:
         """Return statistics of the last exchange, combined over all fragments.

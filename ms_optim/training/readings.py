@@ -12,9 +12,9 @@ import numpy as np
 from mindspore import Tensor
 from mindspore import dtype as mstype
 
+from ..base.around import AroundOptimizer
 from ..dgc.optimizer import CompressedStep
 from ..kernels.table import STATISTICS
-from ..local_steps.optimizer import LocalSteps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,13 +88,13 @@ def read(optimizer: AnyOptimizer) -> Reading:
         layers["density"], layers["residual_norm"] = optimizer.densities(last), optimizer.residual_norms()
         totals["density"] = float(layers["density"] @ sizes / sizes.sum())
         totals["residual_norm"] = _norm(layers["residual_norm"])
-    if isinstance(optimizer, LocalSteps):
-        totals |= optimizer.exchange_report()
+    if report := getattr(optimizer, "exchange_report", None):  # of local steps
+        totals |= report()
     return Reading(_name(optimizer), done + skipped, totals, layers, tuple(optimizer._layout.names))
 
 
 def _name(optimizer):
-    inner = [optimizer.optimizer] if isinstance(optimizer, LocalSteps) else getattr(optimizer, "optimizers", ())
+    inner = [optimizer.optimizer] if isinstance(optimizer, AroundOptimizer) else getattr(optimizer, "optimizers", ())
     names = ", ".join(_name(each) for each in inner)
     return f"{type(optimizer).__name__}({names})" if names else type(optimizer).__name__
 

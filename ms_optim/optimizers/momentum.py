@@ -26,10 +26,10 @@ class Momentum(FusedOptimizer):
     r"""Stochastic gradient descent with momentum and an L2 penalty, as :class:`mindspore.nn.Momentum` has it.
 
     Sutskever et al., `On the importance of initialization and momentum in deep learning
-    <https://proceedings.mlr.press/v28/sutskever13.html>`_ (2013), in the form of Goyal et al., `Accurate, Large Minibatch
-    SGD <https://arxiv.org/abs/1706.02677>`_ (2017), equation 9, where the learning rate does not enter the velocity; with
-    gradient :math:`g_t`, velocity :math:`v_t`, momentum :math:`\mu`, dampening :math:`\tau`, learning rate
-    :math:`\gamma_t`, weight decay :math:`\lambda` and weights :math:`w_t`:
+    <https://proceedings.mlr.press/v28/sutskever13.html>`_ (2013), in the form of Goyal et al., `Accurate, Large
+    Minibatch SGD <https://arxiv.org/abs/1706.02677>`_ (2017), equation 9, where the learning rate does not enter the
+    velocity; with gradient :math:`g_t`, velocity :math:`v_t`, momentum :math:`\mu`, dampening :math:`\tau`, learning
+    rate :math:`\gamma_t`, weight decay :math:`\lambda` and weights :math:`w_t`:
 
     .. math::
         \begin{aligned}

@@ -98,6 +98,17 @@ def expect_adam_offload(w, g, t, m, v):
     return expect_adam(w, g + DECAY * w, t, m, v)
 
 
+def expect_torch_adam(w, g, t, m, v):
+    """Adam with L2 decay; eps is added after the bias correction."""
+    return w - RATE * adam(w, g + DECAY * w, t, m, v)
+
+
+def expect_momentum(w, g, t, v):
+    """SGD with momentum and L2 decay."""
+    v[...] = BETA1 * v + g + DECAY * w
+    return w - RATE * v
+
+
 def expect_nesterov(w, g, t, m, v):
     """Adam with L2 decay and Nesterov momentum."""
     g = g + DECAY * w
@@ -289,6 +300,13 @@ def ours(name, **options):
     return make
 
 
+def momentum(params):
+    """Make Momentum; parameters in a group are decayed whatever their names."""
+    import ms_optim
+
+    return ms_optim.Momentum([{"params": params}], RATE, BETA1, DECAY, backend="aot")
+
+
 def of_bfloat16(**options):
     """Return the row of AdamW with bfloat16 weights and gradients."""
     return mindspore_row(ours("AdamW", **options), expect_adamw, "pynative", "bfloat16")
@@ -433,6 +451,17 @@ def torch_adamw(params):
     return torch.optim.AdamW(params, RATE, (BETA1, BETA2), EPS, DECAY, fused=True)
 
 
+def torch_fused(name, **options):
+    """Make another fused optimizer of torch, with L2 decay."""
+
+    def make(params):
+        import torch
+
+        return getattr(torch.optim, name)(params, RATE, weight_decay=DECAY, fused=True, **options)
+
+    return make
+
+
 def deepspeed(params):
     """Make DeepSpeed's CPUAdam; it compiles itself on first use."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -484,6 +513,8 @@ ROWS = {
         of_bfloat16(master_weights="split8", state_dtype="8bit"),
         12,
     ),
+    "adam": ("mindspore", mindspore_row(ours("Adam"), expect_adam_offload), 28),
+    "momentum": ("mindspore", mindspore_row(momentum, expect_momentum), 20),
     "adam_offload": ("mindspore", mindspore_row(ours("AdamOffload"), expect_adam_offload), 28),
     "adam_offload nesterov": (
         "mindspore",
@@ -514,6 +545,8 @@ ROWS = {
     "mindformers graph": ("mindformers", mindspore_row(mindformers, expect_adamw), 28),
     "mindformers pynative": ("mindformers", mindspore_row(mindformers, expect_adamw, "pynative"), 28),
     "torch fused AdamW": ("torch", torch_row(torch_adamw, expect_adamw), 28),
+    "torch fused Adam": ("torch", torch_row(torch_fused("Adam", betas=(BETA1, BETA2), eps=EPS), expect_torch_adam), 28),
+    "torch fused SGD": ("torch", torch_row(torch_fused("SGD", momentum=BETA1), expect_momentum), 20),
     "torch clip + fused": ("torch", torch_row(torch_adamw, expect_adamw, clip=1000.0), 40),
     "deepspeed CPUAdam": ("deepspeed", torch_row(deepspeed, expect_adamw), 28),
     "pytorch_optimizer Lion": (

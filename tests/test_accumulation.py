@@ -95,6 +95,7 @@ def test_a_gradient_that_is_not_finite_skips_one_step_alone(mode):
 def test_sums_of_the_weights_dtype_take_their_memory():
     optimizer = GradientAccumulation(Momentum(weights("bfloat16"), 0.1), steps=2, sum_dtype="weight")
     assert {p.dtype for p in optimizer.accumulated} == {ms.bfloat16}
+    assert "steps=2, sums (weight) 46 bytes" in str(optimizer)
     other = GradientAccumulation(Momentum(weights("bfloat16"), 0.1), steps=2)
     for k in range(2):
         optimizer(gradients(k, "bfloat16"))

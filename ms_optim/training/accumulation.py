@@ -186,6 +186,11 @@ class GradientAccumulation(AroundOptimizer):
         counts = (self.optimizer.global_step, self.optimizer.skipped_steps)
         return sum(int(count.asnumpy()[0]) for count in counts)
 
+    def extend_repr(self) -> str:
+        """Return the arguments and the memory of the sums, for ``print``."""
+        held = sum(p.nbytes for p in self.accumulated)
+        return f"steps={self.steps}, sums ({self.sum_dtype}) {held:,} bytes"
+
     def attach(self, passes: int = 1) -> None:
         """Raise an error: with gradient release, no gradient is kept.
 

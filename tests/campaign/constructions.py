@@ -271,6 +271,7 @@ PUBLIC = {
         released,
     ),
     "LocalSteps": ({"optimizer": lambda: ms_optim.AdamW(parameters())}, stepped),
+    "GradientAccumulation": ({"optimizer": lambda: ms_optim.AdamW(parameters())}, stepped),
     "SparseTopK": ({}, lambda compress: compress.density),
     "Quantized": ({}, lambda compress: compress.density),
     "OptimizerMonitor": ({"verbose": lambda: False}, monitored),

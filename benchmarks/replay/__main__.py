@@ -1,0 +1,119 @@
+"""Replays published optimizers and this package's on the same recorded gradients, and shows how far weights come apart.
+
+    python benchmarks/replay                                            all that is installed
+    python benchmarks/replay --rows torch                               rows whose name starts with this
+    python benchmarks/replay --checkout KellerJordan/Muon=../Muon       also code of a repository that lies there
+    python benchmarks/replay --json replay.json
+
+The gradients are those of a small Transformer (gradients.py); rows.py has the settings of both sides. A difference is
+the largest over all elements, divided by the largest move of any weight since the start. The command fails if a
+difference is larger than the row allows.
+"""
+
+import argparse
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # the published code is run, not compiled
+
+import mindspore as ms
+import numpy as np
+from gradients import record
+from mindspore import Parameter, Tensor
+from rich.console import Console
+from rich.table import Table
+from rows import ROWS
+
+STEPS = (1, 20, 200)
+
+
+def in_torch(make, weights):
+    """Return what takes a step with a torch optimizer, and what reads the weights."""
+    import torch
+
+    params = [torch.nn.Parameter(torch.tensor(w)) for w in weights.values()]
+    optimizer = make(params)
+    if hasattr(optimizer, "train"):  # of schedulefree
+        optimizer.train()
+
+    def step(gradients):
+        for p, g in zip(params, gradients):
+            p.grad = torch.tensor(g)
+        optimizer.step()
+
+    return step, lambda: [p.detach().numpy().copy() for p in params]
+
+
+def in_mindspore(make, weights):
+    """Return what takes a step with a MindSpore optimizer, and what reads the weights."""
+    params = [Parameter(Tensor(w), name=name) for name, w in weights.items()]
+    optimizer = make(params)
+    return (
+        lambda gradients: optimizer(tuple(Tensor(g) for g in gradients)),
+        lambda: [p.asnumpy().copy() for p in params],
+    )
+
+
+def differences(row, weights, recorded, path):
+    """Return the difference after each of STEPS."""
+    theirs = functools.partial(row.theirs, path=path) if row.file else row.theirs
+    inside = in_mindspore if row.needs == "mindspore" else in_torch
+    sides = [inside(theirs, weights), in_mindspore(row.ours, weights)]
+    found = []
+    for k, gradients in enumerate(recorded, 1):
+        for step, _ in sides:
+            step(gradients)
+        if k in STEPS:
+            (first, a, b) = list(weights.values()), *(read() for _, read in sides)
+            move = max(np.abs(x - w).max() for x, w in zip(a, first))
+            found.append(float(max(np.abs(x - y).max() for x, y in zip(a, b)) / move))
+    return found
+
+
+def main():
+    """Run the rows that can run here."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", default=[""], help="what the names of rows start with")
+    parser.add_argument(
+        "--checkout", nargs="+", default=[], metavar="OWNER/NAME=FOLDER", help="repositories that lie here"
+    )
+    parser.add_argument("--json", type=pathlib.Path, help="the file to write the figures to")
+    arguments = parser.parse_args()
+    folders = dict(each.split("=", 1) for each in arguments.checkout)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    weights, recorded = record(max(STEPS))
+    matrices = [i for i, (name, w) in enumerate(weights.items()) if w.ndim == 2 and "blocks" in name]
+    console, failed, told, notes = Console(), [], {}, []
+    table = Table("optimizer", "version", *(f"step {k}" for k in STEPS), "allowed", box=None)
+    for name, row in ROWS.items():
+        if not any(name.startswith(prefix) for prefix in arguments.rows):
+            continue
+        path = pathlib.Path(folders.get(name.split()[0], ""), row.file) if row.file else None
+        if (path and not path.is_file()) or importlib.util.find_spec(row.needs) is None:
+            console.print(f"{name}: not here", style="dim")
+            continue
+        chosen, given = weights, recorded
+        if row.on == "matrices":
+            chosen = {key: w for i, (key, w) in enumerate(weights.items()) if i in matrices}
+            given = [[gradients[i] for i in matrices] for gradients in recorded]
+        found = differences(row, chosen, given, path)
+        version = "its file" if row.file else importlib.metadata.version(row.needs)
+        allowed = "" if row.at_most is None else f"{row.at_most:.0e}"
+        table.add_row(name, version, *(f"{value:.1e}" for value in found), allowed)
+        notes += [f"{name}: {row.note}"] if row.note else []
+        told[name] = {"version": version, "differences": dict(zip(map(str, STEPS), found)), "allowed": row.at_most}
+        if row.at_most is not None and not max(found) <= row.at_most:
+            failed.append(name)
+    console.print(table, "", *notes, sep="\n", highlight=False)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(told, indent=1))
+    sys.exit(f"further apart than allowed: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -27,8 +27,8 @@ import matplotlib.pyplot as plt
 from cycler import cycler
 
 # Suitable settings for each optimizer: Lamb and LANS scale their steps to the weights, and DGCMomentum takes steps of
-# momentum SGD. The weight decay of DGCMomentum and AdamOffload is added to the gradient, where a hundredth of the
-# decoupled decay has the same effect. Warm-up steps are given as a fraction of all steps.
+# momentum SGD. The weight decay of Adam, AdamOffload, Momentum and DGCMomentum is added to the gradient, where a
+# hundredth of the decoupled decay has the same effect. Warm-up steps are given as a fraction of all steps.
 SETTINGS = {
     "AdamW": {"learning_rate": 4e-3},
     "Lamb": {"learning_rate": 2e-2},
@@ -47,12 +47,38 @@ SETTINGS = {
     "AdEMAMix": {"learning_rate": 4e-3, "alpha": 2.0, "warmup_steps": 1.0},
     "ScheduleFreeAdamW": {"learning_rate": 1e-2, "warmup_steps": 0.1},
     "Muon": {"learning_rate": 2e-2, "adamw_names": ("*head*",)},
+    "Adam": {"learning_rate": 4e-3, "weight_decay": 5e-4},
+    "Momentum": {"learning_rate": 0.05, "weight_decay": 5e-4},
 }
 BATCH = 64
 # Colours that differ for everyone, and dashes: curves that coincide show through each other's gaps.
 STYLES = cycler(
-    color=["#000000", "#0072b2", "#d55e00", "#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#7f7f7f", "#882255"],
-    linestyle=["-", "-", "-", (0, (2, 2)), (0, (6, 2)), "-", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (9, 2))],
+    color=[
+        "#000000",
+        "#0072b2",
+        "#d55e00",
+        "#e69f00",
+        "#56b4e9",
+        "#009e73",
+        "#cc79a7",
+        "#7f7f7f",
+        "#882255",
+        "#f0e442",
+        "#332288",
+    ],
+    linestyle=[
+        "-",
+        "-",
+        "-",
+        (0, (2, 2)),
+        (0, (6, 2)),
+        "-",
+        (0, (1, 1)),
+        (0, (5, 1, 1, 1)),
+        (0, (9, 2)),
+        (0, (3, 3)),
+        "-",
+    ],
 )
 
 

@@ -34,7 +34,7 @@ STEPS = (1, 20, 200)
 
 def in_torch(make, weights):
     """Return what takes a step with a torch optimizer, and what reads the weights."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     params = [torch.nn.Parameter(torch.tensor(w)) for w in weights.values()]
     optimizer = make(params)

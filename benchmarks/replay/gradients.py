@@ -9,7 +9,14 @@ from mindspore import nn
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 
-from low_precision import BATCH, CONTEXT, Gradients, LanguageModel, read_text, windows
+from low_precision import (  # pyright: ignore[reportMissingImports]
+    BATCH,
+    CONTEXT,
+    Gradients,
+    LanguageModel,
+    read_text,
+    windows,
+)
 
 WIDTH = 32
 SEED = 0

@@ -45,7 +45,7 @@ class Row:
     note: str = ""
 
 
-def torch(name, **settings):
+def of_torch(name, **settings):
     """Return what makes one of torch's optimizers."""
 
     def make(params):
@@ -85,7 +85,7 @@ def published(name, *others, keyword=None, **settings):
         import torch
 
         found = [node for node in ast.parse(path.read_text()).body if getattr(node, "name", None) in (name, *others)]
-        scope = {"torch": torch, "math": math}
+        scope: dict[str, Any] = {"torch": torch, "math": math}
         exec(compile(ast.Module(found, []), str(path), "exec"), scope)
         return scope[name](**{keyword: params}, **settings) if keyword else scope[name](params, **settings)
 
@@ -110,37 +110,37 @@ def adamw_without_correction(params):
     return ms_optim.AdamW(groups, RATE, eps=1e-6, weight_decay=DECAY, bias_correction=False)
 
 
-MUON = {"weight_decay": DECAY, "momentum": 0.95}
+MUON: dict[str, Any] = {"weight_decay": DECAY, "momentum": 0.95}
 
 ROWS = {
     "torch AdamW": Row(
-        torch("AdamW", lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY),
+        of_torch("AdamW", lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY),
         ours("AdamW", betas=BETAS, weight_decay=DECAY),
     ),
     "torch AdamW, amsgrad": Row(
-        torch("AdamW", lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, amsgrad=True),
+        of_torch("AdamW", lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, amsgrad=True),
         ours("AdamW", betas=BETAS, weight_decay=DECAY, amsgrad=True),
     ),
     "torch Adam": Row(
-        torch("Adam", lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.01),
+        of_torch("Adam", lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.01),
         ours("Adam", beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.01, corrects_eps=True),
         note="equal with corrects_eps=True",
     ),
     "torch Adam, amsgrad": Row(
-        torch("Adam", lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.01, amsgrad=True),
+        of_torch("Adam", lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.01, amsgrad=True),
         ours("Adam", beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.01, corrects_eps=True, use_amsgrad=True),
         note="equal with corrects_eps=True",
     ),
     "torch SGD, Nesterov": Row(
-        torch("SGD", lr=RATE, momentum=0.9, nesterov=True, weight_decay=0.01),
+        of_torch("SGD", lr=RATE, momentum=0.9, nesterov=True, weight_decay=0.01),
         ours("Momentum", momentum=0.9, use_nesterov=True, weight_decay=0.01),
     ),
     "torch SGD, dampening": Row(
-        torch("SGD", lr=RATE, momentum=0.9, dampening=0.5, weight_decay=0.01),
+        of_torch("SGD", lr=RATE, momentum=0.9, dampening=0.5, weight_decay=0.01),
         ours("Momentum", momentum=0.9, dampening=0.5, weight_decay=0.01),
     ),
     "torch Muon": Row(
-        torch("Muon", lr=RATE, **MUON, adjust_lr_fn="match_rms_adamw"),
+        of_torch("Muon", lr=RATE, **MUON, adjust_lr_fn="match_rms_adamw"),
         ours("Muon", **MUON, ns_dtype="bfloat16"),
         BFLOAT16,
         on="matrices",

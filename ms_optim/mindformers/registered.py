@@ -33,6 +33,7 @@ from ..dtensors.in_trainer import InTrainer, install, refuse_keys
 from ..dtensors.local_shards import is_distributed
 from ..local_steps.compression import Quantized, SparseTopK
 from ..local_steps.optimizer import LocalSteps
+from .their_keys import translated
 
 if TYPE_CHECKING:
     from ..arguments.checks import Params
@@ -69,6 +70,7 @@ class FromYaml(FusedOptimizer):
     def __init__(self, params: Params, **arguments: Any):
         name = type(self).__name__
         refuse_keys(name, "the section 'optimizer'", arguments, {"lr": OF_SCHEDULE})
+        arguments = translated(name, name.removeprefix(PREFIX), arguments)
         schedule = arguments.pop(SCHEDULE, None)
         centralization = arguments.pop(CENTRALIZATION, False)
         check_type(name, CENTRALIZATION, centralization, bool)

@@ -79,8 +79,8 @@ MISTAKES = (
     ),
     Mistake(
         "training/accumulation.py",
-        "done = F.depend(self._done, self.optimizer(self.accumulated))",
-        "self.optimizer(self.accumulated)",
+        "if done == 0:",
+        "if done == 1:",
         "test_accumulation.py -k of_the_mean",
     ),
     Mistake(

@@ -17,7 +17,9 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import sys
+from unittest import mock
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # the published code is run, not compiled
 
@@ -32,7 +34,7 @@ from rows import ROWS
 STEPS = (1, 20, 200)
 
 
-def in_torch(make, weights):
+def in_torch(make, weights, in_float32=False):
     """Return what takes a step with a torch optimizer, and what reads the weights."""
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -44,7 +46,9 @@ def in_torch(make, weights):
     def step(gradients):
         for p, g in zip(params, gradients):
             p.grad = torch.tensor(g)
-        optimizer.step()
+        rounding = torch.Tensor.float if in_float32 else torch.Tensor.bfloat16
+        with mock.patch.object(torch.Tensor, "bfloat16", rounding):
+            optimizer.step()
 
     return step, lambda: [p.detach().numpy().copy() for p in params]
 
@@ -62,7 +66,7 @@ def in_mindspore(make, weights):
 def differences(row, weights, recorded, path):
     """Return the difference after each of STEPS."""
     theirs = functools.partial(row.theirs, path=path) if row.file else row.theirs
-    inside = in_mindspore if row.needs == "mindspore" else in_torch
+    inside = in_mindspore if row.needs == "mindspore" else functools.partial(in_torch, in_float32=row.in_float32)
     sides = [inside(theirs, weights), in_mindspore(row.ours, weights)]
     found = []
     for k, gradients in enumerate(recorded, 1):
@@ -93,7 +97,7 @@ def main():
     for name, row in ROWS.items():
         if not any(name.startswith(prefix) for prefix in arguments.rows):
             continue
-        path = pathlib.Path(folders.get(name.split()[0], ""), row.file) if row.file else None
+        path = pathlib.Path(folders.get(re.split("[ ,]", name)[0], ""), row.file) if row.file else None
         if (path and not path.is_file()) or importlib.util.find_spec(row.needs) is None:
             console.print(f"{name}: not here", style="dim")
             continue

@@ -17,9 +17,10 @@ from typing import Any
 import ms_optim
 
 RATE, DECAY, BETAS, EPS = 1e-3, 0.1, (0.9, 0.95), 1e-8
-ROUNDING = 2e-5
-# Products of matrices in bfloat16: an element of an orthogonalized matrix is off by up to 2^-8 of the largest.
-BFLOAT16 = 2e-2
+# In a step a weight moves by the rate, 1e-3. Weights near 1 have a last place of 1.2e-7, and the order of operations
+# decides about one or two of these.
+ROUNDING = 3e-4
+IN_BFLOAT16 = "products are rounded to bfloat16 there, and differ; the next row is the same code with float32 products"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Row:
         needs: The module of the published optimizer, "torch" where that is enough.
         on: What it updates: "all" tensors, or the "matrices" alone.
         file: Of a repository that is not on the package index, the file that defines the optimizer.
+        in_float32: Whether the published code computes in float32 what it would in bfloat16.
         note: What differs by design, or which setting makes both equal.
     """
 
@@ -42,6 +44,7 @@ class Row:
     needs: str = "torch"
     on: str = "all"
     file: str = ""
+    in_float32: bool = False
     note: str = ""
 
 
@@ -142,19 +145,23 @@ ROWS = {
     "torch Muon": Row(
         of_torch("Muon", lr=RATE, **MUON, adjust_lr_fn="match_rms_adamw"),
         ours("Muon", **MUON, ns_dtype="bfloat16"),
-        BFLOAT16,
+        None,
         on="matrices",
-        note="both multiply in bfloat16; torch also keeps the results in bfloat16",
+        note=IN_BFLOAT16,
     ),
     "schedulefree AdamWScheduleFree": Row(
         of("schedulefree", "AdamWScheduleFree", lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, warmup_steps=20),
         ours("ScheduleFreeAdamW", betas=BETAS, weight_decay=DECAY, warmup_steps=20),
+        20 * ROUNDING,
         needs="schedulefree",
+        note="the first of 20 steps of the warm-up moves weights by a 20th of the rate",
     ),
     "pytorch_optimizer Lion": Row(
         of("pytorch_optimizer", "Lion", lr=RATE, betas=(0.9, 0.99), weight_decay=DECAY, weight_decouple=True),
         ours("Lion", weight_decay=DECAY),
+        2e-2,
         needs="pytorch_optimizer",
+        note="where a momentum is 0 but for rounding, its sign decides about a whole step",
     ),
     "pytorch_optimizer AdEMAMix": Row(
         of(
@@ -171,10 +178,10 @@ ROWS = {
         needs="pytorch_optimizer",
     ),
     "pytorch_optimizer Lamb": Row(
-        of("pytorch_optimizer", "Lamb", lr=RATE, betas=BETAS, eps=1e-6, weight_decay=0.0),
+        of("pytorch_optimizer", "Lamb", lr=RATE, betas=BETAS, eps=1e-6, weight_decay=0.0, adam_debias=True),
         ours("Lamb", beta1=BETAS[0], beta2=BETAS[1], bias_correction=False, weight_norm_bounds=(None, 10.0)),
         needs="pytorch_optimizer",
-        note="equal with bias_correction=False, weight_norm_bounds=(None, 10.0), and without decay",
+        note="equal with adam_debias=True there, and without bias correction, bounds and decay as in the settings",
     ),
     "nn.Adam": Row(
         mindspore("Adam", learning_rate=RATE, weight_decay=0.01),
@@ -197,17 +204,27 @@ ROWS = {
     "KellerJordan/Muon": Row(
         published("SingleDeviceMuon", "muon_update", "zeropower_via_newtonschulz5", lr=RATE, **MUON),
         ours("Muon", **MUON, adjust_lr="original", ns_dtype="bfloat16"),
-        BFLOAT16,
+        None,
         on="matrices",
         file="muon.py",
-        note="both multiply in bfloat16; the published code also keeps the results in bfloat16",
+        note=IN_BFLOAT16,
     ),
     "MoonshotAI/Moonlight Muon": Row(
         published("Muon", "zeropower_via_newtonschulz5", keyword="muon_params", lr=RATE, wd=DECAY),
         ours("Muon", **MUON, ns_dtype="bfloat16"),
-        BFLOAT16,
+        None,
         on="matrices",
         file="examples/toy_train.py",
-        note="likewise",
+        note=IN_BFLOAT16,
     ),
+}
+ROWS |= {
+    f"{name}, float32 products": dataclasses.replace(
+        row, at_most=ROUNDING, in_float32=True, ours=ours("Muon", **settings), note=""
+    )
+    for name, row, settings in (
+        ("torch Muon", ROWS["torch Muon"], MUON),
+        ("KellerJordan/Muon", ROWS["KellerJordan/Muon"], {**MUON, "adjust_lr": "original"}),
+        ("MoonshotAI/Moonlight Muon", ROWS["MoonshotAI/Moonlight Muon"], MUON),
+    )
 }

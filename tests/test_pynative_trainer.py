@@ -86,7 +86,7 @@ def asked():
         yield f"weights to {who}", merged(config, BFLOAT16, loading("theirs bfloat16", True))
     for name, required in REQUIRED.items():
         yield name, merged(ours(f"MsOptim{name}", **required), {"training": {"steps": 3}})
-    yield "unknown", ours("MsOptimAdam")
+    yield "unknown", ours("MsOptimAdagrad")
 
 
 def train(folder, configs):
@@ -176,7 +176,7 @@ def test_the_section_model_brings_the_optimizers_in_too(tmp_path):
 
 
 def test_an_unknown_type_is_still_an_error_of_mindformers(records):
-    assert "Optimizer type MsOptimAdam is not implemented yet" in str(records["unknown"]["error"])
+    assert "Optimizer type MsOptimAdagrad is not implemented yet" in str(records["unknown"]["error"])
 
 
 # ---- What the trainer calls, one by one -----------------------------------------------------------------------------

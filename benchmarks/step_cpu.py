@@ -513,7 +513,7 @@ ROWS = {
         of_bfloat16(master_weights="split8", state_dtype="8bit"),
         12,
     ),
-    "adam": ("mindspore", mindspore_row(ours("Adam"), expect_adam_offload), 28),
+    "coupled adam": ("mindspore", mindspore_row(ours("Adam"), expect_adam_offload), 28),
     "momentum": ("mindspore", mindspore_row(momentum, expect_momentum), 20),
     "adam_offload": ("mindspore", mindspore_row(ours("AdamOffload"), expect_adam_offload), 28),
     "adam_offload nesterov": (

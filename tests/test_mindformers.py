@@ -480,7 +480,7 @@ def test_muon_takes_the_keys_of_mindformers_own_and_splits():
     optimizer = build("Muon", [{"params": [matrix], "weight_decay": 0.1}], **yaml.safe_load(text))
     assert len(optimizer.rule.iterations) == 10
     assert [made.rows for made in optimizer._layout.matrices(0)] == [1, 1, 1, 1]
-    with pytest.raises(ValueError, match="'qk_clip_threshold' is not available.*ms_optim.QKClip"):
+    with pytest.raises(ValueError, match=r"'qk_clip_threshold' is not available.*ms_optim.QKClip"):
         build("Muon", qk_clip_threshold=100)
 
 

@@ -112,13 +112,13 @@ MISTAKES = (
         "ops/include/adam.h",
         "return g + lambda * w;",
         "return g;",
-        'test_conformance.py -k "aot and Adam-default"',
+        'test_conformance.py -k "aot and Adam-amsgrad"',
     ),
     Mistake(
         "ops/include/adam.h",
         "rate_correction(root_correction2 /",
         "rate_correction(1.0 /",
-        'test_conformance.py -k "aot and Adam-default"',
+        'test_conformance.py -k "aot and Adam-amsgrad"',
     ),
     Mistake(
         "ops/include/momentum.h",
@@ -142,13 +142,13 @@ MISTAKES = (
         "ops/include/momentum.h",
         "return g + lambda * w;",
         "return g;",
-        'test_conformance.py -k "aot and Momentum-default"',
+        'test_conformance.py -k "aot and Momentum-nesterov"',
     ),
     Mistake(
         "ops/include/momentum.h",
         "momentum * s[0] + entering",
         "s[0] + entering",
-        'test_conformance.py -k "aot and Momentum-default"',
+        'test_conformance.py -k "aot and Momentum-nesterov"',
     ),
     Mistake(
         "optimizers/adam_family.py",

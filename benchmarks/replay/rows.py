@@ -10,6 +10,7 @@ design there is no bound, and a note says how.
 
 import ast
 import dataclasses
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ RATE, DECAY, BETAS, EPS = 1e-3, 0.1, (0.9, 0.95), 1e-8
 # In a step a weight moves by the rate, 1e-3. Weights near 1 have a last place of 1.2e-7, and the order of operations
 # decides about one or two of these.
 ROUNDING = 3e-4
-IN_BFLOAT16 = "products are rounded to bfloat16 there, and differ; the next row is the same code with float32 products"
+IN_BFLOAT16 = "products are rounded to bfloat16 there, and differ; its row of float32 products is the same code without that"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,35 +49,11 @@ class Row:
     note: str = ""
 
 
-def of_torch(name, **settings):
-    """Return what makes one of torch's optimizers."""
-
-    def make(params):
-        import torch
-
-        return getattr(torch.optim, name)(params, **settings)
-
-    return make
-
-
 def of(module, name, **settings):
-    """Return what makes an optimizer of another package."""
+    """Return what makes an optimizer of another package, which is imported only then."""
 
     def make(params):
-        import importlib
-
         return getattr(importlib.import_module(module), name)(params, **settings)
-
-    return make
-
-
-def mindspore(name, **settings):
-    """Return what makes one of MindSpore's optimizers."""
-
-    def make(params):
-        from mindspore import nn
-
-        return getattr(nn, name)(params, **settings)
 
     return make
 
@@ -117,33 +94,33 @@ MUON: dict[str, Any] = {"weight_decay": DECAY, "momentum": 0.95}
 
 ROWS = {
     "torch AdamW": Row(
-        of_torch("AdamW", lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY),
+        of("torch.optim", "AdamW", lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY),
         ours("AdamW", betas=BETAS, weight_decay=DECAY),
     ),
     "torch AdamW, amsgrad": Row(
-        of_torch("AdamW", lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, amsgrad=True),
+        of("torch.optim", "AdamW", lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, amsgrad=True),
         ours("AdamW", betas=BETAS, weight_decay=DECAY, amsgrad=True),
     ),
     "torch Adam": Row(
-        of_torch("Adam", lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.01),
+        of("torch.optim", "Adam", lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.01),
         ours("Adam", beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.01, corrects_eps=True),
         note="equal with corrects_eps=True",
     ),
     "torch Adam, amsgrad": Row(
-        of_torch("Adam", lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.01, amsgrad=True),
+        of("torch.optim", "Adam", lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.01, amsgrad=True),
         ours("Adam", beta1=BETAS[0], beta2=BETAS[1], weight_decay=0.01, corrects_eps=True, use_amsgrad=True),
         note="equal with corrects_eps=True",
     ),
     "torch SGD, Nesterov": Row(
-        of_torch("SGD", lr=RATE, momentum=0.9, nesterov=True, weight_decay=0.01),
+        of("torch.optim", "SGD", lr=RATE, momentum=0.9, nesterov=True, weight_decay=0.01),
         ours("Momentum", momentum=0.9, use_nesterov=True, weight_decay=0.01),
     ),
     "torch SGD, dampening": Row(
-        of_torch("SGD", lr=RATE, momentum=0.9, dampening=0.5, weight_decay=0.01),
+        of("torch.optim", "SGD", lr=RATE, momentum=0.9, dampening=0.5, weight_decay=0.01),
         ours("Momentum", momentum=0.9, dampening=0.5, weight_decay=0.01),
     ),
     "torch Muon": Row(
-        of_torch("Muon", lr=RATE, **MUON, adjust_lr_fn="match_rms_adamw"),
+        of("torch.optim", "Muon", lr=RATE, **MUON, adjust_lr_fn="match_rms_adamw"),
         ours("Muon", **MUON, ns_dtype="bfloat16"),
         None,
         on="matrices",
@@ -184,19 +161,19 @@ ROWS = {
         note="equal with adam_debias=True there, and without bias correction, bounds and decay as in the settings",
     ),
     "nn.Adam": Row(
-        mindspore("Adam", learning_rate=RATE, weight_decay=0.01),
+        of("mindspore.nn", "Adam", learning_rate=RATE, weight_decay=0.01),
         ours("Adam", in_group=False, weight_decay=0.01),
         2e-4,
         needs="mindspore",
         note="MindSpore multiplies the powers of beta up in float32",
     ),
     "nn.Momentum": Row(
-        mindspore("Momentum", learning_rate=RATE, momentum=0.9, weight_decay=0.01),
+        of("mindspore.nn", "Momentum", learning_rate=RATE, momentum=0.9, weight_decay=0.01),
         ours("Momentum", in_group=False, weight_decay=0.01),
         needs="mindspore",
     ),
     "nn.AdamWeightDecay": Row(
-        mindspore("AdamWeightDecay", learning_rate=RATE, weight_decay=DECAY),
+        of("mindspore.nn", "AdamWeightDecay", learning_rate=RATE, weight_decay=DECAY),
         adamw_without_correction,
         needs="mindspore",
         note="equal with bias_correction=False, and names with beta and gamma in a group without decay",

@@ -101,6 +101,7 @@ class GradientAccumulation(AroundOptimizer):
         self.accumulated = ParameterTuple(
             Parameter(Tensor(shape=shape, dtype=dtype, init=Zero()), name=f"accumulated.{name}", requires_grad=False)
             for name, shape, dtype in zip(layout.names, layout.shapes, dtypes)
+            if steps > 1
         )
         for p in self.accumulated:
             p.init_data()

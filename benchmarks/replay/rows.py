@@ -21,7 +21,7 @@ RATE, DECAY, BETAS, EPS = 1e-3, 0.1, (0.9, 0.95), 1e-8
 # In a step a weight moves by the rate, 1e-3. Weights near 1 have a last place of 1.2e-7, and the order of operations
 # decides about one or two of these.
 ROUNDING = 3e-4
-IN_BFLOAT16 = "products are rounded to bfloat16 there, and differ; its row of float32 products is the same code without that"
+IN_BFLOAT16 = "rounds products to bfloat16; its row with float32 products is the same code without that"
 
 
 @dataclasses.dataclass(frozen=True)

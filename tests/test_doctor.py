@@ -22,6 +22,7 @@ from ms_optim.kernels import table as kernels
 
 # What the doctor is asked for as a whole: of one kernel, of several, and of one that AKG has none for.
 FEW = (AdamW, LANS, DGCMomentum)
+ON_ASCEND = (("AdamW", "composite"), ("Lamb", "composite"), ("AdamOffload", "fused"))
 
 
 def run(*arguments, **options):
@@ -72,7 +73,7 @@ def test_doctor_reports_each_check_as_it_ends_and_the_verdict_last(found, monkey
     assert [row.split("  ")[1] for row in rows] == [check.optimizer for check, _ in told]
     compared = [check for check, _ in told if check.path in ("fused", "akg")]
     assert report.count("agrees") == len(compared)
-    assert report.splitlines()[-1] == f"All {len(compared)} kernels are right."
+    assert report.splitlines()[-1].startswith(f"All {len(compared)} kernels are right.")
     # A reason that the head has, or an earlier row, is not repeated.
     assert all(report.count(check.why) <= 1 for check, _ in told if check.path not in ("fused", "akg"))
 
@@ -116,6 +117,20 @@ def test_without_kernels_the_verdict_says_so():
     assert doctor.verdict([check("composite", True)]).startswith("No kernel runs here")
     assert doctor.verdict([check("fused", True)]) == "All 1 kernels are right."
     assert doctor.verdict([check("fused", True), check("akg", False)]).startswith("NOT RIGHT: AdamW() (akg)")
+
+
+def test_the_verdict_names_what_runs_without_a_kernel_and_how_to_get_one():
+    """As on an Ascend host without a build, where only AdamOffload has a kernel: that of the host."""
+    found = [checks.Check(f"{name}()", "auto", path, "", "", True) for name, path in ON_ASCEND]
+    said = doctor.verdict(found, "a library is missing: build it")
+    assert said.startswith(
+        "All 1 kernels are right. Without a kernel, on MindSpore's operators, which is slower: AdamW, Lamb."
+    )
+    assert said.endswith("Why: a library is missing: build it")
+    assert doctor.verdict(found[:2], "a library is missing: build it").endswith(
+        "slower. Why: a library is missing: build it"
+    )
+    assert doctor.verdict(found, None).endswith("AdamW, Lamb.")
 
 
 def test_doctor_names_the_package_that_akg_lacks(monkeypatch):

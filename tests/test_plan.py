@@ -18,7 +18,7 @@ from ms_optim.arguments.options import Options
 from ms_optim.base import optimizer as base_optimizer
 from ms_optim.cli.plan import NotPossibleError, plan
 from ms_optim.cli.plan_arguments import UNITS, Weight, size
-from ms_optim.kernels import capabilities
+from ms_optim.kernels import capabilities, libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.states import shares
 from ms_optim.states.formats import FORMATS
@@ -449,3 +449,34 @@ def test_units():
     for text, expected in sizes.items():
         assert size(text) == expected
     assert len(set(itertools.chain(UNITS.values()))) == len(UNITS)
+
+
+def test_each_row_says_what_takes_the_step():
+    """A kernel, MindSpore's operators or the host; it is what construction chooses, where kernels are built."""
+    asked = ("--parameters", 1e6, "--dtype", "bf16", "--optimizer", "AdamW", "AdamOffload", "Sinkhorn", "Muon")
+    formats = ("--state-dtype", "float32", "8bit")
+    told = plans(*asked, *formats, "--device", "Ascend")["plans"]
+    steps = {(one["optimizer"], one["state_dtype"], one["master_weights"]): one["step"] for one in told}
+    by_hand = {("AdamW", "float32"): "kernel", ("Muon", "float32"): "kernel"}
+    for optimizer in ("AdamW", "AdamOffload", "Sinkhorn", "Muon"):
+        for state_dtype in ("float32", "8bit"):
+            expected = by_hand.get((optimizer, state_dtype), "host" if optimizer == "AdamOffload" else "operators")
+            assert steps[optimizer, state_dtype, "float32"] == expected, (optimizer, state_dtype)
+    assert {one["step"] for one in plans(*asked, *formats, "--device", "CPU")["plans"]} == {"kernel"}
+    offloaded = plans(*asked, *formats, "--device", "GPU", "--offload")["plans"]
+    assert {one["step"] for one in offloaded} == {"host"}
+
+
+def test_a_plan_says_which_kernels_are_not_built(monkeypatch):
+    asked = ("--parameters", 1e6, "--optimizer", "AdamW", "Sinkhorn", "--device", "Ascend")
+    monkeypatch.setattr(libraries, "why_missing", lambda device: f"what {device} needs is missing")
+    text = run("plan", *asked)[1]
+    assert "what Ascend needs is missing" in text
+    line = next(line for line in text.splitlines() if line.startswith("Steps by MindSpore's operators"))
+    assert line.endswith(
+        ": AdamW with states in bfloat16, 8bit, 4bit; Sinkhorn with states in float32, bfloat16, 8bit, 4bit."
+    )
+    monkeypatch.setattr(libraries, "why_missing", lambda device: None)
+    assert "not built" not in run("plan", *asked)[1]
+    # Where every step is a kernel's, nothing is said of it.
+    assert "Steps" not in run("plan", "--parameters", 1e6, "--device", "CPU")[1]

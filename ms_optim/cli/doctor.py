@@ -47,7 +47,7 @@ def main(arguments: argparse.Namespace) -> int:
         known.add(check.why)
         console.print(f"  {check.optimizer:34}  {check.path:9}  {check.check}{reason}", markup=False)
         print(printed, end="", file=sys.stderr)  # it may say why the check is wrong
-    said = verdict(found)
+    said = verdict(found, here["missing"].get(here["device_target"]))
     if arguments.json:
         told = {"checks": [dataclasses.asdict(check) for check in found], "not_possible": impossible()}
         print(json.dumps({**here, **told, "verdict": said}, indent=2))
@@ -56,15 +56,25 @@ def main(arguments: argparse.Namespace) -> int:
     return 0 if all(check.right for check in found) else 1
 
 
-def verdict(found: list[Check]) -> str:
-    """Return the report's last line."""
+def verdict(found: list[Check], missing: str | None = None) -> str:
+    """Return the report's last line: whether all kernels are right, and what runs without one.
+
+    Args:
+        found: The checks.
+        missing: Why the device has no kernels at all, with the remedy; None if it has some.
+    """
     wrong = [f"{check.optimizer} ({check.path})" for check in found if not check.right]
     compared = [check for check in found if check.path in ("fused", "akg")]
     if wrong:
         return f"NOT RIGHT: {', '.join(wrong)}. Of {len(found)} checks, {len(found) - len(wrong)} are right."
+    remedy = f" Why: {missing}" if missing else ""
     if not compared:
-        return "No kernel runs here: every optimizer runs on MindSpore's operators, which is slower."
-    return f"All {len(compared)} kernels are right."
+        return f"No kernel runs here: every optimizer runs on MindSpore's operators, which is slower.{remedy}"
+    right = f"All {len(compared)} kernels are right."
+    without = list(dict.fromkeys(check.optimizer.split("(")[0] for check in found if check.path == "composite"))
+    if not without:
+        return right
+    return f"{right} Without a kernel, on MindSpore's operators, which is slower: {', '.join(without)}.{remedy}"
 
 
 def impossible() -> list[dict[str, str]]:

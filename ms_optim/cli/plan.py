@@ -258,7 +258,8 @@ def plan(
     name, on_host = optimizer.__name__, on_host + local
     kept = next(key for key, value in MASTER_WEIGHTS.items() if value == options.master_weights)
     numbers = (own, own, masters, states, scales, averages, local, on_device, on_host)
-    return Plan(name, options.state_dtype, kept, *numbers)
+    step = {"composite": "operators", "host": "host", "offload": "host"}.get(path, "kernel")
+    return Plan(name, options.state_dtype, kept, *numbers, step)
 
 
 def held(

@@ -12,16 +12,26 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..kernels import libraries
+from ..states.formats import FORMATS
 from .plan_arguments import UNITS, Weight
 
 # What optimizers hold, by the names of a plan's fields; scales are shown with the states.
 HELD = ("weights", "gradients", "masters", "states", "averages", "local")
+# Where steps are not a kernel's for the device.
+STEPS = {
+    "host": "Steps on the host, by the kernel for CPU",
+    "operators": "Steps by MindSpore's operators, which are slower than a kernel",
+}
 TIGHT = 0.1  # the part of a memory that should remain for activations
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Bytes that training with an optimizer takes on one worker; gradients have the dtype of their parameter."""
+    """Bytes that training with an optimizer takes on one worker; gradients have the dtype of their parameter.
+
+    `step` says what takes its steps: "kernel", or a key of :data:`STEPS`.
+    """
 
     optimizer: str
     state_dtype: str
@@ -35,6 +45,7 @@ class Plan:
     local: int
     device: int
     host: int
+    step: str
 
     @property
     def total(self) -> int:
@@ -97,6 +108,13 @@ def show(
         console.print("Not counted: activations, workspaces and the framework's own memory.", soft_wrap=True)
         if any(_fits(one, arguments) == "tight" for one in plans):
             console.print("tight: less than 10 % of the memory remains for these.")
+        for step, words in STEPS.items():
+            if names := _by_formats([one for one in plans if one.step == step]):
+                console.print(f"{words}: {names}.", soft_wrap=True)
+        reason = libraries.why_missing(arguments.device)
+        if reason and any(one.step == "kernel" for one in plans):
+            start = f"The kernels for {arguments.device} are not built here, and without them operators take the steps"
+            console.print(f"{start}: {reason}", soft_wrap=True)
     reasons: dict[tuple[str, str], list[str]] = {}
     for one in refused:
         reasons.setdefault((one["optimizer"], one["reason"]), []).append(one["state_dtype"])
@@ -105,6 +123,17 @@ def show(
         together.setdefault((f"state_dtype {', '.join(dtypes)}", reason), []).append(optimizer)
     for (dtypes, reason), optimizers in together.items():
         console.print(f"Not possible: {', '.join(optimizers)} with {dtypes}: {reason}.", soft_wrap=True)
+
+
+def _by_formats(plans: Sequence[Plan]) -> str:
+    """Return the optimizers of plans, those with the same dtypes of states together."""
+    dtypes: dict[str, dict[str, None]] = {}
+    for one in plans:
+        dtypes.setdefault(one.optimizer, {})[one.state_dtype] = None
+    together: dict[str, list[str]] = {}
+    for optimizer, own in dtypes.items():
+        together.setdefault(", ".join(sorted(own, key=[*FORMATS].index)), []).append(optimizer)
+    return "; ".join(f"{', '.join(optimizers)} with states in {own}" for own, optimizers in together.items())
 
 
 def _unit(plans: Sequence[Plan]) -> str:

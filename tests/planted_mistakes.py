@@ -52,6 +52,45 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
+    # ---- Formats of groups
+    Mistake(
+        "states/inventory.py",
+        "state_dtype(options_of[i].state_dtype, kind",
+        "state_dtype(options_of[0].state_dtype, kind",
+        "test_group_formats.py -k 'formats and graph and AdamW'",
+    ),
+    Mistake(
+        "states/inventory.py",
+        "master_dtype(options_of[i], dtypes[i])",
+        "master_dtype(options_of[0], dtypes[i])",
+        "test_group_formats.py -k 'formats and graph and AdamW'",
+    ),
+    Mistake(
+        "states/formats.py",
+        """self.is_last or dtype == self.signed or dtype == self.unsigned:
+            return self.conversion.encode""",
+        """self.is_last or dtype == self.signed:
+            return self.conversion.encode""",
+        "test_group_formats.py -k 'operators and Lamb'",
+    ),
+    Mistake(
+        "paths/operators/held_stacks.py",
+        "layout.dtypes, layout.options, has_master",
+        "layout.dtypes, has_master",
+        "test_group_formats.py -k 'operators and Lamb'",
+    ),
+    Mistake(
+        "arguments/options.py",
+        "own = dataclasses.replace(options, **formats)",
+        "own = dataclasses.replace(Options(), **formats)",
+        "test_group_formats.py -k 'formats and graph and AdamW'",
+    ),
+    Mistake(
+        "paths/choice.py",
+        "for options in dict.fromkeys(parts.layout.options)]",
+        "for options in [parts.options]]",
+        "test_group_formats.py -k path",
+    ),
     # ---- Gradient accumulation
     Mistake(
         "training/accumulation.py",
@@ -67,7 +106,7 @@ MISTAKES = (
     ),
     Mistake(
         "training/accumulation.py",
-        "self._counted() != counted and self._taken() == taken",
+        "self._counted() != counted and steps_taken(self.optimizer) == taken",
         "self._counted() != counted",
         "test_accumulation.py -k interrupt",
     ),

@@ -59,6 +59,11 @@ CONFIGURATIONS = {
     "muon, hyperball": (ms_optim.Muon, "float32", {"weight_norm": "hyperball", "weight_decay": 0.0}),
     "lans, 8bit": (ms_optim.LANS, "float32", {"grad_clip_norm": 3.0, "state_dtype": "8bit"}),
 }
+# Formats that the second group has in place of the optimizer's.
+OF_SECOND_GROUP = {
+    "adamw, split8": {"state_dtype": "float32", "master_weights": True},
+    "lamb, operators": {"state_dtype": "8bit", "master_weights": "split"},
+}
 _LISTED = {optimizer for optimizer, *_ in CONFIGURATIONS.values()}
 CONFIGURATIONS |= {
     cls.__name__: (cls, "float32", {})
@@ -105,6 +110,7 @@ def build(name, **shared):
     params = [Parameter(w, name=f"w{i}") for i, w in enumerate(drawn(0, name))]
     decay = 0.0 if arguments.get("weight_norm") == "hyperball" else 0.1
     groups = [{"params": params[:2], "weight_decay": decay}, {"params": params[2:], "grad_centralization": True}]
+    groups[1] |= OF_SECOND_GROUP.get(name, {})
     # offload=True keeps copies of weights that are not in host memory.
     device = "GPU" if "offload" in arguments else kernels.device_target()
     with mock.patch.object(kernels, "device_target", return_value=device):

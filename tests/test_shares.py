@@ -12,7 +12,6 @@ from native import Launch, call
 from shares import CONFIGURATIONS, ELEMENTWISE, RESUMED, RUNS, SHAPES, build, gradients
 
 from ms_optim import AdamW, DGCMomentum, Muon, heads, merge_states
-from ms_optim.arguments.options import Options
 from ms_optim.paths.fused.sharded_states import pieces
 from ms_optim.rules.orthogonalization import work
 from ms_optim.states import shares as states_shares
@@ -61,7 +60,7 @@ def test_matrices_are_dealt_by_the_work_of_their_splits():
     rule = Muon.rules[0]._replace(iterations=((3.4445, -4.7750, 2.0315),) * 5)
     matrices = [layout.matrices(i) for i in range(3)]
     assert [len(own) for own in matrices] == [12, 1, 1]
-    by_heads, whole, unsplit = states_shares.share_costs(rule, Options(), layout.shapes, layout.dtypes, matrices)
+    by_heads, whole, unsplit = states_shares.share_costs(rule, layout.options, layout.shapes, layout.dtypes, matrices)
     held = 4.0  # bytes of a state
     assert whole == unsplit
     assert (by_heads - held) / (whole - held) == pytest.approx(

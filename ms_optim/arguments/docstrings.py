@@ -23,6 +23,8 @@ params (Union[list[Parameter], list[dict]]): The parameters to update, of dtype 
       Default: `weight_decay`.
     - grad_centralization: Optional. Whether to subtract from each gradient of 2 or more dimensions its mean over
       all dimensions but the first. Default: ``False`` .
+    - state_dtype, master_weights: Optional. The formats of the group's states and masters, as the arguments of these
+      names. Default: those arguments.
     - shard_group: Optional. The name, a str, of a communication group whose processes each hold a slice of the
       group's tensors. Norms are then those of whole tensors. With `grad_centralization`, tensors must be sliced along
       their first dimension. Default: none, tensors are not sliced.

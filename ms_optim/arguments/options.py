@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypedDict
 from mindspore import dtype as mstype
 
 from .checks import SPLIT_MASTERS, check_choice, check_open_unit, check_positive, check_type
+from .params import FORMAT_KEYS
 from .weight_norms import RadialBrake, check_weight_norm, constants_of
 from .words import closest, fail
 
@@ -138,28 +139,71 @@ class Options:
         check_positive(optimizer, "loss_scale", options.loss_scale)
         for name in ("stochastic_rounding", "shard_states", "offload"):
             check_type(optimizer, name, getattr(options, name), bool)
-        check_masters(optimizer, options.master_weights)
-        check_choice(optimizer, "state_dtype", options.state_dtype, state_dtypes)
+        options.check_formats(optimizer, state_dtypes)
         check_choice(optimizer, "backend", options.backend, BACKENDS)
         for stage in STAGES:
             stage.check(optimizer, options)
-        if options.stochastic_rounding and options.master_weights:
-            raise ValueError(
-                f"For '{optimizer}', stochastic_rounding=True requires master_weights=False, "
-                f"but got master_weights={options.master_weights!r}."
-            )
         # MindSpore's operators take no int of more than 64 bits.
         clip = options.grad_clip_norm
         floats = {"loss_scale": float(options.loss_scale), "grad_clip_norm": None if clip is None else float(clip)}
         return dataclasses.replace(options, **floats)
 
+    def check_formats(self, optimizer: str, state_dtypes: Collection[str], where: str = "{}") -> None:
+        """Check the formats of states and masters.
 
-def check_masters(optimizer: str, value: Any) -> None:
+        Args:
+            optimizer: The name of the optimizer's class.
+            state_dtypes: The formats of states.
+            where: What the user wrote, with {} for the name of the argument or key.
+        """
+        check_masters(optimizer, self.master_weights, where.format("master_weights"))
+        check_choice(optimizer, where.format("state_dtype"), self.state_dtype, state_dtypes)
+        if self.stochastic_rounding and self.master_weights:
+            raise ValueError(
+                f"For '{optimizer}', stochastic_rounding=True requires {where.format('master_weights')}=False, "
+                f"but got {where.format('master_weights')}={self.master_weights!r}."
+            )
+
+
+def take_formats(
+    optimizer: str, params: list[Any], options: Options, state_dtypes: Collection[str]
+) -> tuple[list[Any], dict[str, Options]]:
+    """Remove the keys `state_dtype` and `master_weights`, which nn.Optimizer does not know, from parameter groups.
+
+    Args:
+        optimizer: The name of the optimizer's class.
+        params: Parameters or parameter groups, checked.
+        options: The shared arguments.
+        state_dtypes: The formats of states.
+
+    Returns:
+        The groups without the keys; and for the parameters of groups with such a key, by name, the shared arguments
+        with the group's formats.
+
+    Raises:
+        TypeError: If a value has the wrong type.
+        ValueError: If a value is none of those that the argument of the same name takes.
+    """
+    taken, found = [], {}
+    for i, group in enumerate(params):
+        formats = {key: group[key] for key in FORMAT_KEYS if key in group} if isinstance(group, dict) else {}
+        if formats:
+            if "state_dtype" in formats:
+                formats["state_dtype"] = name_of_dtype(formats["state_dtype"])
+            own = dataclasses.replace(options, **formats)
+            own.check_formats(optimizer, state_dtypes, f"params[{i}]['{{}}']")
+            found |= {p.name: own for p in group["params"]}
+            group = {key: value for key, value in group.items() if key not in formats}
+        taken.append(group)
+    return taken, found
+
+
+def check_masters(optimizer: str, value: Any, name: str = "master_weights") -> None:
     """Check the argument `master_weights`."""
     if not isinstance(value, (bool, str)) or (isinstance(value, str) and value not in SPLIT_MASTERS):
         error = ValueError if isinstance(value, str) else TypeError
         hint = " Masters are float32 with True." if name_of_dtype(value) in ("float32", "fp32") else ""
-        fail(error, optimizer, "master_weights", f"True, False or one of {SPLIT_MASTERS}", value, hint)
+        fail(error, optimizer, name, f"True, False or one of {SPLIT_MASTERS}", value, hint)
 
 
 def name_of_dtype(value: Any) -> Any:

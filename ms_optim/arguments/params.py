@@ -14,7 +14,8 @@ from .checks import FINITE, MOST, WEIGHT_DTYPES, check_count, check_type, is_num
 from .words import closest, described, fail, listed, shortened, warn_once
 
 NUMBER_DTYPES = (*WEIGHT_DTYPES, mstype.float64, *mstype.int_type, *mstype.uint_type)
-GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", "shard_group", "order_params")
+FORMAT_KEYS = ("state_dtype", "master_weights")
+GROUP_KEYS = ("params", "lr", "weight_decay", "grad_centralization", *FORMAT_KEYS, "shard_group", "order_params")
 
 
 def check_params(optimizer: str, params: Any, argument: str = "params", own_keys: Sequence[str] = ()) -> list[Any]:

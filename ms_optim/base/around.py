@@ -70,6 +70,11 @@ class AroundOptimizer(nn.Optimizer):
         written_together(self._entries.fitting(state_dict, strict, learning_rate=learning_rate))
 
 
+def steps_taken(optimizer: Any) -> int:
+    """Return the number of steps that an optimizer has taken, including skipped ones."""
+    return sum(int(count.asnumpy()[0]) for count in (optimizer.global_step, optimizer.skipped_steps))
+
+
 class AroundEntries:
     """The entries of the state dict, as :class:`ms_optim.base.state_dict.StateEntries` for a single optimizer.
 

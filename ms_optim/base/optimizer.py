@@ -17,7 +17,7 @@ from mindspore.ops.primitive import constexpr
 from ..arguments.checks import check_type
 from ..arguments.docstrings import documented
 from ..arguments.gradients import check_gradients, check_shapes, check_tensors
-from ..arguments.options import Options, keywords_of
+from ..arguments.options import Options, keywords_of, take_formats
 from ..arguments.params import check_learning_rate, check_params, check_weight_decay, warn_of_unused_decay
 from ..arguments.rates import check_step, collected
 from ..paths.choice import Choice, choose, path_for, released_path
@@ -168,7 +168,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
     ):
         name = type(self).__name__
         options = Options.of(type(self), shared, FORMATS)
-        params = check_params(name, params, own_keys=self.group_keys)
+        params, formats = take_formats(name, check_params(name, params, own_keys=self.group_keys), options, FORMATS)
         params, shard_groups = take_shard_groups(name, params, self.refuses.get("shard_group"))
         learning_rate = check_learning_rate(name, "learning_rate", learning_rate)
         check_weight_decay(name, "weight_decay", weight_decay)
@@ -188,7 +188,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
             self.decay_flags,
         )
         flags = self.grad_centralization_flags if self.is_group else (False,) * count
-        layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter)
+        layout = Layout.of(name, self._parameters, rates, flags, self.optim_filter, options, formats)
         if rule.has_matrices:
             layout = self.with_matrices(layout, shard_groups)
         parts = Parts.of(self, rule, options, layout, rates.rates, shard_groups, self._parameters, self.global_step)

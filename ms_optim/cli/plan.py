@@ -236,7 +236,7 @@ def plan(
     shapes, dtypes = [w.shape for w in weights], [w.dtype for w in weights]
     names = [w.name or str(i) for i, w in enumerate(weights)]
     try:
-        inventory.check(optimizer.__name__, rule, options, names, dtypes)
+        inventory.check(optimizer.__name__, rule, [options] * len(weights), names, dtypes)
     except ValueError as error:
         raise NotPossibleError(str(error).rstrip(".")) from None
     rules = [rule.of_tensor(is_matrix) for is_matrix in optimizer.are_matrices(names, shapes)]
@@ -244,7 +244,7 @@ def plan(
     if options.shard_states and workers > 1:
         whole = optimizer.are_matrices(names, shapes)
         matrices = [unsplit(shape) if is_matrix else () for shape, is_matrix in zip(shapes, whole)]
-        costs = share_costs(rule, options, shapes, dtypes, matrices)
+        costs = share_costs(rule, [options] * len(weights), shapes, dtypes, matrices)
         prefixes = (*rule.prefixes, "master", "average")
         shares = Shares(Peers(0, workers, None), names, shapes, costs, [False] * len(weights), prefixes, whole)
         kept = [shares.kept_by(rank) for rank in range(workers)]
@@ -270,7 +270,8 @@ def held(
     kept: Iterable[Any],
 ) -> tuple[int, ...]:
     """Return the bytes of states, scales, masters and averages."""
-    states = [state for _, state in inventory.states(rules, options, shapes, kept)]
+    options_of = [options] * len(shapes)
+    states = [state for _, state in inventory.states(rules, options_of, shapes, kept)]
     scales = [scale for state in states if (scale := inventory.scale(state)) is not None]
-    masters, averages = inventory.masters(options, dtypes, kept), inventory.averages(options, kept)
+    masters, averages = inventory.masters(options_of, dtypes, kept), inventory.averages(options_of, kept)
     return tuple(sum(x.nbytes for x in tensors) for tensors in (states, scales, masters, averages))

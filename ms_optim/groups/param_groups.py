@@ -11,7 +11,14 @@ from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
 from ..arguments.checks import check_positive, check_type, is_number
 from ..arguments.docstrings import documented
-from ..arguments.params import GROUP_KEYS, check_learning_rate, check_settings, check_weight_decay, unknown_key
+from ..arguments.params import (
+    FORMAT_KEYS,
+    GROUP_KEYS,
+    check_learning_rate,
+    check_settings,
+    check_weight_decay,
+    unknown_key,
+)
 from ..arguments.words import fail
 from ..rules.matrices import KEYS, SPLIT
 from ..rules.splits import check_split
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 NOT_DECAYED = {"weight_decay": 0.0}
 SETTINGS = (*(key for key in GROUP_KEYS if key not in ("params", "order_params")), *KEYS)
 # Settings that have a column in the table only if a group has them.
-HEADINGS = {"grad_centralization": "centralized", "shard_group": "shard_group", **{key: key for key in KEYS}}
+HEADINGS = {"grad_centralization": "centralized", **{key: key for key in (*FORMAT_KEYS, "shard_group", *KEYS)}}
 
 
 class ParamGroups(list[dict[str, Any]]):
@@ -128,8 +135,8 @@ def pattern_groups(
     Args:
         {network}
         patterns (dict[str, dict]): For each pattern, the settings of its group: any of `lr`, `weight_decay`,
-            `grad_centralization` and `shard_group`, as in the groups that optimizers take, and, only for
-            :class:`ms_optim.Muon`, `muon`, `split` and `shard_axis`.
+            `grad_centralization`, `state_dtype`, `master_weights` and `shard_group`, as in the groups that optimizers
+            take, and, only for :class:`ms_optim.Muon`, `muon`, `split` and `shard_axis`.
         filter_bias_and_norm (bool): Whether biases and normalization, as :func:`no_decay_groups` finds them, are not
             decayed if the settings do not set `weight_decay`. Default: ``False`` .
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..base.around import steps_taken
 from ..kernels import libraries
 from ..states.in_place import write
 
@@ -54,12 +55,12 @@ class Progress:
         """Note that the optimizer is about to take a step, and the fragments to exchange after it."""
         for k in exchanged:
             self.exchanges[k].prepare()
-        self.under_way = UnderWay(self._taken(), self._counted(), exchanged)
+        self.under_way = UnderWay(steps_taken(self.optimizer), self._counted(), exchanged)
 
     def complete(self) -> None:
         """Count the step that the optimizer has taken and exchange, also if this was interrupted before."""
         step = self.under_way
-        if step is not None and self._taken() == step.taken + 1:
+        if step is not None and steps_taken(self.optimizer) == step.taken + 1:
             if self._counted() == step.counted:
                 write(self.kept.step, np.array([step.counted + 1], np.int32))
             try:
@@ -77,8 +78,3 @@ class Progress:
 
     def _counted(self) -> int:
         return int(self.kept.step.asnumpy()[0])
-
-    def _taken(self) -> int:
-        """Return the number of steps that the optimizer has taken, including skipped ones."""
-        counts = (self.optimizer.global_step, self.optimizer.skipped_steps)
-        return sum(int(count.asnumpy()[0]) for count in counts)

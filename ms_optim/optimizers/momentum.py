@@ -117,14 +117,10 @@ class Momentum(FusedOptimizer):
         first = F.cast(t == 1, mstype.float32)
         return (self._one_minus_dampening + self.dampening * first,)
 
-    def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
-        """Return the gradient plus the weight decay; both enter the velocity."""
-        return summed(gradient, weight_decay * weight)
-
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
         """Compute the update, which is scaled only by the learning rate."""
-        g = self.decayed(gradient, weight, weight_decay)
+        g = summed(gradient, weight_decay * weight)  # both enter the velocity
         v = summed(self.momentum * states[0], scalars[0] * g)
         return (summed(g, self.momentum * v) if self.use_nesterov else v,), (v,)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..arguments.words import warn_once
 from ..kernels import capabilities
 from ..kernels import table as kernels
-from ..states.formats import FORMATS
 from .ascend.matrices import AscendMatricesPath
 from .ascend.tensor_by_tensor import TensorByTensorPath
 from .fused.adam_offload import CrossingPath
@@ -18,6 +17,7 @@ from .fused.released import ReleasedPath
 from .fused.sharded_states import ShardedStatesPath
 from .fused.step import FusedPath
 from .joint_released import JointReleasedPath
+from .no_effect import warn_of_no_effect
 from .operators import akg
 from .operators.composite import CompositePath
 from .operators.joint import JointOperatorsPath
@@ -69,13 +69,7 @@ def choose(parts: Parts) -> Choice:
         RuntimeError: If the requested backend has no kernel, or a requested feature needs another path.
     """
     name, wanted, device = parts.layout.optimizer, parts.options.backend, parts.settings.weights_on
-    least = FORMATS[parts.options.state_dtype].least
-    if least and not parts.held.scales and parts.shares is None:
-        warn_once(
-            f"For '{name}', state_dtype='{parts.options.state_dtype}' has no effect: states of fewer than "
-            f"{least:,} elements stay float32, and all are smaller.",
-            stacklevel=6,
-        )
+    warn_of_no_effect(parts, stacklevel=6)
     if wanted in ("composite", "akg"):
         reason = f"backend='{wanted}' was asked for"
         check_composite(parts, reason)
@@ -167,7 +161,9 @@ def joint_released_path(choices: Sequence[Choice], parts: Parts, looks_first: bo
 
 def asked(parts: Parts) -> tuple[str, ...]:
     """Return the features that an optimizer requests from its path."""
-    return capabilities.asked(parts.options, parts.shares is not None, parts.slices is not None)
+    is_sharded, is_sliced = parts.shares is not None, parts.slices is not None
+    each = [capabilities.asked(options, is_sharded, is_sliced) for options in dict.fromkeys(parts.layout.options)]
+    return tuple(feature for feature in capabilities.FEATURES if any(feature in own for own in each))
 
 
 def check_composite(parts: Parts, reason: str = "") -> None:

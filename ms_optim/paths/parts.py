@@ -97,7 +97,7 @@ class Parts:
         """
         name, is_parallel = layout.optimizer, optimizer.use_parallel
         shares = sharded(layout, rule, options, is_parallel, shard_groups)
-        inventory.check(name, rule, options, layout.names, layout.dtypes)
+        inventory.check(name, rule, layout.options, layout.names, layout.dtypes)
         check_decays(name, options.weight_norm, layout.names, layout.shapes, layout.decay_places)
         kept = shares.kept if shares else tuple(enumerate(layout.shapes))
         held = Held(layout, parameters, rule, options, kept, global_step, shares.own if shares else None)
@@ -115,6 +115,7 @@ def _agreed(rule: Rule, options: Options, layout: Layout) -> dict[str, Any]:
     own = {"number of parameters": layout.count, "optimizer": layout.optimizer}
     own |= {f"'{name}'": value for name, value in vars(options).items()}
     own["arguments of the rule"] = (rule.constants, rule.flags, rule.iterations)
+    own["formats by parameter"] = [(each.state_dtype, each.master_weights) for each in layout.options]
     own["number of dimensions of each parameter"] = [len(shape) for shape in layout.shapes]
     own["weight decays and centralization by parameter"] = (layout.decay_places, layout.centralized)
     own["matrices of each parameter"] = ([form.whole for form in layout.forms], layout.form_places)

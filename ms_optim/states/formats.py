@@ -202,6 +202,39 @@ class Format(NamedTuple):
         return numbers.asnumpy().reshape(tuple(shape))
 
 
+class Conversions(nn.Cell):
+    """The conversions of some formats, chosen by the dtype that a state is stored in, when a graph is compiled.
+
+    Args:
+        rows: The formats; the last one takes all dtypes that no other has.
+    """
+
+    def __init__(self, rows: Sequence[Format]):
+        super().__init__(auto_prefix=False)
+        self.signed, self.unsigned = rows[0].signed, rows[0].unsigned
+        self.conversion: Any = rows[0].conversion
+        self.is_last = len(rows) == 1
+        self.others: Any = None if self.is_last else Conversions(rows[1:])
+
+    def noise(self, dtype, noise, use):
+        """Return the random bits that rounding to a dtype takes; see :meth:`Codes.noise`."""
+        if self.is_last or dtype == self.signed or dtype == self.unsigned:
+            return self.conversion.noise(noise, use)
+        return self.others.noise(dtype, noise, use)
+
+    def encode(self, dtype, numbers, noise, is_signed):
+        """Return what is stored in a dtype; see :meth:`Codes.encode`."""
+        if self.is_last or dtype == self.signed or dtype == self.unsigned:
+            return self.conversion.encode(numbers, noise, is_signed)
+        return self.others.encode(dtype, numbers, noise, is_signed)
+
+    def decode(self, dtype, words, scales, size, is_signed):
+        """Return the numbers that are stored in a dtype; see :meth:`Codes.decode`."""
+        if self.is_last or dtype == self.signed or dtype == self.unsigned:
+            return self.conversion.decode(words, scales, size, is_signed)
+        return self.others.decode(dtype, words, scales, size, is_signed)
+
+
 _LEAST = 4096
 FORMATS = {
     row.name: row

@@ -15,6 +15,7 @@ from ..arguments.checks import SPLIT_MASTERS, fail
 from .formats import OF_DTYPE, ROWS, state_dtype
 
 if TYPE_CHECKING:
+    from ..arguments.options import Options
     from ..rules.rule import Rule
 
 BYTES = {ms.float32: 4, ms.float16: 2, ms.bfloat16: 2, ms.int16: 2, ms.uint16: 2, ms.int8: 1, ms.uint8: 1}
@@ -46,22 +47,24 @@ class Held(NamedTuple):
 MASTERS = {True: ms.float32, "split": ms.int16, "split8": ms.int8}
 
 
-def master_dtype(options, dtype) -> Any:
+def master_dtype(options: Options, dtype) -> Any:
     """Return the dtype of masters, or of split masters' remainders, for parameters of a dtype; None without masters."""
     return None if dtype == ms.float32 else MASTERS.get(options.master_weights)
 
 
-def check(optimizer: str, rule: Rule, options, names: Sequence[str], dtypes: Sequence[Any]) -> None:
+def check(
+    optimizer: str, rule: Rule, options_of: Sequence[Options], names: Sequence[str], dtypes: Sequence[Any]
+) -> None:
     """Raise a ValueError if states or masters do not support the requested format, for parameters by name."""
-    if options.state_dtype != "float32" and not rule.takes_low_states:
-        fail(ValueError, optimizer, "state_dtype", "'float32'", options.state_dtype)
-    for name, dtype in zip(names, dtypes):
+    for options, name, dtype in zip(options_of, names, dtypes):
+        if options.state_dtype != "float32" and not rule.takes_low_states:
+            fail(ValueError, optimizer, "state_dtype", "'float32'", options.state_dtype)
         if options.master_weights in SPLIT_MASTERS and dtype == ms.float16:
             kept = "True or False, because 16 bits cannot restore the master of a small float16 number"
             fail(ValueError, optimizer, "master_weights", f"{kept}, and '{name}' is float16", options.master_weights)
 
 
-def bytes_each(rule: Rule, options, dtype, size: int) -> float:
+def bytes_each(rule: Rule, options: Options, dtype, size: int) -> float:
     """Return the bytes of states, master and average per element of a parameter, without scales and states of rows."""
     dtypes = [state_dtype(options.state_dtype, kind, size) for _, kind in rule.kinds if kind != ROWS]
     average = 0 if options.average_decay is None else BYTES[ms.float32]
@@ -76,13 +79,13 @@ def rows_of(shape: tuple[int, ...]) -> int:
 
 
 def states(
-    rules: Sequence[Rule], options, shapes: Sequence[tuple[int, ...]], kept: Iterable
+    rules: Sequence[Rule], options_of: Sequence[Options], shapes: Sequence[tuple[int, ...]], kept: Iterable
 ) -> Iterator[tuple[int, Held]]:
     """Yield an optimizer's states, each with its index among the states of its parameter.
 
     Args:
         rules: The rule of each parameter.
-        options: The optimizer's shared arguments.
+        options_of: The shared arguments as they hold for each parameter.
         shapes: The parameters' shapes.
         kept: Indices of the parameters whose states are held, and the shapes held, of whole parameters or of shares.
     """
@@ -91,7 +94,7 @@ def states(
         for i, shape in kept:
             if k < len(rules[i].states):
                 prefix, kind = rules[i].kinds[k]
-                dtype = state_dtype(options.state_dtype, kind, math.prod(shapes[i]))
+                dtype = state_dtype(options_of[i].state_dtype, kind, math.prod(shapes[i]))
                 numbers = (rows_of(shapes[i]),) if kind == ROWS else tuple(shape)
                 yield k, Held(prefix, i, dtype, OF_DTYPE[dtype].stored(numbers), numbers)
 
@@ -102,17 +105,18 @@ def scale(state: Held) -> Held | None:
     return None if shape is None else Held(f"{state.prefix}_scale", state.place, ms.float32, shape)
 
 
-def masters(options, dtypes: Sequence[Any], kept: Iterable) -> Iterator[Held]:
+def masters(options_of: Sequence[Options], dtypes: Sequence[Any], kept: Iterable) -> Iterator[Held]:
     """Yield an optimizer's masters; see :func:`states` for the arguments."""
     for i, shape in kept:
-        dtype = master_dtype(options, dtypes[i])
+        dtype = master_dtype(options_of[i], dtypes[i])
         if dtype is not None:
             yield Held("master", i, dtype, tuple(shape))
 
 
-def averages(options, kept: Iterable) -> Iterator[Held]:
+def averages(options_of: Sequence[Options], kept: Iterable) -> Iterator[Held]:
     """Yield the averages of an optimizer's weights; see :func:`states` for the arguments."""
-    return (Held("average", i, ms.float32, tuple(shape)) for i, shape in kept if options.average_decay is not None)
+    has_average = [options.average_decay is not None for options in options_of]
+    return (Held("average", i, ms.float32, tuple(shape)) for i, shape in kept if has_average[i])
 
 
 def local_steps(shapes: Sequence[tuple[int, ...]], copied: int) -> int:

@@ -37,7 +37,7 @@ def joint_layouts(optimizer: str, layouts: Sequence[Layout], rates: Collected) -
         )
         for first, layout in zip(firsts, layouts)
     )
-    listed = ("names", "shapes", "dtypes", "rate_places", "decay_places", "centralized", "owned")
+    listed = ("names", "shapes", "dtypes", "rate_places", "decay_places", "centralized", "owned", "options")
     joined: dict[str, Any] = {name: tuple(x for layout in own for x in getattr(layout, name)) for name in listed}
     return Layout(optimizer=optimizer, rate_count=rates.rates.count, **joined), own
 

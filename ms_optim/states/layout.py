@@ -42,6 +42,7 @@ class Layout:
         rate_count: Number of rates of a step.
         centralized: Whether its gradient is centralized.
         owned: Whether this process updates it; with MindSpore's parallel optimizer, it updates only some parameters.
+        options: For each, the shared arguments, with the formats of its group if it states some.
         forms: The distinct forms of tensors that hold matrices.
         form_places: For each parameter, the index of its form; -1 if it holds no matrices. Empty if no parameter does.
         most_stacked: The most elements of a stack of more than one tensor; 0 where nothing bounds them in particular.
@@ -59,6 +60,7 @@ class Layout:
     rate_count: int
     centralized: tuple[bool, ...]
     owned: tuple[bool, ...]
+    options: tuple[Options, ...]
     forms: tuple[Form, ...] = ()
     form_places: tuple[int, ...] = ()
     most_stacked: int = 0
@@ -92,6 +94,8 @@ class Layout:
         rates: Collected,
         centralization: Sequence[bool],
         owned: Sequence[Any],
+        options: Options,
+        formats: Mapping[str, Options],
     ) -> Layout:
         """Return the properties of an optimizer's parameters.
 
@@ -101,6 +105,8 @@ class Layout:
             rates: Their rates.
             centralization: Whether their groups are centralized; this applies to gradients of two or more dimensions.
             owned: Whether this process updates each of them.
+            options: The shared arguments.
+            formats: The same for parameters whose group states formats, by name.
         """
         return cls(
             optimizer=optimizer,
@@ -112,6 +118,7 @@ class Layout:
             rate_count=rates.rates.count,
             centralized=tuple(asked and len(p.shape) > 1 for asked, p in zip(centralization, parameters)),
             owned=tuple(bool(mine) for mine in owned),
+            options=tuple(formats.get(p.name, options) for p in parameters),
         )
 
     @property

@@ -31,6 +31,7 @@ from .inventory import bytes_each, rows_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..arguments.options import Options
     from ..rules.matrices import Matrix
     from ..rules.rule import Rule
     from .layout import Layout
@@ -253,7 +254,7 @@ OPERATIONS_EACH_BYTE = 5.0
 
 def share_costs(
     rule: Rule,
-    options: Any,
+    options_of: Sequence[Options],
     shapes: Sequence[tuple[int, ...]],
     dtypes: Sequence[Any],
     matrices: Sequence[Sequence[Matrix]],
@@ -262,13 +263,13 @@ def share_costs(
 
     Args:
         rule: The optimizer's rule.
-        options: Its shared arguments.
+        options_of: The shared arguments as they hold for each tensor.
         shapes: The tensors' shapes.
         dtypes: Their dtypes.
         matrices: The matrices that each of them holds.
     """
     costs = []
-    for shape, dtype, own in zip(shapes, dtypes, matrices):
+    for options, shape, dtype, own in zip(options_of, shapes, dtypes, matrices):
         size = math.prod(shape)
         operations = sum(work(rule.iterations, matrix.rows, matrix.columns) for matrix in own)
         cost = float(bytes_each(rule.of_tensor(len(own) > 0), options, dtype, size))
@@ -307,7 +308,7 @@ def sharded(
         form.slicing.whole(shape) if form is not None and form.slicing else (size,)
         for form, shape, size in zip(forms, layout.shapes, common)
     ]
-    costs = share_costs(rule, options, shapes, layout.dtypes, matrices)
+    costs = share_costs(rule, layout.options, shapes, layout.dtypes, matrices)
     # A rule that is not elementwise needs whole tensors. So does one of matrices where norms are held: it moves tensors
     # before sums over workers are known.
     holds = rule.has_matrices and options.weight_norm is not None

@@ -135,10 +135,10 @@ class Held:
         own_ranges: NDArray[np.int64] | None = None,
     ):
         rules = [rule.of_tensor(layout.holds_matrices(i)) for i in range(layout.count)]
-        numbered = list(inventory.states(rules, options, layout.shapes, kept))
+        numbered = list(inventory.states(rules, layout.options, layout.shapes, kept))
         states = [state for _, state in numbered]
         scales = [inventory.scale(state) for state in states]
-        masters = list(inventory.masters(options, layout.dtypes, kept))
+        masters = list(inventory.masters(layout.options, layout.dtypes, kept))
         places = {master.place: i for i, master in enumerate(masters)}
         place = itertools.count()
         self.optimizer, self.parameters, self.own_ranges = layout.optimizer, parameters, own_ranges
@@ -153,7 +153,7 @@ class Held:
         def made(make, tensors):
             return ParameterTuple([make(held, parameters[held.place]) for held in tensors if held is not None])
 
-        averages = list(inventory.averages(options, kept))
+        averages = list(inventory.averages(layout.options, kept))
         self.states, self.scales = made(_zeros_like, states), made(_scales, scales)
         self.masters, self.averages = made(_zeros_like, masters), made(_zeros_like, averages)
         clones = ((self.states, states), (self.masters, masters), (self.averages, averages))

@@ -15,7 +15,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ..arguments.checks import check_choice, check_count, fail
 from ..arguments.gradients import check_gradients, check_shapes
 from ..base.any_optimizer import is_any_optimizer
-from ..base.around import AroundEntries, AroundOptimizer
+from ..base.around import AroundEntries, AroundOptimizer, steps_taken
 from ..rules.arithmetic import write
 
 NAME = "GradientAccumulation"
@@ -129,7 +129,7 @@ class GradientAccumulation(AroundOptimizer):
         if counted + 1 < self.steps:
             self._add(gradients)
         else:
-            self._under_way = counted, self._taken()
+            self._under_way = counted, steps_taken(self.optimizer)
             self._add(gradients)
             self._complete()
         return self._succeeded
@@ -161,7 +161,7 @@ class GradientAccumulation(AroundOptimizer):
         """Take the step that is due, unless the optimizer has taken it; an interrupt may have left it open."""
         if self._under_way is not None:
             counted, taken = self._under_way
-            if self._counted() != counted and self._taken() == taken:
+            if self._counted() != counted and steps_taken(self.optimizer) == taken:
                 self.optimizer(self.accumulated)
         self._under_way = None
 
@@ -181,11 +181,6 @@ class GradientAccumulation(AroundOptimizer):
         """Complete an interrupted step before a function that is to find whole steps."""
         self._complete()
         self._check_between(what)
-
-    def _taken(self) -> int:
-        """Return the number of steps that the optimizer has taken, including skipped ones."""
-        counts = (self.optimizer.global_step, self.optimizer.skipped_steps)
-        return sum(int(count.asnumpy()[0]) for count in counts)
 
     def extend_repr(self) -> str:
         """Return the arguments and the memory of the sums, for ``print``."""

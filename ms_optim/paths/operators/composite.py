@@ -73,7 +73,7 @@ class CompositePath(nn.Cell):
         self.waits_for_norms = self.whole is not None and needs_norms
         self.norm_count = 1 + parts.statement.direction_count + (self.weight_norms is not None)
         # The norms of a layer-wise rule are those of the directions that follow from the states as they are stored.
-        self.reads_again = rule.is_layerwise and self.stacks.conversion is not None
+        self.reads_again = rule.is_layerwise and self.stacks.conversions is not None
         self.reads_stored = rule.reads_stored_states
         self.counting = Counting(parts)
         self.rates_of_each = RatesOfEach(layout)

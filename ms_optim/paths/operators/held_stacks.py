@@ -9,11 +9,10 @@ from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from ...arguments.checks import SPLIT_MASTERS
 from ...kernels.interface import CODE_BLOCK
 from ...rules.arithmetic import normal, rounded, weights_of, write
 from ...states import bits
-from ...states.formats import FORMATS
+from ...states.formats import FORMATS, Conversions
 from ...states.split_masters import restored_bits, split_bits
 from ...unregistered import unregistered
 from .averages import averages_of
@@ -42,7 +41,7 @@ class HeldStacks(Stacks):
         # The elements of each parameter that this process updates.
         ranges = [(0, size) for size in layout.sizes] if parts.shares is None else parts.shares.own.tolist()
         ranges = [tuple(own) if is_owned else (0, 0) for own, is_owned in zip(ranges, layout.owned)]
-        known = (layout.shapes, layout.dtypes, has_master, layout.centralized, ranges, forms)
+        known = (layout.shapes, layout.dtypes, layout.options, has_master, layout.centralized, ranges, forms)
         common = zip(own_kind, *known, *kinds)
         # If processes exchange for each stack, all of them have the same stacks.
         sizes = [layout.stacking(i) for i in range(n)]
@@ -52,19 +51,24 @@ class HeldStacks(Stacks):
         self.is_sharded = parts.shares is not None
         self.forms = tuple(forms[i] for i in first)
         self.centralized = tuple(layout.centralized[i] for i in first)
-        self.rounds_weights, self.splits_masters = options.stochastic_rounding, options.master_weights in SPLIT_MASTERS
-        # How states of fewer bits are stored; no other optimizer converts one.
-        self.conversion: Any = FORMATS[options.state_dtype].conversion
-        self.draws_noise = self.conversion is not None or self.rounds_weights or options.master_weights == "split8"
+        self.rounds_weights, rounds_masters = (
+            options.stochastic_rounding,
+            any(p.dtype == mstype.int8 for p in held.masters),
+        )
+        # How states of fewer bits are stored.
+        rows = [FORMATS[name] for name in dict.fromkeys(each.state_dtype for each in layout.options)]
+        low = [row for row in rows if row.conversion is not None]
+        self.conversions: Any = Conversions(low) if low else None
+        self.draws_noise = len(low) > 0 or self.rounds_weights or rounds_masters
         self.noise: Any = bits.Noise(parts.settings.seed, max(layout.sizes)) if self.draws_noise else None
         self.averages = averages_of(options)
         columns = [self.by_stack(held.parameters), self.by_stack(held.masters_or_weights())]
         columns += [tuple(has_master[i] for i in first)]
-        rows = [tuple(layout.rows[i] for i in stack) for stack in self.places]
-        columns += [tuple((Tensor(own, mstype.int32), *ranges[stack[0]]) for own, stack in zip(rows, self.places))]
+        of_stack = [tuple(layout.rows[i] for i in stack) for stack in self.places]
+        columns += [tuple((Tensor(own, mstype.int32), *ranges[stack[0]]) for own, stack in zip(of_stack, self.places))]
         columns += [self.by_stack(states) for states in held.states_of_each()]
         self.scale_column = len(columns) - FIRST_STATE
-        self.has_scales = FORMATS[options.state_dtype].has_scales
+        self.has_scales = any(row.has_scales for row in low)
         columns += [self.by_stack(scales) for scales in held.scales_of_each()] if self.has_scales else []
         columns += [self.by_stack(held.averages_of_each())] if len(held.averages) > 0 else []
         # For Map: parameters, masters, whether there are masters, the parameters' indices and the elements that this
@@ -76,7 +80,7 @@ class HeldStacks(Stacks):
     def weights(self, parameters, masters, has_master, place):
         """Return the weights of a stack in float32: the elements that this process updates; see :meth:`own`."""
         weights = self.own(self.held(parameters), place)
-        if has_master and self.splits_masters:
+        if has_master and F.dtype(masters[0]) != mstype.float32:
             rest = self.like(self.integers(masters), weights)
             return normal(restored_bits(weights, rest, F.dtype(masters[0]) == mstype.int8))
         known = self.like(self.held(masters), weights) if has_master else weights
@@ -115,7 +119,7 @@ class HeldStacks(Stacks):
     def stored(self, parameters, masters, has_master, weights, noise):
         """Return what is written for new float32 weights: weights, masters, and the weights that a step then reads."""
         dtype = F.dtype(parameters[0])
-        if has_master and self.splits_masters:
+        if has_master and F.dtype(masters[0]) != mstype.float32:
             is_8_bit = F.dtype(masters[0]) == mstype.int8
             random = cut_like(bits.noise_of_16_bits(noise, bits.WEIGHT), weights) if is_8_bit else 0
             return split_bits(weights, random, is_8_bit)
@@ -193,7 +197,7 @@ class HeldStacks(Stacks):
 
     def decoded_state(self, words, scales, weights, dtype):
         """Return a state in float32, of the shape of the weights, that is stored in a dtype."""
-        numbers = self.conversion.decode(words, scales, _elements(weights), _is_signed(dtype))
+        numbers = self.conversions.decode(dtype, words, scales, _elements(weights), _is_signed(dtype))
         return normal(numbers.reshape(F.shape(weights)))
 
     def encoded(self, states, noise, held):
@@ -211,7 +215,8 @@ class HeldStacks(Stacks):
                 found += ((numbers, ()),)
             else:
                 flat = numbers.reshape((F.shape(numbers)[0], -1))
-                found += (self.conversion.encode(flat, self.conversion.noise(noise, k), _is_signed(dtype)),)
+                random = self.conversions.noise(dtype, noise, k)
+                found += (self.conversions.encode(dtype, flat, random, _is_signed(dtype)),)
         return found
 
     def decoded(self, encoded, weights, held):

@@ -865,31 +865,31 @@ MISTAKES = (
     ),
     # ---- Schedules
     Mistake(
-        "schedules.py",
+        "schedules/weight_decays.py",
         "past = F.maximum(step - 1, 0) // self.decay_steps",
         "past = step // self.decay_steps",
         "test_schedules.py -k 'values and pynative'",
     ),
     Mistake(
-        "schedules.py",
+        "schedules/learning_rates.py",
         "F.minimum(step, self.rising - self.ahead) + self.ahead",
         "F.minimum(step, self.rising) + self.ahead",
         "test_schedules.py -k 'values and pynative'",
     ),
     Mistake(
-        "schedules.py",
-        "_ratio(self.falling - to_go, self.fall)",
-        "_ratio(to_go, self.fall)",
+        "schedules/learning_rates.py",
+        "ratio(self.falling - to_go, self.fall)",
+        "ratio(to_go, self.fall)",
         "test_schedules.py -k 'values and pynative'",
     ),
     Mistake(
-        "schedules.py",
+        "schedules/learning_rates.py",
         "F.maximum(self.total_steps - step, 0), self.power.dtype)",
         "F.maximum(self.total_steps - step, 1), self.power.dtype)",
         "test_schedules.py -k 'values and PowerCool'",
     ),
     Mistake(
-        "schedules.py",
+        "schedules/learning_rates.py",
         "F.minimum(self.peak * self._risen(step), falling)",
         "F.minimum(self.peak, falling) * self._risen(step)",
         "test_schedules.py -k 'values and PowerCool'",

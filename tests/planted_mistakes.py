@@ -894,6 +894,42 @@ MISTAKES = (
         "F.minimum(self.peak, falling) * self._risen(step)",
         "test_schedules.py -k 'values and PowerCool'",
     ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "constant(start), constant(1 - start)",
+        "constant(start), constant(1.0)",
+        "test_schedules.py -k 'values and HoldDecay'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "learning_rate if is_constant else end_learning_rate",
+        "end_learning_rate",
+        "test_schedules.py -k 'values and HoldDecay'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "start_learning_rate > learning_rate:",
+        "start_learning_rate >= learning_rate:",
+        "test_schedules.py -k 'values and HoldDecay'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "risen * (self.end + self.change * fallen)",
+        "self.end + risen * self.change * fallen",
+        "test_schedules.py -k 'values and HoldDecay'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "1 if is_constant and total_steps is None else total_steps",
+        "1 if is_constant else total_steps",
+        "test_schedules.py -k 'wrong_arguments'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "if warmup_steps == 0 and start_learning_rate != 0:",
+        "if warmup_steps < 0 and start_learning_rate != 0:",
+        "test_schedules.py -k 'wrong_arguments'",
+    ),
     # ---- What optimizers share
     Mistake(
         "base/averaged.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -47,11 +47,12 @@ class _WarmUp(nn.learning_rate_schedule.LearningRateSchedule):
 class WarmUpHoldDecayLR(_WarmUp):
     r"""A learning rate that rises linearly, stays constant, and falls: a trapezoid, or warm-up, stable, decay.
 
-    With the peak :math:`\eta`, the end :math:`\eta_{end}`, warm-up :math:`T_w`, hold :math:`T_h` and total :math:`T`:
+    With the start :math:`\eta_{start}`, the peak :math:`\eta`, the end :math:`\eta_{end}`, warm-up :math:`T_w`, hold
+    :math:`T_h` and total :math:`T`:
 
     .. math::
         \eta_t = \begin{cases}
-        \eta \, t / T_w & \text{if } t < T_w \\
+        \eta_{start} + (\eta - \eta_{start}) \, t / T_w & \text{if } t < T_w \\
         \eta & \text{if } T_w \le t < T_w + T_h \\
         \eta_{end} + (\eta - \eta_{end}) \, f\left(\frac{t - T_w - T_h}{T - T_w - T_h}\right)
         & \text{if } T_w + T_h \le t < T \\
@@ -69,20 +70,24 @@ class WarmUpHoldDecayLR(_WarmUp):
       Durations <https://arxiv.org/abs/2405.18392>`_ (2024), who let it take the last 10 to 20 % of the steps.
     - "cosine": :math:`\frac{1}{2} (1 + \cos(\pi x))`. Loshchilov and Hutter, `SGDR: Stochastic Gradient Descent with
       Warm Restarts <https://arxiv.org/abs/1608.03983>`_ (2017), equation 5, without restarts.
+    - "constant": 1. The rate never falls.
 
-    Step 0 has the rate 0, as with `mindspore.nn.WarmUpLR`, unless `warmup_steps` is 0.
+    Step 0 has the rate :math:`\eta_{start}`, by default 0 as with `mindspore.nn.WarmUpLR`, unless `warmup_steps` is 0.
 
     Args:
         learning_rate (Union[float, int]): The learning rate at its peak :math:`\eta`, greater than 0.
         warmup_steps (int): The number of steps to rise over, 0 or greater.
-        hold_steps (int): The number of steps to stay at the peak, 0 or greater.
-        total_steps (int): The number of steps after which the end is reached, greater than `warmup_steps` and
-            `hold_steps` together.
+        hold_steps (int): The number of steps to stay at the peak, 0 or greater. Default: ``0`` .
+        total_steps (Union[int, None]): The number of steps after which the end is reached, greater than `warmup_steps`
+            and `hold_steps` together. The decay "constant" has no end: it needs no number, and uses none.
+            Default: ``None`` .
         end_learning_rate (Union[float, int]): The learning rate from step `total_steps` on, 0 or greater.
             Default: ``0.0`` .
         power (Union[float, int]): The exponent of the fall, greater than 0, of the decay "polynomial" only; 1 makes it
             linear. Default: ``1.0`` .
-        decay (str): How the rate falls: "polynomial", "1-sqrt" or "cosine". Default: ``"polynomial"`` .
+        decay (str): How the rate falls: "polynomial", "1-sqrt", "cosine" or "constant". Default: ``"polynomial"`` .
+        start_learning_rate (Union[float, int]): The learning rate of step 0, from 0 to `learning_rate`; 0 without
+            warm-up. Default: ``0.0`` .
 
     Inputs:
         {global_step}
@@ -92,10 +97,13 @@ class WarmUpHoldDecayLR(_WarmUp):
 
     Raises:
         {rate_raises}
-        TypeError: If `end_learning_rate` is not a number, `hold_steps` is not an int, or `decay` is not a str.
+        TypeError: If `end_learning_rate` or `start_learning_rate` is not a number, `hold_steps` is not an int, or
+            `decay` is not a str.
         ValueError: If `end_learning_rate` or `hold_steps` is less than 0, or `decay` is not one of its choices.
+        ValueError: If `start_learning_rate` is less than 0, greater than `learning_rate`, or not 0 without warm-up.
         ValueError: If `total_steps` is not greater than `warmup_steps` and `hold_steps` together.
-        ValueError: If `power` is not 1 with the decay "1-sqrt" or "cosine".
+        ValueError: If `power` is not 1 with a decay other than "polynomial".
+        ValueError: If `end_learning_rate` is not 0 with the decay "constant".
 
     Supported Platforms:
         {platforms}
@@ -111,10 +119,15 @@ class WarmUpHoldDecayLR(_WarmUp):
         >>> cooldown = WarmUpHoldDecayLR(0.5, warmup_steps=2, hold_steps=2, total_steps=8, decay="1-sqrt")
         >>> print([float(cooldown(step)) for step in (4, 5, 8)])
         [0.5, 0.25, 0.0]
+        >>> constant = WarmUpHoldDecayLR(0.5, warmup_steps=2, decay="constant", start_learning_rate=0.25)
+        >>> print([float(constant(step)) for step in (0, 1, 2, 9)])
+        [0.25, 0.375, 0.5, 0.5]
     """
 
     falling: int
     decay: str
+    start: Tensor
+    ascent: Tensor
     fall: Tensor
     right_angle: Tensor
     end: Tensor
@@ -124,26 +137,39 @@ class WarmUpHoldDecayLR(_WarmUp):
         self,
         learning_rate: float,
         warmup_steps: int,
-        hold_steps: int,
-        total_steps: int,
+        hold_steps: int = 0,
+        total_steps: int | None = None,
         end_learning_rate: float = 0.0,
         power: float = 1.0,
         decay: str = "polynomial",
+        start_learning_rate: float = 0.0,
     ):
-        super().__init__(learning_rate, warmup_steps, total_steps, power)
         name = type(self).__name__
+        check_choice(name, "decay", decay, ("polynomial", "1-sqrt", "cosine", "constant"))
+        is_constant = decay == "constant"
+        total: Any = 1 if is_constant and total_steps is None else total_steps
+        super().__init__(learning_rate, warmup_steps, total, power)
         check_count(name, "hold_steps", hold_steps, 0)
         check_not_negative(name, "end_learning_rate", end_learning_rate)
-        check_choice(name, "decay", decay, ("polynomial", "1-sqrt", "cosine"))
-        falling = total_steps - warmup_steps - hold_steps
+        check_not_negative(name, "start_learning_rate", start_learning_rate)
+        falling = 1 if is_constant else self.total_steps - warmup_steps - hold_steps
         if falling <= 0:
             expected = f"greater than 'warmup_steps' and 'hold_steps' together, {warmup_steps + hold_steps}"
             fail(ValueError, name, "total_steps", expected, total_steps)
         if decay != "polynomial" and power != 1:
             fail(ValueError, name, "power", f"1 with the decay '{decay}', which has no other exponent", power)
+        if is_constant and end_learning_rate != 0:
+            fail(ValueError, name, "end_learning_rate", "0 with the decay 'constant'", end_learning_rate)
+        if warmup_steps == 0 and start_learning_rate != 0:
+            fail(ValueError, name, "start_learning_rate", "0 without warm-up", start_learning_rate)
+        if start_learning_rate > learning_rate:
+            expected = f"at most 'learning_rate', {learning_rate!r}"
+            fail(ValueError, name, "start_learning_rate", expected, start_learning_rate)
+        start, end = start_learning_rate / learning_rate, learning_rate if is_constant else end_learning_rate
+        self.start, self.ascent = constant(start), constant(1 - start)
         self.falling, self.decay = int(falling), decay
         self.fall, self.right_angle = constant(self.falling), constant(math.pi / 2)
-        self.end, self.change = constant(end_learning_rate), constant(learning_rate - end_learning_rate)
+        self.end, self.change = constant(end), constant(learning_rate - end)
 
     def construct(self, global_step: GlobalStep) -> Tensor:
         """Return the learning rate of a step."""
@@ -159,7 +185,8 @@ class WarmUpHoldDecayLR(_WarmUp):
             fallen = ops.square(ops.sin(self.right_angle * remaining))
         else:
             fallen = ops.pow(remaining, self.power)
-        return F.cast(self._risen(step) * (self.end + self.change * fallen), mstype.float32)
+        risen = self.start + self.ascent * self._risen(step)
+        return F.cast(risen * (self.end + self.change * fallen), mstype.float32)
 
 
 @documented

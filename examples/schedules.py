@@ -21,7 +21,7 @@ SCHEDULES = {
     "linear to 0": WarmUpHoldDecayLR(PEAK, WARM_UP, 0, TOTAL),
     "PowerCool": PowerCoolLR(PEAK, 3e-4, TOTAL, WARM_UP, power=1.2),
 }
-COLORS = ("#777777", "#009e73", "#cc79a7", "#0072b2", "#e69f00", "#882255")
+COLORS = ("#777777", "#00795a", "#b03a82", "#0072b2", "#b85c00", "#5b2d8e")
 STYLES = ("-.", "-", "--", "-", "-", ":")
 
 
@@ -40,7 +40,7 @@ def rates_of(schedule, steps):
 def main():
     """Draw the curves."""
     given, steps = arguments(), np.arange(0, TOTAL + 1, 5)
-    figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
     for (name, schedule), color, style in zip(SCHEDULES.items(), COLORS, STYLES):
         rates = rates_of(schedule, steps)
         axes.plot(steps, rates, style, color=color, label=name)

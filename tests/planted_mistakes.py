@@ -904,34 +904,70 @@ MISTAKES = (
     ),
     # ---- Schedules
     Mistake(
-        "schedules.py",
+        "schedules/weight_decays.py",
         "past = F.maximum(step - 1, 0) // self.decay_steps",
         "past = step // self.decay_steps",
         "test_schedules.py -k 'values and pynative'",
     ),
     Mistake(
-        "schedules.py",
+        "schedules/learning_rates.py",
         "F.minimum(step, self.rising - self.ahead) + self.ahead",
         "F.minimum(step, self.rising) + self.ahead",
         "test_schedules.py -k 'values and pynative'",
     ),
     Mistake(
-        "schedules.py",
-        "_ratio(self.falling - to_go, self.fall)",
-        "_ratio(to_go, self.fall)",
+        "schedules/learning_rates.py",
+        "ratio(self.falling - to_go, self.fall)",
+        "ratio(to_go, self.fall)",
         "test_schedules.py -k 'values and pynative'",
     ),
     Mistake(
-        "schedules.py",
+        "schedules/learning_rates.py",
         "F.maximum(self.total_steps - step, 0), self.power.dtype)",
         "F.maximum(self.total_steps - step, 1), self.power.dtype)",
         "test_schedules.py -k 'values and PowerCool'",
     ),
     Mistake(
-        "schedules.py",
+        "schedules/learning_rates.py",
         "F.minimum(self.peak * self._risen(step), falling)",
         "F.minimum(self.peak, falling) * self._risen(step)",
         "test_schedules.py -k 'values and PowerCool'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "constant(start), constant(1 - start)",
+        "constant(start), constant(1.0)",
+        "test_schedules.py -k 'values and HoldDecay'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "learning_rate if is_constant else end_learning_rate",
+        "end_learning_rate",
+        "test_schedules.py -k 'values and HoldDecay'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "start_learning_rate > learning_rate:",
+        "start_learning_rate >= learning_rate:",
+        "test_schedules.py -k 'values and HoldDecay'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "risen * (self.end + self.change * fallen)",
+        "self.end + risen * self.change * fallen",
+        "test_schedules.py -k 'values and HoldDecay'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "1 if is_constant and total_steps is None else total_steps",
+        "1 if is_constant else total_steps",
+        "test_schedules.py -k 'wrong_arguments'",
+    ),
+    Mistake(
+        "schedules/learning_rates.py",
+        "if warmup_steps == 0 and start_learning_rate != 0:",
+        "if warmup_steps < 0 and start_learning_rate != 0:",
+        "test_schedules.py -k 'wrong_arguments'",
     ),
     # ---- What optimizers share
     Mistake(

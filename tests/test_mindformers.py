@@ -533,6 +533,31 @@ def test_learning_rates():
     assert [inspect.isclass(files[name]) for name in ("WarmUpHoldDecayLR", "PowerCoolLR")] == [True, True]
 
 
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [
+        ({"type": "CosineWithWarmUpLR", "lr_end": 0.01}, {"end_learning_rate": 0.01, "decay": "cosine"}),
+        ({"type": "LinearWithWarmUpLR"}, {}),
+        ({"type": "PolynomialWithWarmUpLR", "lr_end": 0.01, "power": 2.0}, {"end_learning_rate": 0.01, "power": 2.0}),
+        ({"type": "ConstantWarmUpLR"}, {"decay": "constant"}),
+        (
+            {"type": "WarmUpStableDecayLR", "lr_end": 0.01, "decay_start_steps": 12},
+            {"end_learning_rate": 0.01, "hold_steps": 7},
+        ),
+    ],
+    ids=lambda config: config.get("type"),
+)
+def test_learning_rates_that_the_page_on_schedules_translates(theirs, ours):
+    """The trainer adds `total_steps` to each of them."""
+    shared = {"learning_rate": 0.1, "warmup_steps": 5, "total_steps": 20}
+    their_rate = build_lr({**shared, "warmup_lr_init": 0.02, **theirs})
+    our_rate = build_lr({**shared, "type": "WarmUpHoldDecayLR", "start_learning_rate": 0.02, **ours})
+    for t in range(21):
+        values = [float(rate(Tensor(t, ms.int32)).asnumpy()) for rate in (our_rate, their_rate)]
+        # Theirs compute in float32, and a difference loses digits near the end.
+        assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-8), t
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_schedule_starts_from_the_weight_decay(name):
     schedule = {"type": "LinearWeightDecay", "end_weight_decay": 0.0, "decay_steps": 10}

@@ -62,10 +62,10 @@ def warm_up(t, peak, steps):
     return peak * min(t, steps) / steps
 
 
-def warm_up_hold_decay(t, peak, warmup, hold, total, end=0.0, power=1.0, decay="polynomial"):
+def warm_up_hold_decay(t, peak, warmup, hold=0, total=None, end=0.0, power=1.0, decay="polynomial", start=0.0):
     if t < warmup:
-        return peak * t / warmup
-    if t < warmup + hold:
+        return (start * (warmup - t) + peak * t) / warmup
+    if t < warmup + hold or decay == "constant":
         return peak
     if t < total and decay == "1-sqrt":
         # In more digits, for the difference would lose the reference's own near the end.
@@ -127,6 +127,11 @@ SCHEDULES = [
             (0.1, 0, 5, 1001, 0.2, 1, "1-sqrt"),
             (0.1, 3, 7, 20, 0.01, 1.0, "cosine"),
             (0.3, 0, 0, 10**6, 0.0, 1, "cosine"),
+            (0.1, 100, 0, 1000, 0.01, 1.0, "cosine", 0.02),
+            (1, 7, 13, 101, 0.01, 2, "polynomial", 1),
+            (0.3, 10, 0, None, 0.0, 1.0, "constant"),
+            (0.3, 0, 3, 20, 0, 1, "constant"),
+            (0.7, 100, 0, 20, 0.0, 1.0, "constant", 1e-4),
         ],
     ),
     (
@@ -206,6 +211,7 @@ def test_there_is_a_reference_for_every_schedule():
         (WarmUpWeightDecay(0.1, 10), nn.WarmUpLR(0.1, 10)),
         (WarmUpHoldDecayLR(0.1, 0, 0, 10, 0.01, 2.0), nn.PolynomialDecayLR(0.1, 0.01, 10, 2.0)),
         (WarmUpHoldDecayLR(0.1, 0, 0, 10, 0.01, decay="cosine"), nn.CosineDecayLR(0.01, 0.1, 10)),
+        (WarmUpHoldDecayLR(0.1, 10, decay="constant"), nn.WarmUpLR(0.1, 10)),
         (PowerCoolLR(0.1, 1e-3, 10, power=2.0), nn.PolynomialDecayLR(0.1, 1e-30, 10, 2.0)),
     ],
     ids=lambda schedule: type(schedule).__name__,
@@ -249,13 +255,15 @@ def test_any_cosine(low, rise, n, t):
 @given(
     peak=st.floats(1e-6, 10.0),
     end=decay,
+    started=st.floats(0.0, 1.0),
     phases=st.tuples(st.integers(0, 10**5), st.integers(0, 10**5), count),
     t=st.integers(0, 4 * 10**5),
 )
-def test_any_warm_up_hold_decay(peak, end, phases, t):
+def test_any_warm_up_hold_decay(peak, end, started, phases, t):
     warmup, hold, total = phases[0], phases[1], sum(phases)
-    value = float(WarmUpHoldDecayLR(peak, warmup, hold, total, end)(t))
-    expected = warm_up_hold_decay(t, peak, warmup, hold, total, end)
+    start = peak * started if warmup else 0.0
+    value = float(WarmUpHoldDecayLR(peak, warmup, hold, total, end, start_learning_rate=start)(t))
+    expected = warm_up_hold_decay(t, peak, warmup, hold, total, end, start=start)
     assert value == pytest.approx(expected, rel=TOLERANCE, abs=1e-14 * max(peak, end))
 
 
@@ -410,7 +418,7 @@ ARGUMENTS = {
     WarmUpHoldDecayLR: (
         {"learning_rate": 0.1, "warmup_steps": 1, "hold_steps": 1, "total_steps": 10, "end_learning_rate": 0.0},
         BAD_DECAYS,
-        ["learning_rate", "end_learning_rate", "power"],
+        ["learning_rate", "end_learning_rate", "power", "start_learning_rate"],
         ["warmup_steps", "hold_steps", "total_steps"],
     ),
     PowerCoolLR: (
@@ -477,6 +485,32 @@ def test_numbers_and_counts_are_checked(cls):
             ValueError,
             "'power' must be 1 with the decay '1-sqrt'",
             lambda: WarmUpHoldDecayLR(0.1, 1, 2, 9, power=0.5, decay="1-sqrt"),
+        ),
+        (TypeError, "'total_steps' must be an int, 1 or greater, but got None", lambda: WarmUpHoldDecayLR(0.1, 1)),
+        (
+            TypeError,
+            "'total_steps' must be an int, 1 or greater, but got 9.0",
+            lambda: WarmUpHoldDecayLR(0.1, 1, total_steps=9.0, decay="constant"),
+        ),
+        (
+            ValueError,
+            "'end_learning_rate' must be 0 with the decay 'constant', but got 0.01",
+            lambda: WarmUpHoldDecayLR(0.1, 1, end_learning_rate=0.01, decay="constant"),
+        ),
+        (
+            ValueError,
+            "'power' must be 1 with the decay 'constant'",
+            lambda: WarmUpHoldDecayLR(0.1, 1, power=2.0, decay="constant"),
+        ),
+        (
+            ValueError,
+            "'start_learning_rate' must be at most 'learning_rate', 0.1, but got 0.2",
+            lambda: WarmUpHoldDecayLR(0.1, 1, 2, 9, start_learning_rate=0.2),
+        ),
+        (
+            ValueError,
+            "'start_learning_rate' must be 0 without warm-up, but got 0.05",
+            lambda: WarmUpHoldDecayLR(0.1, 0, 2, 9, start_learning_rate=0.05),
         ),
         (ValueError, "'coefficient' must be a number greater than 0", lambda: PowerCoolLR(0.1, 0, 9)),
         (

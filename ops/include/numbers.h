@@ -8,6 +8,14 @@
 #include <cstdint>
 #include <cstring>
 
+// glibc 2.29 has these again, under their old names. The first ones give the same bits, and are in every
+// glibc that MindSpore runs on.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__CUDACC__)
+__asm__(".symver exp, exp@GLIBC_2.2.5");
+__asm__(".symver log, log@GLIBC_2.2.5");
+__asm__(".symver pow, pow@GLIBC_2.2.5");
+#endif
+
 // Rules and helpers are inlined into every kernel. The same header is compiled once per instruction set, and the linker
 // would keep one copy, for all sets, of a function that has a symbol.
 #if defined(__CUDACC__)

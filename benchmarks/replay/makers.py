@@ -28,9 +28,15 @@ def of(module, name, **settings):
     return make
 
 
-def all_by_muon(module, name, **settings):
-    """Return the same for an optimizer that asks of each group whether its parameters are matrices."""
-    return lambda params: of(module, name, **settings)([{"params": params, "use_muon": True}])
+def by_muon(module, name, **settings):
+    """Return the same for an optimizer that asks of each group whether it has matrices."""
+
+    def make(params):
+        matrices, others = [p for p in params if p.ndim == 2], [p for p in params if p.ndim < 2]
+        groups = [{"params": matrices, "use_muon": True}, {"params": others, "use_muon": False}]
+        return of(module, name, **settings)(groups if others else groups[:1])
+
+    return make
 
 
 def published(name, *others, keyword=None, **settings):
@@ -50,15 +56,24 @@ def published(name, *others, keyword=None, **settings):
     return make
 
 
-def from_checkout(name, **settings):
-    """Return what makes an optimizer of a package that is not on the package index, or not in this version."""
+def from_checkout(name, hook=None, **settings):
+    """Return what makes an optimizer of a package that is not on the package index, or not in this version.
+
+    Args:
+        name: The name of its class.
+        hook: The name of the class of its argument weight_update_hook, if it has one.
+        settings: Its other arguments.
+    """
 
     def make(params, folder, file):
         module = file.removesuffix(".py").replace("/", ".")
         root = module.split(".")[0]
         forget(root)
         sys.path.insert(0, str(folder))
-        optimizer = of(module, name, **settings)(params)
+        own = {}
+        if hook is not None:
+            own["weight_update_hook"] = getattr(importlib.import_module(f"{root}.weight_update_hooks"), hook)()
+        optimizer = of(module, name, **settings, **own)(params)
         sys.path.remove(str(folder))
         forget(root)
         return optimizer

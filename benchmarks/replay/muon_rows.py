@@ -6,8 +6,8 @@ Most authors round products to bfloat16, whose noise hides all else; so their co
 import functools
 from typing import Any
 
-from makers import DECAY, RATE, all_by_muon, from_checkout, mindformers_muon, of, ours, published
-from rows import ROUNDING, Row
+from makers import DECAY, RATE, by_muon, from_checkout, mindformers_muon, of, ours, published
+from rows import BETAS, EPS, ROUNDING, Row
 
 import ms_optim
 
@@ -16,12 +16,16 @@ KEEPS_NORM = "keeps the norm of the orthogonalized matrix, where the paper and t
 MUON: dict[str, Any] = {"weight_decay": DECAY, "momentum": 0.95}
 ORIGINAL: dict[str, Any] = {**MUON, "adjust_lr": "original"}
 NORMUON: dict[str, Any] = {**MUON, "normalize_rows": True}
-DION: dict[str, Any] = {"lr": RATE, "mu": 0.95, "weight_decay": DECAY, "nesterov": True, "adjust_lr": "rms_norm"}
+DION: dict[str, Any] = {"lr": RATE, "mu": 0.95, "weight_decay": DECAY, "nesterov": True}
+DION |= {"adjust_lr": "rms_norm", "use_polar_express": False}
 in_float32 = functools.partial(Row, on="matrices", in_float32=True)
 torch_muon = functools.partial(of, "torch.optim", "Muon", lr=RATE, **MUON, adjust_lr_fn="match_rms_adamw")
-pytorch_optimizer = functools.partial(all_by_muon, "pytorch_optimizer", lr=RATE, **MUON)
+ADAMW: dict[str, Any] = {"adamw_betas": BETAS, "adamw_eps": EPS}
+pytorch_optimizer = functools.partial(by_muon, "pytorch_optimizer", lr=RATE, **MUON)
 NVIDIA: dict[str, Any] = {"lr": RATE, **MUON, "nesterov": True, "fp32_matmul_prec": "highest"}
 nvidia = functools.partial(of, "emerging_optimizers.orthogonalized_optimizers", "Muon", **NVIDIA)
+nvidia_checkout = functools.partial(from_checkout, "Muon", **NVIDIA)
+held = functools.partial(ours, "Muon", momentum=0.95, weight_decay=0.0, ns_coefficients="quintic")
 
 
 def with_scales_of_wide(params):
@@ -75,6 +79,14 @@ MUON_ROWS |= {
     "pytorch_optimizer Muon, float32 products": in_float32(
         pytorch_optimizer("Muon", use_adjusted_lr=True), ours("Muon", **MUON), needs="pytorch_optimizer"
     ),
+    "pytorch_optimizer Muon and its AdamW, float32 products": Row(
+        pytorch_optimizer(
+            "Muon", use_adjusted_lr=True, adamw_lr=RATE, adamw_wd=DECAY, adamw_betas=BETAS, adamw_eps=EPS
+        ),
+        ours("Muon", **MUON, **ADAMW),
+        needs="pytorch_optimizer",
+        in_float32=True,
+    ),
     "pytorch_optimizer NorMuon, match_rms, float32 products": in_float32(
         pytorch_optimizer("NorMuon", update_scale="match_rms", eps=1e-8),
         ours("Muon", **NORMUON),
@@ -87,8 +99,20 @@ MUON_ROWS |= {
         needs="pytorch_optimizer",
         note=KEEPS_NORM,
     ),
+    "microsoft/dion Muon, float32 products": in_float32(
+        from_checkout("Muon", **DION),
+        ours("Muon", **MUON, ns_coefficients="quintic"),
+        file="dion/muon.py",
+    ),
+    "microsoft/dion Muon, cautious_wd, float32 products": in_float32(
+        from_checkout("Muon", **DION, cautious_wd=True),
+        ours("Muon", **MUON, ns_coefficients="quintic", decay="cautious"),
+        5 * ROUNDING,
+        file="dion/muon.py",
+        note='equal with decay="cautious"; where an update is 0 but for rounding, its sign decides about the decay',
+    ),
     "microsoft/dion NorMuon, float32 products": in_float32(
-        from_checkout("NorMuon", **DION, use_polar_express=False),
+        from_checkout("NorMuon", **DION),
         ours("Muon", **NORMUON, ns_coefficients="quintic"),
         None,
         file="dion/normuon.py",
@@ -106,10 +130,28 @@ MUON_ROWS |= {
         needs="emerging_optimizers",
         note='equal with adjust_lr="original" and wide matrices in groups with their own learning rate and decay',
     ),
+    "emerging_optimizers MuonHyperball": in_float32(
+        of("emerging_optimizers.orthogonalized_optimizers", "MuonHyperball", **NVIDIA | {"weight_decay": 0.0}),
+        held(weight_norm="hyperball"),
+        needs="emerging_optimizers",
+        note='equal with weight_norm="hyperball"',
+    ),
     "NVIDIA-NeMo/Emerging-Optimizers Muon, cubic5": in_float32(
-        from_checkout("Muon", **NVIDIA, coefficient_type="cubic5", extra_scale_factor=0.2),
+        nvidia_checkout(coefficient_type="cubic5", extra_scale_factor=0.2),
         ours("Muon", **MUON, ns_coefficients="cubic5"),
         file="emerging_optimizers/orthogonalized_optimizers/muon.py",
+    ),
+    "NVIDIA-NeMo/Emerging-Optimizers Muon, RelativeUpdateHook": in_float32(
+        nvidia_checkout(weight_decay=0.0, hook="RelativeUpdateHook"),
+        held(weight_norm="relative"),
+        file="emerging_optimizers/orthogonalized_optimizers/muon.py",
+        note='equal with weight_norm="relative"',
+    ),
+    "NVIDIA-NeMo/Emerging-Optimizers Muon, RadialBrakeHook": in_float32(
+        nvidia_checkout(weight_decay=0.0, extra_scale_factor=0.2, hook="RadialBrakeHook"),
+        held(weight_norm="radial_brake"),
+        file="emerging_optimizers/orthogonalized_optimizers/muon.py",
+        note='equal with weight_norm="radial_brake"',
     ),
 }
 MUON_ROWS |= {

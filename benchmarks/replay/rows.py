@@ -49,6 +49,9 @@ class Row:
 MOMENTS: dict[str, Any] = {"beta1": BETAS[0], "beta2": BETAS[1]}
 TORCH: dict[str, Any] = {"lr": RATE, "betas": BETAS, "eps": EPS}
 timm_lamb = functools.partial(of, "timm.optim", "Lamb", lr=RATE, betas=BETAS, eps=1e-6)
+ademamix = functools.partial(
+    of, "pytorch_optimizer", "AdEMAMix", lr=RATE, betas=(*BETAS, 0.9999), weight_decay=DECAY, weight_decouple=True
+)
 deepspeed = functools.partial(of, "deepspeed.ops.adam", "DeepSpeedCPUAdam", **TORCH)
 # With these, the number of elements to send is the same rounded down, as in Paddle, and rounded to the nearest.
 SPARSITY, RAMPUP = [0.8125, 0.9375], 100
@@ -104,18 +107,15 @@ ROWS = {
         note="where a momentum is 0 but for rounding, its sign decides about a whole step",
     ),
     "pytorch_optimizer AdEMAMix": Row(
-        of(
-            "pytorch_optimizer",
-            "AdEMAMix",
-            lr=RATE,
-            betas=(*BETAS, 0.9999),
-            alpha=5.0,
-            eps=EPS,
-            weight_decay=DECAY,
-            weight_decouple=True,
-        ),
-        ours("AdEMAMix", betas=(*BETAS, 0.9999), alpha=5.0, weight_decay=DECAY),
+        ademamix(),
+        ours("AdEMAMix", betas=(*BETAS, 0.9999), weight_decay=DECAY),
         needs="pytorch_optimizer",
+    ),
+    "pytorch_optimizer AdEMAMix, t_alpha_beta3=100": Row(
+        ademamix(t_alpha_beta3=100),
+        ours("AdEMAMix", betas=(*BETAS, 0.9999), weight_decay=DECAY, warmup_steps=100),
+        needs="pytorch_optimizer",
+        note="equal with warmup_steps=100",
     ),
     "pytorch_optimizer Lamb": Row(
         of("pytorch_optimizer", "Lamb", lr=RATE, betas=BETAS, eps=1e-6, weight_decay=0.0, adam_debias=True),
@@ -199,6 +199,18 @@ ROWS = {
         2e-4,
         needs="mindspore",
         note="as nn.Adam",
+    ),
+    "nn.AdamOffload": Row(
+        of("mindspore.nn", "AdamOffload", learning_rate=RATE, weight_decay=0.01),
+        ours("AdamOffload", in_group=False, weight_decay=0.01),
+        2e-4,
+        needs="mindspore",
+        note="as nn.Adam",
+    ),
+    "nn.SGD, dampening": Row(
+        of("mindspore.nn", "SGD", learning_rate=RATE, momentum=0.9, dampening=0.5, weight_decay=0.01),
+        ours("Momentum", in_group=False, dampening=0.5, weight_decay=0.01),
+        needs="mindspore",
     ),
     "nn.Momentum": Row(
         of("mindspore.nn", "Momentum", learning_rate=RATE, momentum=0.9, weight_decay=0.01),

@@ -5,7 +5,8 @@
     python benchmarks/replay --checkout KellerJordan/Muon=../Muon       also code of a repository that lies there
     python benchmarks/replay --json replay.json
 
-The gradients are those of a small Transformer (gradients.py); rows.py has the settings of both sides. A difference is
+The gradients are those of a small Transformer (gradients.py); rows.py and muon_rows.py have the
+settings of both sides. A difference is
 the largest over all elements, divided by the largest move of any weight since the start. The command fails if a
 difference is larger than the row allows.
 """
@@ -27,6 +28,7 @@ import mindspore as ms
 import numpy as np
 from gradients import record
 from mindspore import Parameter, Tensor
+from muon_rows import MUON_ROWS
 from rich.console import Console
 from rich.table import Table
 from rows import ROWS
@@ -43,12 +45,19 @@ def in_torch(make, weights, in_float32=False):
     if hasattr(optimizer, "train"):  # of schedulefree
         optimizer.train()
 
+    to = torch.Tensor.to
+
+    def to_float32(tensor, *args, **settings):
+        wide = {torch.bfloat16: torch.float32}
+        return to(tensor, *(wide.get(a, a) for a in args), **{k: wide.get(a, a) for k, a in settings.items()})
+
     def step(gradients):
         for p, g in zip(params, gradients):
             p.grad = torch.tensor(g)
-        rounding = torch.Tensor.float if in_float32 else torch.Tensor.bfloat16
-        with mock.patch.object(torch.Tensor, "bfloat16", rounding):
-            optimizer.step()
+        if not in_float32:
+            return optimizer.step()
+        with mock.patch("torch.Tensor.bfloat16", torch.Tensor.float), mock.patch("torch.Tensor.to", to_float32):
+            return optimizer.step()
 
     return step, lambda: [p.detach().numpy().copy() for p in params]
 
@@ -63,15 +72,25 @@ def in_mindspore(make, weights):
     )
 
 
-def differences(row, weights, recorded, path):
+def in_numpy(make, weights):
+    """Return what takes a step by a formula in NumPy, and what reads the weights."""
+    arrays = [w.copy() for w in weights.values()]
+    return make(arrays), lambda: [a.copy() for a in arrays]
+
+
+VERSIONS = {"numpy": "formula"}
+INSIDE = {"numpy": in_numpy, "mxnet": in_numpy, "mindspore": in_mindspore, "mindformers": in_mindspore}
+
+
+def differences(row, weights, recorded, folder):
     """Return the difference after each of STEPS."""
-    theirs = functools.partial(row.theirs, path=path) if row.file else row.theirs
-    inside = in_mindspore if row.needs == "mindspore" else functools.partial(in_torch, in_float32=row.in_float32)
+    theirs = functools.partial(row.theirs, folder=folder, file=row.file) if row.file else row.theirs
+    inside = INSIDE.get(row.needs, functools.partial(in_torch, in_float32=row.in_float32))
     sides = [inside(theirs, weights), in_mindspore(row.ours, weights)]
     found = []
     for k, gradients in enumerate(recorded, 1):
         for step, _ in sides:
-            step(gradients)
+            step([g * np.float32(row.gradient_scale) for g in gradients])
         if k in STEPS:
             (first, a, b) = list(weights.values()), *(read() for _, read in sides)
             move = max(np.abs(x - w).max() for x, w in zip(a, first))
@@ -94,19 +113,19 @@ def main():
     matrices = [i for i, (name, w) in enumerate(weights.items()) if w.ndim == 2 and "blocks" in name]
     console, failed, told, notes = Console(), [], {}, []
     table = Table("optimizer", "version", *(f"step {k}" for k in STEPS), "allowed", box=None)
-    for name, row in ROWS.items():
+    for name, row in (ROWS | MUON_ROWS).items():
         if not any(name.startswith(prefix) for prefix in arguments.rows):
             continue
-        path = pathlib.Path(folders.get(re.split("[ ,]", name)[0], ""), row.file) if row.file else None
-        if (path and not path.is_file()) or importlib.util.find_spec(row.needs) is None:
+        folder = pathlib.Path(folders.get(re.split("[ ,]", name)[0], "absent"))
+        if (row.file and not (folder / row.file).is_file()) or importlib.util.find_spec(row.needs) is None:
             console.print(f"{name}: not here", style="dim")
             continue
         chosen, given = weights, recorded
         if row.on == "matrices":
             chosen = {key: w for i, (key, w) in enumerate(weights.items()) if i in matrices}
             given = [[gradients[i] for i in matrices] for gradients in recorded]
-        found = differences(row, chosen, given, path)
-        version = "its file" if row.file else importlib.metadata.version(row.needs)
+        found = differences(row, chosen, given, folder)
+        version = "its file" if row.file else VERSIONS.get(row.needs) or importlib.metadata.version(row.needs)
         allowed = "" if row.at_most is None else f"{row.at_most:.0e}"
         table.add_row(name, version, *(f"{value:.1e}" for value in found), allowed)
         notes += [f"{name}: {row.note}"] if row.note else []

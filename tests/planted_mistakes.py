@@ -414,7 +414,7 @@ MISTAKES = (
     ),
     Mistake(
         "arguments/options.py",
-        "if options.stochastic_rounding and options.master_weights:",
+        "if self.stochastic_rounding and self.master_weights:",
         "if options.stochastic_rounding and options.master_weights is True:",
         "test_low_precision.py -k wants_no_masters",
     ),
@@ -629,7 +629,7 @@ MISTAKES = (
     ),
     Mistake(
         "paths/operators/composite.py",
-        "self.reads_again = rule.is_layerwise and self.stacks.conversion is not None",
+        "self.reads_again = rule.is_layerwise and self.stacks.conversions is not None",
         "self.reads_again = False",
         "test_formats_in_operators.py -k 'both_paths and LANS'",
     ),
@@ -1122,8 +1122,8 @@ MISTAKES = (
     ),
     Mistake(
         "paths/operators/held_stacks.py",
-        "rows = [tuple(layout.rows[i] for i in stack) for stack in self.places]",
-        "rows = self.places",
+        "of_stack = [tuple(layout.rows[i] for i in stack) for stack in self.places]",
+        "of_stack = self.places",
         "test_multi.py -k 'noise'",
     ),
     Mistake(

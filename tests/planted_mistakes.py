@@ -415,7 +415,7 @@ MISTAKES = (
     Mistake(
         "arguments/options.py",
         "if self.stochastic_rounding and self.master_weights:",
-        "if options.stochastic_rounding and options.master_weights is True:",
+        "if self.stochastic_rounding and self.master_weights is True:",
         "test_low_precision.py -k wants_no_masters",
     ),
     # ---- Checks of arguments

@@ -20,9 +20,9 @@ from ms_optim.paths import choice
 SHAPES = [(70, 64), (70, 64), (33,), (4097,)]
 SHARED = {"state_dtype": "8bit", "master_weights": "split8"}
 KEYS = [
-    {"state_dtype": "float32", "master_weights": False},
+    {"state_dtype": "float32", "master_weights": True},
     {"state_dtype": "4bit", "master_weights": "split"},
-    {"state_dtype": ms.bfloat16, "master_weights": True},
+    {"state_dtype": ms.bfloat16, "master_weights": False},
     {},
 ]
 ALL = range(len(SHAPES))

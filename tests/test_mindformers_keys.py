@@ -15,6 +15,9 @@ import ms_optim
 
 pytest.importorskip("mindformers.tools.register", reason="MindFormers is not installed")
 
+from mindformers.core.optim import build_optim
+from mindspore import nn
+
 import ms_optim.mindformers
 from ms_optim.mindformers.their_keys import THEIR_KEYS
 
@@ -107,3 +110,53 @@ def test_what_is_not_available_says_what_to_write(name, key, value, remedy):
         f"'MsOptim{name}', MindFormers' key '{key}' is not available.*{remedy}",
         lambda: build(name, **{key: value}),
     )
+
+
+# ---- The sections of its repository ----------------------------------------------------------------------------------
+
+# All sections `optimizer` of the YAML files in MindFormers' repository at commit fd4deebc, of July 2025, and in how
+# many files each stands; tools/mindformers_sections.py reads them.
+ADAMW = {"type": "AdamW", "betas": [0.9, 0.95], "eps": 1e-8}
+OLDER = {"type": "FP32StateAdamWeightDecay", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+SECTIONS = (
+    (4, ADAMW),
+    (7, {**ADAMW, "weight_decay": 0.1}),
+    (1, {**ADAMW, "weight_decay": 0.05}),
+    (1, {**ADAMW, "weight_decay": 0.0}),
+    (2, {**ADAMW, "betas": [0.9, 0.999]}),
+    (6, {**ADAMW, "learning_rate": 1e-6, "weight_decay": 0.01}),
+    (2, {**ADAMW, "learning_rate": 1e-6, "weight_decay": 0.1}),
+    (1, {**ADAMW, "betas": [0.9, 0.999], "learning_rate": 1e-6, "weight_decay": 0.01}),
+    (3, {**OLDER, "learning_rate": 5e-5}),
+    (1, {**OLDER, "learning_rate": 3e-4}),
+)
+# Of files for its tests, which define these classes.
+OF_ITS_TESTS = (
+    (1, {"type": "TestAdamWeightDecay", "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.05}),
+    (1, {"type": "TestCommonAPI", "auto_register": "register_module_file.TestCommonAPI"}),
+)
+OURS = {"AdamW": "MsOptimAdamW", "FP32StateAdamWeightDecay": "MsOptimAdamW"}
+
+
+@pytest.mark.parametrize(
+    "section", [section for _, section in SECTIONS], ids=lambda section: str(list(section.values()))
+)
+def test_a_section_of_its_repository_works_with_its_type_changed(section):
+    """As on static graphs: the trainer makes the groups and the learning rate."""
+    decay = section.get("weight_decay", 0.0)
+    groups = [
+        {"params": [Parameter(tensor(np.ones((4, 6)), "float32"), name="layer.weight")], "weight_decay": decay},
+        {"params": [Parameter(tensor(np.ones(4), "float32"), name="layer.bias")], "weight_decay": 0.0},
+    ]
+    rate = nn.CosineDecayLR(0.0, 0.1, 10)
+    made = build_optim({**section, "type": OURS[section["type"]]}, {"params": groups, "learning_rate": rate})
+    betas = section.get("betas") or [section["beta1"], section["beta2"]]
+    assert ([made.beta1, made.beta2], made.eps) == (betas, section["eps"])
+    assert [float(each.asnumpy()) for each in made.weight_decay] == [pytest.approx(decay), 0.0]
+    assert made.fused
+
+
+def test_the_page_says_how_many_sections_work():
+    works, others = (sum(count for count, _ in part) for part in (SECTIONS, OF_ITS_TESTS))
+    page = (ROOT / "docs" / "mindformers.md").read_text()
+    assert f"{works} of {works + others} sections" in page

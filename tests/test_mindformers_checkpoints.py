@@ -442,7 +442,9 @@ def test_mindformers_itself_reads_a_folder_that_is_converted(back, tmp_path, com
 def test_a_folder_that_is_not_converted_says_why(tmp_path):
     folders = {kind: saved_folder(tmp_path / kind, theirs(kind, parameters()), 0) for kind in ("AdamW", "Muon")}
     folders["Came"] = saved_folder(tmp_path / "Came", Came(parameters(), learning_rate=RATE), 0)
-    coded = ms_optim.AdamW([Parameter(ops.ones((64, 64)), name="w")], state_dtype="8bit")
+    # The states of small tensors are float32.
+    of_both = [Parameter(ops.ones(shape), name=name) for name, shape in {"a": 4, "w": (64, 64), "z": 4}.items()]
+    coded = ms_optim.AdamW(of_both, state_dtype="8bit")
     folders["8bit"] = saved_folder(tmp_path / "8bit", coded, 0)
     folders["nothing"] = tmp_path
     for name, to, match in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -28,8 +27,6 @@ SHORT = {ADAMW: 0, FUSED: 1, FUSED_PYNATIVE: 1, MUON: 0}
 WITHOUT_COUNTERPART = {"exp_avg_insta_row_": "Came", "exp_avg_sq_row_": "AdaFactor"}
 # What PmaAdamW adds to AdamW: a sum or an average of weights of several steps.
 OF_PMA = ("pma_weight_ema.", "pma_weight_sma.")
-# Stands in Muon's lists for a state that a parameter does not have.
-PLACEHOLDER = re.compile(r"(muon_m|adam_m|adam_v)\.placeholder\.[0-9]+")
 
 
 def from_mindformers(
@@ -41,8 +38,8 @@ def from_mindformers(
     the optimizer. Weights are not loaded: load them into the network.
 
     The update rules are the same, and so are the numbers in the states: no factor is applied. Its fused AdamW has other
-    names, and counts steps from −1. Its Muon has placeholders of one element, which are left out. So are the averages
-    of PmaAdamW, and the loss scale, the epoch and whatever else is not of the optimizer stays as it is.
+    names, and counts steps from −1. The placeholders of its Muon, of one element, and the averages of PmaAdamW are not
+    loaded.
 
     Args:
         saved (dict[str, Tensor]): What ``mindspore.load_checkpoint`` read from the file of the optimizer, with or
@@ -185,9 +182,8 @@ def _is_placeholder(name: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     word, _, parameter = name.partition(".")
     if word not in ("muon_m", "adam_m", "adam_v") or shapes[name] != (1,):
         return False
-    if PLACEHOLDER.fullmatch(name):  # since version 2
-        return parameter not in shapes
-    # Before, placeholders had the parameter's name. What Muon updates has two dimensions or more.
+    # They have the parameter's name in version 1, later none that a state has. What Muon updates has two dimensions or
+    # more.
     momentum = shapes.get(f"muon_m.{parameter}")
     return momentum is not None and (word == "muon_m") == (len(momentum) < 2)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .header import numpy_dtype
-from .mindformers import ADAMW, FUSED, FUSED_PYNATIVE, SHORT, STEP, kind_of, name_there, names_here
+from .mindformers import ADAMW, FUSED, FUSED_PYNATIVE, OF_FUSED, SHORT, STEP, kind_of, name_there, names_here
 
 FUNCTION = "mindformers-checkpoint"
 HERE = "MsOptimAdamW"
@@ -74,8 +74,8 @@ def _of(source, headers, entries, to) -> tuple[Callable[[str], str], int]:
                 "count here: load it as it is."
             )
         return lambda name: here.get(name, name), SHORT[kind]
-    words = {name.partition(".")[0]: entry["dtype"] for name, entry in entries.items()}
-    if kind != ADAMW or {words.get("adam_m"), words.get("adam_v")} != {"F32"} or "adam_m_scale" in words:
+    dtypes = {entry["dtype"] for name, entry in entries.items() if name.partition(".")[0] in OF_FUSED.values()}
+    if kind != ADAMW or dtypes != {"F32"}:
         raise ValueError(
             f"For '{FUNCTION}', the folder {source} must have float32 states of MsOptimAdamW. To convert others, load "
             "them into the optimizer, and save what to_mindformers returns."

@@ -301,6 +301,7 @@ def test_muon_clips_attention_as_that_of_mindformers(tmp_path):
     section = {"type": "Muon", "weight_decay": 0.1, "qk_clip_threshold": LARGEST_LOGIT}
     runs = {"theirs": {**config, "optimizer": section}}
     runs["ours"] = merged(runs["theirs"], {"optimizer": {"auto_register": "optimizers.Muon"}})
+    runs["going_on"] = merged(runs["ours"], at_8("theirs", NEWER))
     records, said = train(tmp_path, runs, LABELLED, apart=runs)
     ours, theirs = records["ours"], records["theirs"]
     assert "ms_optim: Muon updates 21 parameters by the fused kernel" in said
@@ -310,6 +311,12 @@ def test_muon_clips_attention_as_that_of_mindformers(tmp_path):
     assert len(weights) == 21
     for name in weights:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-9, err_msg=name)
+    going_on = records["going_on"]
+    np.testing.assert_allclose(going_on["losses"], theirs["losses"][8:], rtol=1e-6)
+    states = [name for name in going_on if name.startswith(("muon_m.", "adam_"))]
+    assert len(states) == 14 + 2 * 7
+    for name in states:
+        assert np.abs(going_on[name] - theirs[name]).max() < 1e-3 * np.abs(theirs[name]).max(), name
     # Both are drawn alike.
     clipped, free = (np.abs(ours[f"decoder.layers.0.self_attention.linear_q_{p}_proj.weight"]) for p in ("up", "down"))
     assert clipped.mean() < 0.7 * free.mean()

@@ -11,6 +11,7 @@ from .base.optimizer import FusedOptimizer, Rule
 from .checkpoints import CheckpointSaver, Loaded, SpoiledError, load, save
 from .checkpoints.fold import fold_residuals
 from .checkpoints.merge import merge_states
+from .checkpoints.mindformers import from_mindformers, to_mindformers
 from .former_modules import keep
 from .groups import ParamGroups, layerwise_groups, muon_groups, no_decay_groups, pattern_groups
 from .local_steps import LocalSteps, Quantized, SparseTopK
@@ -72,6 +73,7 @@ __all__ = [
     "create_optimizer",
     "fold_residuals",
     "for_scheduler",
+    "from_mindformers",
     "heads",
     "layerwise_groups",
     "list_optimizers",
@@ -84,6 +86,7 @@ __all__ = [
     "qk_clip",
     "recipe",
     "save",
+    "to_mindformers",
 ]
 __all__ += optimizers.__all__
 __version__ = version("ms_optim")

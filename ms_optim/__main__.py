@@ -1,9 +1,9 @@
-"""Command line: python -m ms_optim doctor | bench | plan | plot | mindformers-path | build-ascend."""
+"""Command line: python -m ms_optim, and one of COMMANDS, which --help lists."""
 
 import argparse
 import sys
 
-from .cli import bench, build_ascend, doctor, mindformers_path, plan, plot
+from .cli import bench, build_ascend, doctor, mindformers_checkpoint, mindformers_path, plan, plot
 
 COMMANDS = {
     "doctor": doctor,
@@ -11,6 +11,7 @@ COMMANDS = {
     "plan": plan,
     "plot": plot,
     "mindformers-path": mindformers_path,
+    "mindformers-checkpoint": mindformers_checkpoint,
     "build-ascend": build_ascend,
 }
 

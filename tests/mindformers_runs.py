@@ -31,6 +31,29 @@ QWEN3 = {
     **{f"{what}_dtype": "float32" for what in ("params", "compute", "layernorm_compute", "softmax_compute", "rotary")},
 }
 
+# Latent attention, in dense layers alone; the experts are in none of them.
+LATENT = {key: value for key, value in QWEN3.items() if key not in ("qk_layernorm", "head_dim")}
+LATENT |= {
+    "model_type": "deepseek_v3",
+    "multi_latent_attention": True,
+    "use_flash_attention": True,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "num_nextn_predict_layers": 0,
+    "moe_grouped_gemm": True,
+}
+LARGEST_LOGIT = 2e-4  # a threshold which the untrained network's logits exceed
+
 
 def merged(*configs):
     """Return configurations over each other, section by section."""

@@ -13,18 +13,20 @@ import json
 import pathlib
 import sys
 import traceback
+from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
 import yaml
 from mindformers import MindFormerConfig, Trainer
 from mindformers.core.context.build_context import build_context
+from mindformers.core.optim import muon
 from mindformers.parallel_core.training_graph.base_models.common.embeddings import rotary_pos_embedding
 from mindformers.parallel_core.training_graph.base_models.gpt import gpt_layer_specs
 from mindformers.parallel_core.training_graph.tensor_parallel.layers import VocabParallelEmbedding
 from mindformers.parallel_core.training_graph.transformer import norm
 from mindformers.wrapper.wrapper import MFTrainOneStepCell
-from mindspore import Callback, nn, ops
+from mindspore import Callback, Parameter, nn, ops
 from runtime import spare_operators
 
 
@@ -37,16 +39,25 @@ class Outer(nn.Cell):
 
 
 class Attention(nn.Cell):
-    """Of queries, keys and values of shape (length, batch, heads, size), each position's on those the mask leaves."""
+    """Of queries, keys and values of shape (length, batch, heads, size), each position's on those the mask leaves.
 
-    def __init__(self, config, layer_number):
+    Like the one that it replaces it keeps the largest logit of each head, if it is asked to.
+    """
+
+    def __init__(self, config, layer_number, *_, **__):
         super().__init__()
+        self.is_tracked = bool(config.track_max_attention_logit)
+        if self.is_tracked:
+            self.max_logits_val = Parameter(ops.zeros(config.num_attention_heads), requires_grad=False)
 
     def construct(self, q, k, v, mask):
-        s, b, n, d = q.shape
+        s, b, _, d = q.shape
         q, k, v = q.transpose(1, 2, 0, 3), k.transpose(1, 2, 3, 0), v.transpose(1, 2, 0, 3)
         scores = ops.matmul(q, k) / d**0.5 - 1e4 * ops.cast(mask, ms.float32)
-        return ops.matmul(ops.softmax(scores, -1), v).transpose(2, 0, 1, 3).reshape(s, b, n * d)
+        if self.is_tracked:
+            largest = ops.stop_gradient(ops.amax(scores, (0, 2, 3)))
+            ops.assign(self.max_logits_val, ops.maximum(self.max_logits_val, largest))
+        return ops.matmul(ops.softmax(scores, -1), v).transpose(2, 0, 1, 3).reshape(s, b, -1)
 
 
 def overflowed(self, status, gradients):
@@ -62,6 +73,9 @@ def run_on_cpu():
     norm.FusedRMSNorm = norm.RMSNorm
     rotary_pos_embedding.Outer = Outer
     gpt_layer_specs.FlashAttention = Attention
+    # A CPU has no product of bfloat16 numbers.
+    muon.mstype = SimpleNamespace(float32=ms.float32, bfloat16=ms.float32)
+    muon.create_group, muon.get_rank = lambda name, ranks: None, lambda: 0
     VocabParallelEmbedding.construct = lambda self, places: ops.gather(self.weight, places, 0)
 
 

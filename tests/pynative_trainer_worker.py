@@ -19,8 +19,10 @@ import numpy as np
 import yaml
 from mindformers.pynative.callback import TrainerCallback
 from mindformers.pynative.layers import flash_attention, layer_norm
+from mindformers.pynative.optimizer import muon
 from mindformers.pynative.trainer import Trainer
 from mindspore import Tensor, mint, nn, ops
+from reference.muon import orthogonalized
 from runtime import spare_threads
 
 
@@ -49,14 +51,28 @@ def rms_norm(x, gamma, epsilon=1e-6):
 
 
 class Attention:
-    """Of queries, keys and values of shape (batch, heads, length, size), on the places that the mask leaves."""
+    """Of queries, keys and values of shape (batch, heads, length, size), on the places that the mask leaves.
+
+    The first output is the largest logit of each row.
+    """
 
     def __init__(self, *, scale_value, **_):
         self.scale = scale_value
 
     def __call__(self, *, query, key, value, attn_mask, **_):
         scores = ops.matmul(query, key.swapaxes(2, 3)) * self.scale - 1e4 * ops.cast(attn_mask, ms.float32)
-        return None, None, None, ops.matmul(ops.softmax(scores, -1), value)
+        return ops.amax(scores, -1, True), None, None, ops.matmul(ops.softmax(scores, -1), value)
+
+
+def keep_largest(self, largest, dims):
+    """Keep the largest logit of each head; a CPU does not write into a view of the buffer."""
+    self.max_logits_val.copy_(ops.maximum(self.max_logits_val, ops.stop_gradient(ops.amax(largest, dims))))
+
+
+def iterated(x, rows, columns, eps, steps, coefficients, product):
+    """Do the iterations of Muon in float64: a CPU has no product of bfloat16 numbers."""
+    matrix = x.asnumpy().astype(np.float64)
+    return Tensor(orthogonalized(matrix, coefficients).astype(np.float32))
 
 
 # Functions of mindspore.mint.
@@ -65,6 +81,7 @@ FUNCTIONS = {
     "arange": lambda n, *, dtype=None: Tensor(np.arange(n), dtype),
     "full": lambda size, value, *, dtype=None: ops.full(size, value, dtype=dtype),
     "index_select": lambda x, dim, index: ops.gather(x, index, dim),
+    "ones_like": lambda x: ops.ones(x.shape, x.dtype),
     "outer": lambda a, b: a.reshape(-1, 1) * b.reshape(1, -1),
     "scatter_add": lambda x, dim, index, source: ops.tensor_scatter_elements(x, index, source, dim, "add"),
     "stack": lambda tensors, dim=0: ops.stack(tensors, dim),
@@ -77,10 +94,14 @@ def run_on_cpu():
     """Replace what MindSpore 2.10 has on Ascend alone."""
     to_empty = nn.Cell.to_empty
     nn.Cell.to_empty = lambda self, *, device=None, recurse=True: to_empty(self, device="CPU", recurse=recurse)
+    # Tensor.mul_ writes nothing on a CPU.
+    Tensor.mul_ = lambda self, factor: self.copy_(self * factor)
     Tensor.normal_, Tensor.fill_, Tensor.zero_ = normal_, fill_, lambda self: fill_(self, 0.0)
     for name, function in FUNCTIONS.items():
         setattr(mint, name, function)
     layer_norm.rms_norm, flash_attention.FlashAttentionScore = rms_norm, Attention
+    flash_attention.FlashAttention._update_max_logits = keep_largest
+    muon._enable_muon_cube_math_type, muon.newton_schulz = lambda: None, iterated
 
 
 def main(path):

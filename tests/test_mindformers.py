@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cases import OF_ANY_SHAPE
-from mindformers_runs import QWEN3, merged, run_worker, write_tokens
+from mindformers_runs import LARGEST_LOGIT, LATENT, QWEN3, merged, run_worker, write_tokens
 from sources import ROOT
 
 pytest.importorskip("mindformers", reason="MindFormers is not installed")
@@ -37,6 +37,7 @@ TAKEN = ("AdamW", "Lamb", "AdamOffload", "Muon", "Adam", "Momentum")
 FROM_YAML = pathlib.Path(ms_optim.__file__).parent / "mindformers" / "from_yaml"
 OPTIMIZER = MindFormerModuleType.OPTIMIZER
 STEPS, BATCH = 16, 4
+LABELLED = ["input_ids", "labels"]
 # What MindFormers' networks have to leave out on a CPU.
 ON_CPU = {
     "context": {"device_target": "CPU"},
@@ -262,19 +263,22 @@ ON_GRAPHS = {
     "eos_token_id": 2,
     "pad_token_id": 0,
     "bos_token_id": 1,
-    "architectures": ["Qwen3ForCausalLM"],
 }
 
 
-def test_newer_models_train_and_resume(tmp_path):
-    """Those of MindFormers' parallel core, which its `use_legacy: False` chooses."""
-    columns = ["input_ids", "labels"]
+def newer(name, model):
+    """Return the configuration of a model of MindFormers' parallel core, which its `use_legacy: False` chooses."""
     config = merged(yaml.safe_load((EXAMPLES / "llama.yaml").read_text()), NEWER, {"use_legacy": False})
-    config["model"] = {"model_config": {**QWEN3, **ON_GRAPHS}}
-    config["trainer"]["model_name"] = "Qwen3"
+    config["model"] = {"model_config": {**model, **ON_GRAPHS, "architectures": [f"{name}ForCausalLM"]}}
+    config["trainer"]["model_name"] = name
     config["context"]["device_target"] = "CPU"
     for section in (config["train_dataset"], config["train_dataset_task"]["dataset_config"]):
-        section |= {"input_columns": columns, "construct_args_key": columns}
+        section |= {"input_columns": LABELLED, "construct_args_key": LABELLED}
+    return config
+
+
+def test_newer_models_train_and_resume(tmp_path):
+    config = newer("Qwen3", QWEN3)
     ours = merged(config, {"optimizer": yaml.safe_load((EXAMPLES / "adamw.yaml").read_text())["optimizer"]})
     plain = {"type": "MsOptimAdamW", "auto_register": "optimizers.MsOptimAdamW", **ADAMW}
     runs = {
@@ -283,11 +287,39 @@ def test_newer_models_train_and_resume(tmp_path):
         "plain": merged(config, {"optimizer": plain}),
         "theirs": merged(config, {"optimizer": {"type": "AdamW", **ADAMW}}),
     }
-    records, _ = train(tmp_path, runs, columns, apart=runs)
+    records, _ = train(tmp_path, runs, LABELLED, apart=runs)
     assert str(records["whole"]["optimizer"]) == "MsOptimAdamW"
     assert records["whole"]["losses"][-1] < records["whole"]["losses"][0]
     check_same(records["whole"], records["resumed"])
     check_near(records["plain"], records["theirs"])
+
+
+def test_muon_clips_attention_as_that_of_mindformers(tmp_path):
+    """By the type to which alone MindFormers gives the model; the clips alone move the weights."""
+    config = newer("DeepseekV3", {**LATENT, "mla_qkv_concat": False})
+    config["lr_schedule"]["learning_rate"] = 0.0
+    section = {"type": "Muon", "weight_decay": 0.1, "qk_clip_threshold": LARGEST_LOGIT}
+    runs = {"theirs": {**config, "optimizer": section}}
+    runs["ours"] = merged(runs["theirs"], {"optimizer": {"auto_register": "optimizers.Muon"}})
+    runs["going_on"] = merged(runs["ours"], at_8("theirs", NEWER))
+    records, said = train(tmp_path, runs, LABELLED, apart=runs)
+    ours, theirs = records["ours"], records["theirs"]
+    assert "ms_optim: Muon updates 21 parameters by the fused kernel" in said
+    assert not any(".placeholder." in name for name in ours)
+    np.testing.assert_allclose(ours["losses"], theirs["losses"], rtol=1e-6)
+    weights = [name for name in ours if name.startswith(("decoder.", "embedding.", "output_layer."))]
+    assert len(weights) == 21
+    for name in weights:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-9, err_msg=name)
+    going_on = records["going_on"]
+    np.testing.assert_allclose(going_on["losses"], theirs["losses"][8:], rtol=1e-6)
+    states = [name for name in going_on if name.startswith(("muon_m.", "adam_"))]
+    assert len(states) == 14 + 2 * 7
+    for name in states:
+        assert np.abs(going_on[name] - theirs[name]).max() < 1e-3 * np.abs(theirs[name]).max(), name
+    # Both are drawn alike.
+    clipped, free = (np.abs(ours[f"decoder.layers.0.self_attention.linear_q_{p}_proj.weight"]) for p in ("up", "down"))
+    assert clipped.mean() < 0.7 * free.mean()
 
 
 class Mean(nn.Cell):
@@ -480,7 +512,9 @@ def test_muon_takes_the_keys_of_mindformers_own_and_splits():
     optimizer = build("Muon", [{"params": [matrix], "weight_decay": 0.1}], **yaml.safe_load(text))
     assert len(optimizer.rule.iterations) == 10
     assert [made.rows for made in optimizer._layout.matrices(0)] == [1, 1, 1, 1]
-    with pytest.raises(ValueError, match=r"'qk_clip_threshold' is not available.*ms_optim.QKClip"):
+    with pytest.raises(
+        ValueError, match=r"'qk_clip_threshold' needs the model.*'type: Muon' and 'auto_register: optimiz"
+    ):
         build("Muon", qk_clip_threshold=100)
 
 

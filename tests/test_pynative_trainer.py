@@ -5,7 +5,7 @@ import json
 import hyper_parallel_stand_in  # noqa: F401 - must come before MindFormers
 import numpy as np
 import pytest
-from mindformers_runs import QWEN3, merged, run_worker, write_tokens
+from mindformers_runs import LARGEST_LOGIT, LATENT, QWEN3, merged, run_worker, write_tokens
 
 pytest.importorskip("mindformers.pynative", reason="MindFormers 2 is not installed")
 
@@ -55,6 +55,29 @@ def loading(folder, weights_only=False):
     return {"checkpoint": {"load_path": path, "no_load_optim": weights_only}}
 
 
+# How its model splits the projections.
+SPLITS = {
+    "*linear_qb.weight": [[8, 4], 4],
+    "*linear_kvb.weight": [[8, 8], 4],
+    "*linear_qkv.weight": [16, 8, 4],
+    "*linear_fc1.weight": [[1, 1], 64],
+}
+MONITORED = {"callbacks": [{"type": "MaxLogitsMonitor"}]}
+
+
+# Queries without a projection of their own. The model then splits in a way that there is not here, so that weights move
+# by the clips alone.
+DIRECT = {"model": {"q_lora_rank": None}, "lr_scheduler": {"learning_rate": 0.0}}
+
+
+def muon(whose, *changes, **arguments):
+    """Return a configuration with a Muon and latent attention."""
+    splits = {} if whose == "Muon" or DIRECT in changes else {"splits": SPLITS}
+    section = {"type": whose, "weight_decay": 0.1, **splits, **arguments}
+    model = {**LATENT, "architectures": "DeepseekV3ForCausalLM", "hidden_act": "silu"}
+    return merged({**THEIRS, "optimizer": section, "model": model}, {"lr_scheduler": REGISTER}, MONITORED, *changes)
+
+
 BFLOAT16 = {"model": {"params_dtype": "bfloat16"}}
 ACCUMULATED = {"training": {"global_batch_size": 8, "steps": 3}}
 # Of those that take every parameter of a network.
@@ -82,10 +105,19 @@ def asked():
         going_on = merged(ours(), PAIRS[kind], loading(f"theirs {kind}"))
         yield f"going on {kind}", going_on
         yield f"loaded {kind}", merged(going_on, {"training": {"steps": SAVED}})
+        yield f"back {kind}", merged(THEIRS, PAIRS[kind], loading(f"whole {kind}"))
     for who, config in (("theirs", THEIRS), ("ours", ours())):
         yield f"weights to {who}", merged(config, BFLOAT16, loading("theirs bfloat16", True))
     for name, required in REQUIRED.items():
         yield name, merged(ours(f"MsOptim{name}", **required), {"training": {"steps": 3}})
+    clipping = {"qk_clip_threshold": LARGEST_LOGIT}
+    for whose in ("Muon", "MsOptimMuon"):
+        yield f"{whose} clipping", muon(whose, saving(f"{whose} clipping"), **clipping)
+        yield f"{whose} direct", muon(whose, DIRECT, **clipping)
+    for other, whose in (("Muon", "MsOptimMuon"), ("MsOptimMuon", "Muon")):
+        yield f"{whose} going on", muon(whose, loading(f"{other} clipping"), **clipping)
+    yield "not clipped", muon("MsOptimMuon", qk_clip_enabled=False, **clipping)
+    yield "not reported", {**muon("MsOptimMuon", qk_clip_enabled=True), "callbacks": []}
     yield "unknown", ours("MsOptimAdagrad")
 
 
@@ -144,6 +176,21 @@ def test_its_own_checkpoint_goes_on(kind, records):
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_its_own_adamw_goes_on_from_here(kind, records):
+    back, whole = of(records, f"back {kind}"), of(records, f"whole {kind}")
+    assert str(back["optimizer"]) == "AdamW"
+    np.testing.assert_allclose(back["losses"], whole["losses"][SAVED:], rtol=2e-6)
+    assert back["global_step"] == STEPS
+    # Moments and masters; NumPy cannot compare bfloat16 weights.
+    compared = [name for name in back if name.startswith(("adam_", "main_param."))]
+    assert len(compared) >= 2 * 19
+    for name in compared:
+        # A step moves by up to 1e-2. Some numbers are rounded to another bfloat16 one, and gradients with them.
+        atol = {"float32": 2e-6, "bfloat16": 1e-4}[kind]
+        np.testing.assert_allclose(back[name], whole[name], rtol=2e-4, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_all_of_its_own_checkpoint_is_loaded(kind, records):
     """Moments, masters and the step, to the bit: nothing follows them here."""
     loaded, saved = of(records, f"loaded {kind}"), records["checkpoints"][kind]
@@ -173,6 +220,43 @@ def test_the_section_model_brings_the_optimizers_in_too(tmp_path):
     config = merged(THEIRS, {"optimizer": {"type": "MsOptimLion"}, "model": REGISTER, "training": {"steps": 1}})
     record = of(train(tmp_path, {"model": config}), "model")
     assert (str(record["optimizer"]), record["global_step"]) == ("MsOptimLion", 1)
+
+
+def check_muons(one, other):
+    """Compare two runs of Muon: losses, weights and states, each relative to its largest element."""
+    np.testing.assert_allclose(one["losses"], other["losses"][-len(one["losses"]) :], rtol=2e-6)
+    compared = [name for name in one if "." in name and name in other]
+    assert len(compared) > 40
+    for name in compared:
+        assert np.abs(one[name] - other[name]).max() < 1e-4 * np.abs(other[name]).max(), name
+
+
+@pytest.mark.parametrize("kind", ["clipping", "direct"])
+def test_muon_clips_attention_as_that_of_the_trainer(kind, records):
+    one, other = (of(records, f"{whose} {kind}") for whose in ("MsOptimMuon", "Muon"))
+    assert [str(each["optimizer"]) for each in (one, other)] == ["MsOptimMuon", "Muon"]
+    check_muons(one, other)
+
+
+def test_a_clip_is_seen_in_the_weights(records):
+    clipped, free = of(records, "MsOptimMuon clipping"), of(records, "not clipped")
+    for layer in (0, 1):
+        for projection in ("linear_qb", "linear_kvb"):
+            name = f"decoder.layers.{layer}.self_attention.{projection}.weight"
+            assert np.abs(clipped[name]).sum() < 0.9 * np.abs(free[name]).sum(), name
+
+
+def test_a_model_that_reports_no_logits_is_refused_with_what_to_write(records):
+    error = str(records["not reported"]["error"])
+    assert "'qk_clip_threshold' needs a model that reports its largest logits" in error
+    assert "'type: MaxLogitsMonitor' in the section 'callbacks'" in error
+
+
+def test_muons_of_both_go_on_from_each_other(records):
+    for one, other in (("Muon", "MsOptimMuon"), ("MsOptimMuon", "Muon")):
+        going_on = of(records, f"{one} going on")
+        assert len(going_on["losses"]) == STEPS - SAVED
+        check_muons(going_on, of(records, f"{other} clipping"))
 
 
 def test_an_unknown_type_is_still_an_error_of_mindformers(records):

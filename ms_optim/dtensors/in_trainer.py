@@ -106,7 +106,14 @@ class InTrainer(FusedOptimizer):
                     "requires_grad to False for parameters that the loss does not depend on."
                 )
         self._follow()
-        return super().__call__(gradients if self._shards is None else tuple(local(g) for g in gradients))
+        done = super().__call__(gradients if self._shards is None else tuple(local(g) for g in gradients))
+        clip = getattr(self, "attention_clip", None)
+        if clip is not None:
+            clip.after_step()
+        return done
+
+    def _clip_with_steps(self):
+        """Clip in `__call__`: steps are taken from Python here."""
 
     def _follow(self):
         """Use the current memory of the DTensors, which loading may have changed."""
@@ -202,7 +209,8 @@ def _made(utils: ModuleType, cls: Callable[..., Any], section: dict[str, Any], m
     groups = [group for model in models for group in utils.get_param_groups(model, weight_decay, **rules)]
     for key in ("type", "auto_register"):
         section.pop(key, None)
-    return cls(groups, learning_rate=learning_rate, **without_defaults(cls, section))
+    model = {"model": models} if getattr(cls, "takes_model", False) else {}
+    return cls(groups, learning_rate=learning_rate, **model, **without_defaults(cls, section))
 
 
 def refuse_keys(name: str, where: str, section: Mapping[str, Any], sources: Mapping[str, str]) -> None:

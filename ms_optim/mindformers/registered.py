@@ -25,7 +25,7 @@ except ModuleNotFoundError as _error:
         name=_error.name,
     ) from _error
 
-from .. import OPTIMIZERS, schedules
+from .. import OPTIMIZERS, Muon, schedules
 from ..arguments.checks import check_type
 from ..arguments.words import closest, described
 from ..base.optimizer import FusedOptimizer
@@ -33,6 +33,8 @@ from ..dtensors.in_trainer import InTrainer, install, refuse_keys
 from ..dtensors.local_shards import is_distributed
 from ..local_steps.compression import Quantized, SparseTopK
 from ..local_steps.optimizer import LocalSteps
+from ..unregistered import unregistered
+from .attention_clip import AttentionClip, taken_threshold
 from .their_keys import translated
 
 if TYPE_CHECKING:
@@ -67,10 +69,17 @@ class FromYaml(FusedOptimizer):
     - grad_centralization (bool): Whether gradients of 2 or more dimensions are centralized. Default: ``False`` .
     """
 
+    # Whether MindFormers gives it the model.
+    takes_model = False
+    attention_clip: AttentionClip | None = None
+
     def __init__(self, params: Params, **arguments: Any):
         name = type(self).__name__
         refuse_keys(name, "the section 'optimizer'", arguments, {"lr": OF_SCHEDULE})
         arguments = translated(name, name.removeprefix(PREFIX), arguments)
+        models, threshold = None, None
+        if self.takes_model:
+            models, threshold = arguments.pop("model", None), taken_threshold(name, arguments)
         schedule = arguments.pop(SCHEDULE, None)
         centralization = arguments.pop(CENTRALIZATION, False)
         check_type(name, CENTRALIZATION, centralization, bool)
@@ -84,7 +93,15 @@ class FromYaml(FusedOptimizer):
         if centralization:
             params = [{**group, CENTRALIZATION: True} for group in _groups(params)]
         super().__init__(params, **arguments)
+        if threshold is not None:
+            unregistered(self, attention_clip=AttentionClip(name, models, threshold, self.global_step))
+            self._clip_with_steps()
         logger.info("ms_optim: %s", self._described())
+
+    def _clip_with_steps(self):
+        """Clip after each step; where steps are taken in a graph, MindFormers' reset of the logits follows them."""
+        if self.attention_clip is not None:
+            self.attention_clip.before_reset()
 
     @classmethod
     def keywords(cls) -> list[str]:
@@ -164,7 +181,8 @@ def _for_yaml(optimizer: type[FusedOptimizer]) -> type[FromYaml]:
     """Create the class that is registered for an optimizer."""
     name = f"{PREFIX}{optimizer.__name__}"
     doc = f":class:`ms_optim.{optimizer.__name__}` as MindFormers makes it from a YAML file."
-    return type(name, (FromYaml, optimizer), {"__doc__": doc, "__module__": __package__})
+    attributes = {"__doc__": doc, "__module__": __package__, "takes_model": optimizer is Muon}
+    return type(name, (FromYaml, optimizer), attributes)
 
 
 class MsOptimLocalSteps(LocalSteps):

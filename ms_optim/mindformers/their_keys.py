@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .attention_clip import ENABLED, THRESHOLD
+
 Arguments = dict[str, Any]
 # From the optimizer's name, the key and its value to the arguments that it stands for.
 Translation = Callable[[str, str, Any], Arguments]
@@ -28,6 +30,11 @@ def _refused(remedy: str, *without_effect: Any) -> Translation:
         raise ValueError(f"For '{name}', MindFormers' key {key!r} is not available, but got {value!r}. {remedy}")
 
     return translated
+
+
+def _kept(name: str, key: str, value: Any) -> Arguments:
+    """Return the key as it is: it has the same name here."""
+    return {key: value}
 
 
 def _called(argument: str, convert: Callable[[Any], Any] = lambda value: value) -> Translation:
@@ -50,7 +57,6 @@ def _are_segments(value):
 
 _OFFLOAD = _refused("Write 'offload: True', which keeps the states in host memory.", False, None)
 _AVERAGE = _refused("PmaAdamW averages weights of several steps: write 'average_decay', which keeps an average.")
-_CLIP = "Train with the callback ms_optim.QKClip, which scales queries and keys by the largest logits."
 THEIR_KEYS: dict[str, dict[str, Translation]] = {
     "AdamW": {
         "swap": _OFFLOAD,
@@ -68,8 +74,7 @@ THEIR_KEYS: dict[str, dict[str, Translation]] = {
         "phase4_batch_memory_gb": _left_out,
         "comm_strategy": _left_out,
         "use_fused_adamw": _left_out,
-        "qk_clip_enabled": _refused(_CLIP, False, None),
-        "qk_clip_threshold": _refused(_CLIP, None),
+        **dict.fromkeys((ENABLED, THRESHOLD), _kept),
     },
 }
 

@@ -44,8 +44,10 @@ class Results:
                 file.truncate(whole)
 
     def _add(self, key, trial):
-        self.trials.append(trial)
-        self._done[key] = trial
+        """Keep a trial; of two with one key, as files joined from two processes have them, the first counts."""
+        if key not in self._done:
+            self.trials.append(trial)
+            self._done[key] = trial
 
     def get(self, run: Callable[[], dict[str, Any]], **key: Any) -> dict[str, Any]:
         """Return a trial: from the file if it is there, else by running it and appending it to the file."""

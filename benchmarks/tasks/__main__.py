@@ -104,7 +104,7 @@ def compare(results, name, budget_name, asked, progress):
                 trial("target", rate, decay, TUNING_SEED + 1 + seed, [steps])
         for seed in range(budget.seeds):
             trial("seed", rate, decay, seed, lengths)
-        defaults = None if is_problem else entrant.defaults()
+        defaults = entrant.defaults() if budget.defaults and not is_problem else None
         if defaults:
             trial("default", defaults[0], defaults[1], TUNING_SEED, [steps])
 

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 
 COLORS = {"fewer": "#0072b2", "as many": "0.5", "more": "#d55e00"}
+MARKS = {"": "o", "≤ ": "<", "≥ ": ">"}
 LABELS = {"fewer": "fewer steps than AdamW", "as many": "not told from AdamW", "more": "more steps than AdamW"}
 
 
@@ -21,20 +22,14 @@ def draw_steps(summary: dict, path: pathlib.Path) -> None:
     size = 3.1 * len(tasks) + 1.4, height
     figure, row = plt.subplots(1, len(tasks), figsize=size, sharey=True, squeeze=False, layout="constrained")
     for axes, (title, task) in zip(row[0], tasks.items()):
-        most, least = (task["lengths"][k] / task["steps"] for k in (-1, 0))
         for y, name in enumerate(names):
             figures = task["optimizers"].get(name)
-            if figures is None:
-                continue
-            if figures["ratio"] is None:
-                is_slow = figures["verdict"].startswith("more")
-                mark, color, x = (">", COLORS["more"], most) if is_slow else ("<", COLORS["fewer"], least)
-                axes.plot(x, y, mark, color=color, markersize=8, fillstyle="none")
+            if figures is None or figures["ratio"] is None:
                 continue
             color = COLORS[figures["verdict"]]
             if figures["low"] is not None:
                 axes.plot([figures["low"], figures["high"]], [y, y], color=color, linewidth=2)
-            axes.plot(figures["ratio"], y, "o", color=color)
+            axes.plot(figures["ratio"], y, MARKS[figures["bound"]], color=color)
         axes.axvline(1.0, color="0.6", linewidth=0.8, linestyle="--")
         axes.set(title=title, xlabel="steps, relative to AdamW", xscale="log")
         axes.set_xticks([0.5, 0.7, 1.0, 1.4, 2.0], ["0.5", "0.7", "1", "1.4", "2"])
@@ -45,28 +40,28 @@ def draw_steps(summary: dict, path: pathlib.Path) -> None:
     row[0][0].set_yticks(range(len(names)), names)
     row[0][0].invert_yaxis()
     marks = [Line2D([], [], marker="o", color=color, linewidth=2, label=LABELS[key]) for key, color in COLORS.items()]
-    for mark, key, label in ((">", "more", "more than can be measured"), ("<", "fewer", "fewer than can be measured")):
-        marks.append(Line2D([], [], marker=mark, color=COLORS[key], linewidth=0, fillstyle="none", label=label))
+    for bound, label in (("≤ ", "at most so many"), ("≥ ", "at least so many")):
+        marks.append(Line2D([], [], marker=MARKS[bound], color="0.3", linewidth=0, label=label))
     figure.legend(handles=marks, loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
 def draw_cost(summary: dict, path: pathlib.Path) -> None:
-    """Plot the time of a step over the bytes of states a parameter, on the task with the most parameters."""
+    """Plot the bytes of states and the time of a step, on the first task, which has the most parameters."""
     title, task = next(iter(summary["tasks"].items()))
-    figure, axes = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
-    at: dict[tuple[float, float], list[str]] = {}
-    for name, figures in task["optimizers"].items():
-        at.setdefault((round(figures["state_bytes"], 1), figures["step_ms"]), []).append(name)
-    for (size, milliseconds), names in at.items():
-        axes.plot(size, milliseconds, "o", color="#0072b2")
-        text = ", ".join(names)
-        axes.annotate(text, (size, milliseconds), (6, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set(title=f"What a step costs, on {title}", yscale="log")
-    axes.set(xlabel="bytes of states a parameter", ylabel="ms a step, without the gradients")
-    axes.set_xlim(right=axes.get_xlim()[1] * 1.18)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    names = list(task["optimizers"])
+    size = 9.0, 1.2 + 0.33 * len(names)
+    figure, row = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
+    labels = {"state_bytes": "bytes of states a parameter", "step_ms": "ms a step, without the gradients"}
+    for axes, (key, label) in zip(row, labels.items()):
+        bars = axes.barh(names, [figures[key] for figures in task["optimizers"].values()], color="#0072b2", height=0.6)
+        axes.bar_label(bars, fmt="%.1f", padding=3)
+        axes.set(xlabel=label)
+        axes.margins(x=0.12)
+        axes.spines[["top", "right"]].set_visible(False)
+    row[1].set(xscale="log", xlim=(1, None))
+    row[0].invert_yaxis()
+    figure.suptitle(f"What a step costs, on {title}")
     figure.savefig(path, dpi=130)
     plt.close(figure)

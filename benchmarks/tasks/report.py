@@ -82,14 +82,16 @@ def _optimizer(kinds, steps, target, theirs):
         "ratio": None,
         "low": None,
         "high": None,
-        "verdict": _bound(steps, theirs, lengths),
+        "bound": _bound(steps, theirs),
+        "verdict": "as many",
         "step_ms": float(np.median([trial["step_ms"] for trial in runs])),
         "gradient_ms": float(np.median([trial["gradient_ms"] for trial in runs])),
         "state_bytes": runs[0]["state_bytes"],
         "tuned loss": min(_last(trial) for trial in kinds["tuning"]),
     }
-    if told["verdict"] == "measured":
-        interval = ratio_of_means(steps, theirs)
+    if told["bound"] is not None:
+        # A run that crosses outside of the lengths counts as crossing at their end, which is the less favourable guess.
+        interval = ratio_of_means([min(max(x, lengths[0]), lengths[-1]) for x in steps], theirs)
         told["verdict"] = verdict(interval)
         for key, value in interval._asdict().items():
             told[key] = None if math.isnan(value) else round(value, 4)
@@ -100,13 +102,11 @@ def _optimizer(kinds, steps, target, theirs):
     return told
 
 
-def _bound(steps, theirs, lengths):
-    """Return "measured", or what is known if a run is above the target at the end, or below it at the first length."""
-    if any(math.isinf(x) or x == 0 for x in theirs):
-        return f"{BASELINE} is not measured"
-    if any(math.isinf(x) for x in steps):
-        return f"more, not all in {lengths[-1]}"
-    return "measured" if all(steps) else f"fewer, some before {lengths[0]}"
+def _bound(steps, theirs):
+    """Return whether the ratio of clipped steps is the ratio, "", or a bound, "≤ " or "≥ "; None if it says nothing."""
+    if any(math.isinf(x) or x == 0 for x in theirs) or (0 in steps and math.inf in steps):
+        return None
+    return "≤ " if 0 in steps else "≥ " if math.inf in steps else ""
 
 
 def _problem(found, part):
@@ -148,8 +148,8 @@ def _names(parts):
 def cell(figures: dict) -> str:
     """Return the ratio to AdamW's steps with its interval; bold where the interval does not include 1."""
     if figures["ratio"] is None:
-        return f"**{figures['verdict']}**"
-    text = f"{figures['ratio']:.2f}"
+        return "not measured"
+    text = f"{figures['bound']}{figures['ratio']:.2f}"
     if figures["low"] != figures["high"]:
         text += f" ({figures['low']:.2f} to {figures['high']:.2f})"
     return f"**{text}, {figures['verdict']}**" if figures["verdict"] != "as many" else text
@@ -205,10 +205,10 @@ def _defaults_table(summary):
 
 
 def _beside_default(figures):
-    """Return the best rate and decay, and how far the loss with the defaults is above the loss with these."""
+    """Return the best rate and decay, and how many times as high the loss with the defaults is."""
     loss, edge = figures["default"]["loss"], "*" if figures["at the edge"] else ""
-    above = "diverges" if loss is None else f"{100 * (loss / figures['tuned loss'] - 1):+.1f} %"
-    return f"{figures['rate']:g}{edge}, {figures['decay']:g}: {above}"
+    times = "diverges" if loss is None else f"{loss / figures['tuned loss']:.3g} ×"
+    return f"{figures['rate']:g}{edge}, {figures['decay']:g}: {times}"
 
 
 # ---- Files ---------------------------------------------------------------------------------------------------------

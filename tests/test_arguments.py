@@ -16,7 +16,18 @@ from mindspore import Parameter, nn
 from refusals import refused
 
 import ms_optim
-from ms_optim import LANS, AdamOffload, AdamW, AdEMAMix, DGCMomentum, Lamb, Lion, ScheduleFreeAdamW, merge_states
+from ms_optim import (
+    LANS,
+    AdamOffload,
+    AdamW,
+    AdEMAMix,
+    DGCMomentum,
+    Lamb,
+    Lion,
+    ScheduleFreeAdamW,
+    merge_states,
+    to_mindformers,
+)
 from ms_optim.arguments import words as arguments_words
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -883,6 +894,9 @@ TABLE = [
      {"count": NOTHING, "params": NOTHING, "make": NOTHING}),
     (ms_optim.fold_residuals, {"state_dicts": list, "workers": 1}, {"state_dicts": NOTHING, "workers": NOTHING}),
     (merge_states, {}, {"states": NOTHING}),
+    (ms_optim.from_mindformers, {"saved": lambda: to_mindformers(AdamW(params())), "optimizer": lambda: AdamW(params())},
+     {"saved": NOTHING, "optimizer": NOTHING, "steps": {"0"} | NONE}),
+    (to_mindformers, {"optimizer": lambda: AdamW(params())}, {"optimizer": NOTHING, "kind": NOTHING}),
     (ms_optim.save, {"path": "none.safetensors", "net": network}, {"path": TEXT, "net": NONE, "optimizer": NONE}),
     (ms_optim.load, {"path": "none.safetensors", "net": network},
      {"path": TEXT, "net": NONE, "optimizer": NONE, "strict": FLAG, "learning_rate": NOTHING}),

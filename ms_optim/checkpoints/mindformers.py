@@ -72,7 +72,7 @@ def from_mindformers(
         [10]
     """
     if not isinstance(saved, Mapping) or not all(isinstance(value, Tensor) for value in saved.values()):
-        fail(TypeError, FROM, "saved", "a dict of Tensors", type(saved).__name__)
+        fail(TypeError, FROM, "saved", "a dict of Tensors", saved)
     _check_optimizer(FROM, optimizer)
     if steps is not None:
         check_count(FROM, "steps", steps)
@@ -198,7 +198,7 @@ def name_there(name: str, kind: str) -> str:
 def _check_optimizer(function: str, optimizer: Any) -> None:
     if not isinstance(optimizer, FusedOptimizer):
         what = "an optimizer of this package; of LocalSteps, the optimizer inside it"
-        fail(TypeError, function, "optimizer", what, type(optimizer).__name__)
+        fail(TypeError, function, "optimizer", what, optimizer)
 
 
 def _check_states(optimizer: FusedOptimizer, found: Mapping[str, Any]) -> None:

@@ -99,11 +99,15 @@ class CoupledAdam(AdamFamily):
         of_moment, of_gradient = (self.beta1, self._one_minus_beta1) if self.use_nesterov else (1.0, 0.0)
         return (*super().akg_constants()[:4], of_moment, of_gradient)
 
+    def decayed(self, gradient: Tensor, weight: Tensor, weight_decay: Tensor) -> Tensor:
+        """Return the gradient plus the weight decay; both enter the moments."""
+        return summed(gradient, weight_decay * weight)
+
     def directions(
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> tuple[Tensors, Tensors]:
         """Compute the update, which is scaled only by the learning rate."""
-        g = summed(gradient, weight_decay * weight)  # both enter the moments
+        g = self.decayed(gradient, weight, weight_decay)
         m, v = self.moments(g, states)
         new_states = (m, v)
         if self.use_amsgrad:

@@ -216,6 +216,12 @@ def shares():
     return [{"state_shares": entry, "adam_m.w": Tensor([1.0, 2.0, 3.0]), "global_step": Tensor([3], ms.int32)}]
 
 
+def saved_there():
+    """What MindFormers' fused AdamW saves."""
+    states = {f"{word}.{p.name}": p.value() for word in ("exp_avg", "exp_avg_sq") for p in parameters()}
+    return {**states, "global_step": Tensor([3], ms.int32)}
+
+
 def makers(values):
     """Return what makes each of some values."""
     return {name: lambda value=value: value for name, value in values.items()}
@@ -278,6 +284,8 @@ PUBLIC = {
     "SimulatedWorkers": ({"count": lambda: 2, "params": parameters, **MAKE}, simulated),
     "fold_residuals": ({"state_dicts": residuals, "workers": lambda: 1}, len),
     "merge_states": ({"states": shares}, len),
+    "from_mindformers": ({"saved": saved_there, "optimizer": lambda: ms_optim.AdamW(parameters())}, len),
+    "to_mindformers": ({"optimizer": lambda: ms_optim.AdamW(parameters())}, len),
     "plot": ({"csv": recorded, "output": lambda: "plot.png"}, os.stat),
 }
 # They take what they are given, and hold nothing; checkpoints have a campaign of their own.

@@ -117,6 +117,8 @@ def check_refusals(mesh):
     ):
         given = {"learning_rate": 0.1, key: value}
         refused(ValueError, f"'{key}' must be none of", lambda n, a: in_trainer(n)([{"params": [p]}], **a), name, given)
+    said = "'state_dtype' must be none of"
+    refused(ValueError, said, lambda: in_trainer("Lion")([{"params": [p], "state_dtype": "8bit"}], learning_rate=0.1))
     one = DeviceMesh((2,), mesh.groups)
     batch = Parameter(DTensor.from_local(tensor(np.ones((2, 3, 4)), "float32"), one, (Shard(1),)), name="b")
     said = "'params' must be sharded along another dimension than 1 for a state of the rows of 'b', a batch of matrices"

@@ -11,7 +11,7 @@ import json
 import pathlib
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -89,16 +89,21 @@ def _steps_said(source: pathlib.Path) -> int:
     return int(json.loads(path.read_text())[STEP]) if path.exists() else 0
 
 
+def _begin(file: BinaryIO) -> int:
+    """Return where the data of a file begins; its header comes next."""
+    return 8 + int.from_bytes(file.read(8), "little")
+
+
 def _header(path: pathlib.Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        return json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return json.loads(file.read(_begin(file) - 8))
 
 
 def _step(path: pathlib.Path, header: dict[str, Any]) -> int:
     """Return the step count in a file of the optimizer."""
     begin, end = header[STEP]["data_offsets"]
     with path.open("rb") as file:
-        file.seek(8 + int.from_bytes(file.read(8), "little") + begin)
+        file.seek(_begin(file) + begin)
         return int(np.frombuffer(file.read(end - begin), numpy_dtype(header[STEP]["dtype"]))[0])
 
 
@@ -107,8 +112,7 @@ def _write(path, target, header, rename, change) -> int:
     renamed = json.dumps({rename(name): entry for name, entry in header.items()}).encode()
     renamed += b" " * (-len(renamed) % 8)
     with path.open("rb") as file, target.open("wb") as copy:
-        begin = 8 + int.from_bytes(file.read(8), "little")
-        file.seek(begin)
+        file.seek(_begin(file))
         copy.write(len(renamed).to_bytes(8, "little") + renamed)
         shutil.copyfileobj(file, copy, 2**24)
         if STEP not in header:

@@ -234,9 +234,9 @@ def plan(
         raise NotPossibleError(reason)
     rule = optimizer.rules[0]
     shapes, dtypes = [w.shape for w in weights], [w.dtype for w in weights]
-    names = [w.name or str(i) for i, w in enumerate(weights)]
+    names, options_of = [w.name or str(i) for i, w in enumerate(weights)], [options] * len(weights)
     try:
-        inventory.check(optimizer.__name__, rule, [options] * len(weights), names, dtypes)
+        inventory.check(optimizer.__name__, rule, options_of, names, dtypes)
     except ValueError as error:
         raise NotPossibleError(str(error).rstrip(".")) from None
     rules = [rule.of_tensor(is_matrix) for is_matrix in optimizer.are_matrices(names, shapes)]
@@ -244,11 +244,11 @@ def plan(
     if options.shard_states and workers > 1:
         whole = optimizer.are_matrices(names, shapes)
         matrices = [unsplit(shape) if is_matrix else () for shape, is_matrix in zip(shapes, whole)]
-        costs = share_costs(rule, [options] * len(weights), shapes, dtypes, matrices)
+        costs = share_costs(rule, options_of, shapes, dtypes, matrices)
         prefixes = (*rule.prefixes, "master", "average")
         shares = Shares(Peers(0, workers, None), names, shapes, costs, [False] * len(weights), prefixes, whole)
         kept = [shares.kept_by(rank) for rank in range(workers)]
-    bytes_held = max((held(rules, options, shapes, dtypes, own) for own in kept), key=sum)
+    bytes_held = max((held(rules, options_of, shapes, dtypes, own) for own in kept), key=sum)
     states, scales, masters, averages = bytes_held
     own = sum(inventory.BYTES[w.dtype] * math.prod(w.shape) for w in weights)
     runs_there = optimizer.runs_on_host or options.offload
@@ -264,13 +264,12 @@ def plan(
 
 def held(
     rules: Sequence[Rule],
-    options: Options,
+    options_of: Sequence[Options],
     shapes: Sequence[tuple[int, ...]],
     dtypes: Sequence[Any],
     kept: Iterable[Any],
 ) -> tuple[int, ...]:
     """Return the bytes of states, scales, masters and averages."""
-    options_of = [options] * len(shapes)
     states = [state for _, state in inventory.states(rules, options_of, shapes, kept)]
     scales = [scale for state in states if (scale := inventory.scale(state)) is not None]
     masters, averages = inventory.masters(options_of, dtypes, kept), inventory.averages(options_of, kept)

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -109,31 +109,27 @@ def show(
         if any(_fits(one, arguments) == "tight" for one in plans):
             console.print("tight: less than 10 % of the memory remains for these.")
         for step, words in STEPS.items():
-            if names := _by_formats([one for one in plans if one.step == step]):
-                console.print(f"{words}: {names}.", soft_wrap=True)
+            own = _by_formats((one.optimizer, one.state_dtype, words) for one in plans if one.step == step)
+            if names := [f"{optimizers} with states in {dtypes}" for optimizers, dtypes, _ in own]:
+                console.print(f"{words}: {'; '.join(names)}.", soft_wrap=True)
         reason = libraries.why_missing(arguments.device)
         if reason and any(one.step == "kernel" for one in plans):
             start = f"The kernels for {arguments.device} are not built here, and without them operators take the steps"
             console.print(f"{start}: {reason}", soft_wrap=True)
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for one in refused:
-        reasons.setdefault((one["optimizer"], one["reason"]), []).append(one["state_dtype"])
+    reasons = ((one["optimizer"], one["state_dtype"], one["reason"]) for one in refused)
+    for optimizers, dtypes, reason in _by_formats(reasons):
+        console.print(f"Not possible: {optimizers} with state_dtype {dtypes}: {reason}.", soft_wrap=True)
+
+
+def _by_formats(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Return optimizers, dtypes of states, and what is said of them; rows of which the same is said are one."""
+    dtypes: dict[tuple[str, str], list[str]] = {}
+    for optimizer, dtype, said in dict.fromkeys(rows):
+        dtypes.setdefault((optimizer, said), []).append(dtype)
     together: dict[tuple[str, str], list[str]] = {}
-    for (optimizer, reason), dtypes in reasons.items():
-        together.setdefault((f"state_dtype {', '.join(dtypes)}", reason), []).append(optimizer)
-    for (dtypes, reason), optimizers in together.items():
-        console.print(f"Not possible: {', '.join(optimizers)} with {dtypes}: {reason}.", soft_wrap=True)
-
-
-def _by_formats(plans: Sequence[Plan]) -> str:
-    """Return the optimizers of plans, those with the same dtypes of states together."""
-    dtypes: dict[str, dict[str, None]] = {}
-    for one in plans:
-        dtypes.setdefault(one.optimizer, {})[one.state_dtype] = None
-    together: dict[str, list[str]] = {}
-    for optimizer, own in dtypes.items():
-        together.setdefault(", ".join(sorted(own, key=[*FORMATS].index)), []).append(optimizer)
-    return "; ".join(f"{', '.join(optimizers)} with states in {own}" for own, optimizers in together.items())
+    for (optimizer, said), own in dtypes.items():
+        together.setdefault((", ".join(sorted(own, key=[*FORMATS].index)), said), []).append(optimizer)
+    return [(", ".join(optimizers), own, said) for (own, said), optimizers in together.items()]
 
 
 def _unit(plans: Sequence[Plan]) -> str:

@@ -21,6 +21,7 @@ from mindspore import dtype as mstype
 
 from ..arguments.checks import fail
 from ..arguments.options import STAGES
+from ..arguments.params import FORMAT_KEYS
 from ..base.optimizer import FusedOptimizer
 from ..states.formats import FORMATS
 from ..states.in_place import checksum, write
@@ -70,8 +71,9 @@ class InTrainer(FusedOptimizer):
             return
         name, rule = type(self).__name__, self.rules[0]
         for key, values in NOT_IN_SHARDS.items():
-            if arguments.get(key) in values:
-                fail(ValueError, name, key, f"none of {values} if parameters are DTensors", arguments[key])
+            for given in (arguments, *(params if key in FORMAT_KEYS else ())):
+                if given.get(key) in values:
+                    fail(ValueError, name, key, f"none of {values} if parameters are DTensors", given[key])
         if reason := self.refuses.get("shard_group"):
             raise ValueError(f"For '{name}', the parameters must not be DTensors: it {reason}.")
         looks_at_wholes = rule.is_layerwise or rule.has_matrices or not rule.is_elementwise

@@ -51,14 +51,12 @@ class HeldStacks(Stacks):
         self.is_sharded = parts.shares is not None
         self.forms = tuple(forms[i] for i in first)
         self.centralized = tuple(layout.centralized[i] for i in first)
-        self.rounds_weights, rounds_masters = (
-            options.stochastic_rounding,
-            any(p.dtype == mstype.int8 for p in held.masters),
-        )
         # How states of fewer bits are stored.
         rows = [FORMATS[name] for name in dict.fromkeys(each.state_dtype for each in layout.options)]
         low = [row for row in rows if row.conversion is not None]
         self.conversions: Any = Conversions(low) if low else None
+        self.rounds_weights = options.stochastic_rounding
+        rounds_masters = any(p.dtype == mstype.int8 for p in held.masters)
         self.draws_noise = len(low) > 0 or self.rounds_weights or rounds_masters
         self.noise: Any = bits.Noise(parts.settings.seed, max(layout.sizes)) if self.draws_noise else None
         self.averages = averages_of(options)

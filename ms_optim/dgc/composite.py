@@ -16,7 +16,7 @@ from ..paths.operators.counting import Counting, RatesOfEach
 from ..paths.operators.held_stacks import HeldStacks
 from ..paths.operators.stacks import column, first_of
 from ..paths.operators.survey import Prepare
-from ..rules.arithmetic import clipping, normal, norms, summed, usable
+from ..rules.arithmetic import clipping, normal, norms, quotient, selected, summed, usable
 from ..unregistered import unregistered
 from ..workers.local_mean import LocalMean, cut_up, like, ranges_of
 from .schedule import Schedule, begins, place_of
@@ -37,7 +37,7 @@ def largest(x: Tensor, count: Tensor, at_most: int) -> Tensor:
         at_most: The largest value that count may have.
     """
     nan = ops.isnan(x)
-    magnitude = ops.where(nan, ops.full_like(x, math.inf), ops.abs(x))
+    magnitude = ops.masked_fill(ops.abs(x), nan, math.inf)
     values, _ = ops.topk(magnitude, at_most)
     last = ops.gather(values, count - 1, 1).reshape((-1, 1))
     above = ops.logical_or(magnitude > last, nan)
@@ -130,7 +130,8 @@ class CompressedCompositePath(nn.Cell):
         new_r = summed(r, direction)
         rows = new_r.reshape((F.shape(new_r)[0], -1))
         mask = largest(rows, ops.maximum(count, ops.ones_like(count)), at_most).reshape(F.shape(new_r))
-        value = ops.where(count > 0, ops.where(mask, self.travelled(new_r), ops.zeros_like(new_r)), g)
+        sent = ops.masked_fill(self.travelled(new_r), ops.logical_not(mask), 0.0)
+        value = selected(count > 0, sent, g)
         return weights, value, mask, new_u, new_r
 
     def received(
@@ -158,13 +159,13 @@ class CompressedCompositePath(nn.Cell):
         if at_most > 0:
             compressed = count > 0
             kept = ops.where(mask, self.behind(residual, value), residual)
-            new_u = ops.where(compressed, ops.where(mask, ops.zeros_like(u), velocity), new_u)
-            direction = ops.where(compressed, mean, direction)
-            written += (self.stacks.write_stack(states[1], ops.where(applied, ops.where(compressed, kept, r), r)),)
-        written += (self.stacks.write_stack(states[0], ops.where(applied, new_u, u)),)
+            new_u = selected(compressed, ops.masked_fill(velocity, mask, 0.0), new_u)
+            direction = selected(compressed, mean, direction)
+            written += (self.stacks.write_stack(states[1], selected(applied, selected(compressed, kept, r), r)),)
+        written += (self.stacks.write_stack(states[0], selected(applied, new_u, u)),)
         update = normal(column(rate, direction) * direction)
         found = (norms(gradients, self.dtype), norms(weights, self.dtype))
-        new_weights = ops.where(applied, normal(weights - update), weights)
+        new_weights = selected(applied, normal(weights - update), weights)
         step, noise = (applied, t, weights, new_weights), self.stacks.noise_of(place)
         moved, _ = self.stacks.write_weights(step, parameters, masters, has_master, noise, states)
         written += (moved,)
@@ -183,7 +184,7 @@ class CompressedCompositePath(nn.Cell):
     def behind(self, value, travelled):
         """Return the rounding error of a sent value, which stays in the residual."""
         left = normal(value - travelled)
-        return ops.where(ops.isnan(left), ops.zeros_like(left), left)
+        return ops.masked_fill(left, ops.isnan(left), 0.0)
 
     def mean(self, values):
         """Return the means over all workers of the sent values."""
@@ -192,7 +193,7 @@ class CompressedCompositePath(nn.Cell):
         mark = self.mark()
         flat = ops.concat(self.each(_flat, values))
         total = self.checked_total(self.all_reduce(ops.concat((flat, mark))), mark)
-        means = cut_up(normal(total / self.processes), self.ranges)
+        means = cut_up(normal(quotient(total, 1.0 * self.processes)), self.ranges)
         return self.each(like, means, values)
 
     def mark(self):

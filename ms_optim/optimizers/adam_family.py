@@ -11,7 +11,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 
 from ..arguments.checks import check_eps, check_open_unit
 from ..base.optimizer import FusedOptimizer, Rule
-from ..rules.arithmetic import normal, power_complement, summed
+from ..rules.arithmetic import normal, power_complement, quotient, summed
 
 if TYPE_CHECKING:
     from mindspore import Tensor
@@ -76,7 +76,7 @@ class AdamFamily(FusedOptimizer):
 
     def adam_direction(self, scalars: Scalars, m: Tensor, v: Tensor) -> Tensor:
         """Return m_hat / (sqrt(v_hat) + eps)."""
-        return (m / scalars[0]) / (ops.sqrt(v) / scalars[1] + self.eps)
+        return quotient(quotient(m, scalars[0]), quotient(ops.sqrt(v), scalars[1]) + self.eps)
 
 
 class CoupledAdam(AdamFamily):
@@ -114,4 +114,4 @@ class CoupledAdam(AdamFamily):
             v = ops.maximum(normal(states[2]), v)
             new_states += (v,)
         first = summed(self.beta1 * m, self._one_minus_beta1 * g) if self.use_nesterov else m
-        return (scalars[0] * normal(first / (ops.sqrt(v) + scalars[1])),), new_states
+        return (scalars[0] * normal(quotient(first, ops.sqrt(v) + scalars[1])),), new_states

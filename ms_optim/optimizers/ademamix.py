@@ -13,7 +13,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ..arguments.checks import check_at_most, check_betas, check_count
 from ..arguments.docstrings import documented
 from ..base.optimizer import Rule
-from ..rules.arithmetic import power_complement, summed
+from ..rules.arithmetic import power_complement, quotient, summed
 from .adam_family import AdamFamily
 
 if TYPE_CHECKING:
@@ -151,6 +151,6 @@ class AdEMAMix(AdamFamily):
         """Compute the update: one direction, from both moving averages."""
         m1, nu = self.moments(gradient, states)
         m2 = summed(scalars[3] * states[2], scalars[4] * gradient)
-        mixed = summed(m1 / scalars[0], scalars[2] * m2)
-        direction = mixed / (ops.sqrt(nu) / scalars[1] + self.eps)
+        mixed = summed(quotient(m1, scalars[0]), scalars[2] * m2)
+        direction = quotient(mixed, quotient(ops.sqrt(nu), scalars[1]) + self.eps)
         return (self.with_decay(direction, weight, weight_decay),), (m1, nu, m2)

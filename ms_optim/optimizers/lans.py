@@ -11,7 +11,7 @@ from ..arguments.checks import check_bounds, check_count, check_positive
 from ..arguments.docstrings import documented
 from ..arguments.options import choose_backend
 from ..base.optimizer import Rule
-from ..rules.arithmetic import bounded, trust_ratio
+from ..rules.arithmetic import bounded, quotient, trust_ratio
 from .adam_family import AdamFamily
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ class LANS(AdamFamily):
         self, scalars: Scalars, weight: Tensor, gradient: Tensor, weight_decay: Tensor, states: Tensors
     ) -> Tensors:
         """Compute the directions c and s from the new moments."""
-        d = ops.sqrt(states[1]) / scalars[1] + self.eps
-        c = self.with_decay(states[0] / scalars[0] / d, weight, weight_decay)
-        return c, self.with_decay(gradient / d, weight, weight_decay)
+        d = quotient(ops.sqrt(states[1]), scalars[1]) + self.eps
+        c = self.with_decay(quotient(quotient(states[0], scalars[0]), d), weight, weight_decay)
+        return c, self.with_decay(quotient(gradient, d), weight, weight_decay)
 
     def coefficients(
         self, learning_rate: Tensor, weight_decay: Tensor, weight_norm: Tensor, direction_norms: Tensors

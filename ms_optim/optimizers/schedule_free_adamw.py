@@ -13,7 +13,7 @@ from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name f
 from ..arguments.checks import check_at_most, check_betas, check_count
 from ..arguments.docstrings import documented
 from ..base.optimizer import Rule
-from ..rules.arithmetic import normal, summed
+from ..rules.arithmetic import normal, quotient, summed
 from .adam_family import AdamFamily
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class ScheduleFreeAdamW(AdamFamily):
         """Compute the directions: n, including the decay, and y - z."""
         z, v = states
         v = summed(self.beta2 * v, self._one_minus_beta2 * gradient * gradient)
-        n = self.with_decay(gradient / (ops.sqrt(v) / scalars[0] + self.eps), weight, weight_decay)
+        n = self.with_decay(quotient(gradient, quotient(ops.sqrt(v), scalars[0]) + self.eps), weight, weight_decay)
         return (n, normal(weight - z)), (z, v)
 
     def followed(self, learning_rate: Tensors, directions: Tensors, states: Tensors) -> Tensors:

@@ -6,6 +6,7 @@ from mindspore import dtype as mstype
 from mindspore import nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+from .arithmetic import expanded, quotient
 from .sliced_matrices import Slicing
 
 
@@ -33,7 +34,7 @@ class Balance(nn.Cell):
         """Return the balanced matrices of a stack, of shape (tensors, rows, columns)."""
         norms = ops.sqrt(self.squares(matrices, 2))
         mean = self.of_whole(ops.sum(norms, 1, True)) / (self.rows if self.is_sliced else F.shape(matrices)[1])
-        x = ops.where(norms <= self.tau * mean, ops.zeros_like(matrices), matrices)
+        x = ops.masked_fill(matrices, expanded(norms <= self.tau * mean, matrices), 0.0)
         for _ in range(self.pairs):
             x = self.divided(x, self.squares(x, 2))
             x = self.divided(x, self.of_whole(self.squares(x, 1)))
@@ -45,7 +46,7 @@ class Balance(nn.Cell):
 
     def divided(self, x, squares):
         """Return matrices divided by the norms of their rows or columns."""
-        return x / F.cast(ops.sqrt(squares) + self.eps, mstype.float32)
+        return quotient(x, expanded(F.cast(ops.sqrt(squares) + self.eps, mstype.float32), x))
 
     def of_whole(self, sums):
         """Return sums over all rows of whole matrices."""

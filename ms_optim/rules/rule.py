@@ -152,7 +152,7 @@ class Statement:
             opposed = ops.logical_or(
                 ops.logical_and(direction > 0, weight < 0), ops.logical_and(direction < 0, weight > 0)
             )
-            decay = ops.where(opposed, ops.zeros_like(decay), decay)
+            decay = ops.masked_fill(decay, opposed, 0.0)
         return summed(direction, decay)
 
     def directions(

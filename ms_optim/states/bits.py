@@ -2,7 +2,8 @@
 
 No operator of MindSpore reads a number's bits in a graph, so arithmetic computes them. All of it is exact: on any
 device, the results are those of the kernels, where ops/include/codes.h and weights.h do the same. Integers are int32,
-and their products and sums keep the lowest 32 bits. A number below 2^-126 in magnitude counts as 0.
+and their products and sums keep the lowest 32 bits. Over whole stacks, :func:`added` and :func:`product` compute them,
+for the reason that rules/arithmetic.py gives. A number below 2^-126 in magnitude counts as 0.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..rules.arithmetic import SMALLEST
 SIGN, INFINITY, NAN = -(2**31), 0x7F800000, 0x7FC00000
 MANTISSA = 2**23  # the smallest significand as an integer: a float32 number has 23 bits of mantissa
 _POWERS = Tensor(np.array([0.0, *(2.0**e for e in range(-126, 128)), np.inf], np.float32))
+_mul_no_nan = ops.MulNoNan()
 
 
 def shifted(x, count):
@@ -25,49 +27,71 @@ def shifted(x, count):
 
 
 def power(exponent):
-    """Return 2^exponent in float32, for int32 exponents from -126 to 127; 0 for -127, infinity for 128."""
-    return ops.gather(_POWERS, exponent + 127, 0)
+    """Return 2^exponent, for integers in float32 from -126 to 127; 0 for -127, infinity for 128."""
+    return ops.gather(_POWERS, F.cast(exponent + 127.0, mstype.int32), 0)
 
 
 def significand(x):
-    """Return the exponents and significands, both int32, of float32 numbers from 2^-64 to below 2^64.
+    """Return the exponents, in float32, and significands, int32, of float32 numbers from 2^-64 to below 2^64.
 
     A number is significand * 2^(exponent - 23), and its significand is from 2^23 to below 2^24.
     """
     # A logarithm near an integer may be rounded to either side: the comparisons correct it.
-    about = F.cast(ops.floor(ops.log(x) * 1.4426950408889634), mstype.int32)
+    about = ops.floor(ops.log(x) * 1.4426950408889634)
     between = x * power(-about)
     is_less, is_more = between < 1.0, between >= 2.0
-    exponent = about - F.cast(is_less, mstype.int32) + F.cast(is_more, mstype.int32)
+    exponent = about - F.cast(is_less, mstype.float32) + F.cast(is_more, mstype.float32)
     between = ops.where(is_less, between * 2.0, ops.where(is_more, between * 0.5, between))
     return exponent, F.cast(between * MANTISSA, mstype.int32)
+
+
+def joined(exponent, mantissa):
+    """Return exponent * 2^23, for an exponent of at least 0 in float32, plus a significand, as int32."""
+    upper = ops.bitwise_left_shift(F.cast(exponent + 1.0, mstype.int32), 23)
+    return ops.bitwise_xor(upper, ops.bitwise_and(mantissa, MANTISSA - 1))
 
 
 def bits_of(x):
     """Return the bits of float32 numbers, as int32; every NaN has the same."""
     magnitude = ops.abs(x)
     is_number = ops.logical_and(magnitude >= SMALLEST, ops.isfinite(x))
-    magnitude = ops.where(is_number, magnitude, ops.ones_like(magnitude))
+    is_none = ops.logical_not(is_number)
+    magnitude = ops.masked_fill(magnitude, is_none, 1.0)
     is_large = magnitude >= 1.0
-    exponent, mantissa = significand(magnitude * ops.where(is_large, 2.0**-64, 2.0**64))
-    bits = (exponent + ops.where(is_large, 127 + 63, 127 - 65)) * MANTISSA + mantissa
-    bits = ops.where(is_number, bits, ops.where(ops.isinf(x), INFINITY, 0))
-    bits = bits + ops.where(ops.logical_and(x < 0.0, bits != 0), SIGN, 0)
-    return ops.where(ops.isnan(x), NAN, bits)
+    exponent, mantissa = significand(ops.where(is_large, magnitude * 2.0**-64, magnitude * 2.0**64))
+    bits = joined(exponent + F.cast(is_large, mstype.float32) * 128.0 + (127.0 - 65.0), mantissa)
+    bits = ops.masked_fill(ops.masked_fill(bits, is_none, 0), ops.isinf(x), INFINITY)
+    bits = ops.where(ops.logical_and(x < 0.0, bits != 0), ops.bitwise_xor(bits, SIGN), bits)
+    return ops.masked_fill(bits, ops.isnan(x), NAN)
 
 
 def from_bits(bits):
     """Return the float32 numbers of bits."""
     exponent = ops.bitwise_and(ops.bitwise_right_shift(bits, 23), 0xFF)
     mantissa = ops.bitwise_and(bits, MANTISSA - 1)
-    magnitude = (F.cast(mantissa, mstype.float32) * (1.0 / MANTISSA) + 1.0) * power(exponent - 127)
-    magnitude = ops.where(ops.logical_and(exponent == 255, mantissa != 0), float("nan"), magnitude)
+    magnitude = (F.cast(mantissa, mstype.float32) * (1.0 / MANTISSA) + 1.0) * ops.gather(_POWERS, exponent, 0)
+    magnitude = ops.masked_fill(magnitude, ops.logical_and(exponent == 255, mantissa != 0), float("nan"))
     return ops.where(bits < 0, -magnitude, magnitude)
+
+
+def added(x, y):
+    """Return the sum of int32 numbers, of one shape."""
+    return ops.addn((x, y))
+
+
+def product(x, factor):
+    """Return int32 numbers times a constant."""
+    return _mul_no_nan(x, F.cast(factor, mstype.int32))
 
 
 def truncated(bits, count):
     """Return bits with a constant number of the lowest ones set to 0."""
     return ops.bitwise_and(bits, -(1 << count))
+
+
+def signed_16(bits):
+    """Return the lowest 16 bits of int32 numbers as numbers with a sign."""
+    return ops.bitwise_right_shift(ops.bitwise_left_shift(bits, 16), 16)
 
 
 # ---- Noise -----------------------------------------------------------------------------------------------------------
@@ -132,14 +156,14 @@ def noise_of_code(noise, use, count):
     """
     if use == FIRST_STATE:
         return ops.bitwise_and(noise, (1 << count) - 1)
-    return shifted(noise if use == SECOND_STATE else noise * _FACTORS[THIRD_STATE], 32 - count)
+    return shifted(noise if use == SECOND_STATE else product(noise, _FACTORS[THIRD_STATE]), 32 - count)
 
 
 def noise_of_16_bits(noise, use):
     """Return 16 random bits for a state or a weight of 16 bits."""
     if use == FIRST_STATE:
         return ops.bitwise_and(noise, 0xFFFF)
-    return shifted(noise if use == SECOND_STATE else noise * _FACTORS[use], 16)
+    return shifted(noise if use == SECOND_STATE else product(noise, _FACTORS[use]), 16)
 
 
 # ---- Rounding to 16 bits ---------------------------------------------------------------------------------------------
@@ -147,16 +171,16 @@ def noise_of_16_bits(noise, use):
 
 def bfloat16_with_noise(x, noise):
     """Return float32 numbers rounded stochastically to bfloat16, by 16 random bits for each; still in float32."""
-    return ops.where(ops.isfinite(x), from_bits(truncated(bits_of(x) + noise, 16)), x)
+    return ops.where(ops.isfinite(x), from_bits(truncated(added(bits_of(x), noise), 16)), x)
 
 
 def float16_with_noise(x, noise):
     """Return float32 numbers rounded stochastically to float16, by 16 random bits for each; still in float32."""
     noise, magnitude = ops.bitwise_right_shift(noise, 3), ops.abs(x)
-    rounded = from_bits(truncated(bits_of(magnitude) + noise, 13))
+    rounded = from_bits(truncated(added(bits_of(magnitude), noise), 13))
     # Below 2^-14, float16 numbers are 2^-24 apart.
     is_small = magnitude < 2.0**-14
-    units = ops.where(is_small, magnitude, ops.zeros_like(magnitude)) * 2.0**24
+    units = ops.masked_fill(magnitude, ops.logical_not(is_small), 0.0) * 2.0**24
     small = ops.floor(units + F.cast(noise, mstype.float32) * 2.0**-13) * 2.0**-24
     rounded = ops.where(is_small, small, rounded)
     return ops.where(ops.isfinite(x), ops.where(x < 0.0, -rounded, rounded), x)

@@ -18,6 +18,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ..kernels.interface import CODE_BLOCK
+from ..rules.arithmetic import expanded
 from . import bits
 
 ROWS = "rows"  # the kind of a state that has one number for each row
@@ -63,12 +64,12 @@ class Codes(nn.Cell):
         self.octaves = tuple((1 << (bits - is_signed - mantissa)) - 1 for is_signed in (0, 1))
         self.deltas = tuple(2.0**-octaves for octaves in self.octaves)
         self.largest = tuple(float(1 - np.float32(delta)) for delta in self.deltas)
-        self.first = (0, -(1 << (bits - 1)))
         self.numbers = tuple(Tensor(self._numbers(is_signed)) for is_signed in (0, 1))
 
     def _numbers(self, is_signed):
-        """Return the number of each code, from the first code on."""
-        codes = np.arange(1 << self.bits, dtype=np.int32) + self.first[is_signed]
+        """Return the number of each code, at the place that its bits are as an integer."""
+        codes = np.arange(1 << self.bits, dtype=np.int32)
+        codes = np.where(is_signed & codes >> (self.bits - 1), codes - (1 << self.bits), codes)
         delta = np.float32(self.deltas[is_signed])
         upper = np.abs(codes).astype(np.uint32) << self.cut_off
         return np.copysign((upper + delta.view(np.uint32)).view(np.float32) - delta, codes).astype(np.float32)
@@ -93,14 +94,14 @@ class Codes(nn.Cell):
         size, delta, top = F.shape(numbers)[1], self.deltas[is_signed], self.largest[is_signed]
         numbers = self._in_blocks(numbers)
         is_nan = ops.isnan(numbers)
-        magnitude = ops.where(is_nan, ops.zeros_like(numbers), ops.abs(numbers))
+        magnitude = ops.masked_fill(ops.abs(numbers), is_nan, 0.0)
         scales = ops.amax(magnitude, 2, True)
         factors = ops.where(scales > 1e-37, top / scales, ops.zeros_like(scales))
-        magnitude = ops.where(ops.isinf(magnitude), ops.zeros_like(magnitude), magnitude)
-        exponent, mantissa = bits.significand(magnitude * factors + delta)
-        upper = (exponent + (self.octaves[is_signed] - 1)) * bits.MANTISSA + mantissa
-        rounding = noise if isinstance(noise, int) else noise.reshape(F.shape(upper))
-        codes = ops.bitwise_right_shift(upper + rounding, self.cut_off)
+        magnitude = ops.masked_fill(magnitude, ops.isinf(magnitude), 0.0)
+        exponent, mantissa = bits.significand(magnitude * expanded(factors, magnitude) + delta)
+        upper = bits.joined(exponent + (self.octaves[is_signed] - 1.0), mantissa)
+        upper = upper + noise if isinstance(noise, int) else bits.added(upper, noise.reshape(F.shape(upper)))
+        codes = ops.bitwise_right_shift(upper, self.cut_off)
         if is_signed:
             codes = ops.where(numbers < 0.0, -codes, codes)
         else:
@@ -112,10 +113,11 @@ class Codes(nn.Cell):
 
     def decode(self, words, scales, size, is_signed):
         """Return the float32 numbers, of shape (tensors, size), of what :meth:`encode` returned."""
-        codes = words if self.in_word == 1 else self._unpacked(words, is_signed)
-        numbers = ops.gather(self.numbers[is_signed], self._in_blocks(codes) - self.first[is_signed], 0)
-        units = scales / self.largest[is_signed]
-        return (numbers * units.expand_dims(2)).reshape((F.shape(words)[0], -1))[:, :size]
+        codes = words if self.in_word == 1 else self._unpacked(words)
+        places = ops.bitwise_and(self._in_blocks(codes), (1 << self.bits) - 1)
+        numbers = ops.gather(self.numbers[is_signed], places, 0)
+        units = (scales / self.largest[is_signed]).expand_dims(2)
+        return (numbers * expanded(units, numbers)).reshape((F.shape(words)[0], -1))[:, :size]
 
     def _in_blocks(self, x):
         """Return x of shape (tensors, elements) in blocks, the last of which is filled up with zeros."""
@@ -133,17 +135,15 @@ class Codes(nn.Cell):
         codes = ops.bitwise_and(codes, (1 << self.bits) - 1).reshape((F.shape(codes)[0], -1, self.in_word))
         words = codes[:, :, 0]
         for k in range(1, self.in_word):
-            words = words + codes[:, :, k] * (1 << (self.bits * k))
-        return ops.where(words >= 2**15, words - 2**16, words) if is_signed else words
+            words = ops.bitwise_xor(words, ops.bitwise_left_shift(codes[:, :, k], self.bits * k))
+        return bits.signed_16(words) if is_signed else words
 
-    def _unpacked(self, words, is_signed):
-        """Return the codes in words, sign-extended."""
+    def _unpacked(self, words):
+        """Return the codes in words."""
         codes = ()
         for k in range(self.in_word):
             codes += (ops.bitwise_and(ops.bitwise_right_shift(words, self.bits * k), (1 << self.bits) - 1),)
-        codes = ops.stack(codes, 2).reshape((F.shape(words)[0], -1))
-        sign = 1 << (self.bits - 1)
-        return ops.bitwise_xor(codes, sign) - sign if is_signed else codes
+        return ops.stack(codes, 2).reshape((F.shape(words)[0], -1))
 
 
 class Format(NamedTuple):

@@ -37,9 +37,9 @@ def restored_bits(weights, remainders, is_8_bit):
     """
     upper = bits.bits_of(weights)
     magnitude = ops.bitwise_and(upper, 2**31 - 1)
-    below = remainders * 256 if is_8_bit else remainders
-    fits = ops.where(below < 0, magnitude != 0, magnitude < bits.INFINITY)
-    return bits.from_bits(upper + ops.where(fits, below, ops.zeros_like(below)))
+    below = ops.bitwise_left_shift(remainders, 8) if is_8_bit else remainders
+    is_lost = ops.where(below < 0, magnitude == 0, magnitude >= bits.INFINITY)
+    return bits.from_bits(bits.added(upper, ops.masked_fill(below, is_lost, 0)))
 
 
 def split_bits(masters, noise, is_8_bit):
@@ -54,10 +54,11 @@ def split_bits(masters, noise, is_8_bit):
     """
     whole, kept = bits.bits_of(masters), masters
     if is_8_bit:
-        whole = bits.truncated(whole + ops.bitwise_and(noise, 0xFF), 8)
+        whole = bits.truncated(bits.added(whole, ops.bitwise_and(noise, 0xFF)), 8)
         kept = bits.from_bits(whole)
-    upper = bits.truncated(whole + 0x8000, 16)
-    below = whole - upper
+    # The bit 0x8000 carries into the upper 16 bits where the remainder rounds up, and makes it negative.
+    upper = bits.truncated(bits.added(whole, ops.bitwise_and(whole, 0x8000)), 16)
+    below = bits.signed_16(whole)
     return bits.from_bits(upper), ops.bitwise_right_shift(below, 8) if is_8_bit else below, kept
 
 

@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 from mindspore import nn, ops
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
-from ...rules.arithmetic import normal
+from ...rules.arithmetic import normal, selected
 
 if TYPE_CHECKING:
     from ...arguments.options import Options
@@ -43,5 +43,5 @@ class Averages(nn.Cell):
         taken = self.taken * ops.ones_like(t)
         if self.rises:
             taken = ops.maximum(taken, 9.0 / (10.0 + t))
-        average = ops.where(t == 1, before, average)
+        average = selected(t == 1, before, average)
         return normal(average + normal(F.cast(taken, mstype.float32) * normal(stored - average)))

@@ -16,7 +16,7 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...arguments.weight_norms import is_held
-from ...rules.arithmetic import moved_along, normal, norms, product_roots
+from ...rules.arithmetic import moved_along, normal, norms, product_roots, quotient, selected
 from ...states.formats import ROWS
 from ...unregistered import unregistered
 from .counting import Counting, RatesOfEach
@@ -223,7 +223,7 @@ class CompositePath(nn.Cell):
         gradients = self.stacks.own(gradients, place)
         if self.normalizes:
             # This cancels clipping.
-            gradients = gradients / column(ops.where(sizes == 0, ops.ones_like(sizes), sizes), gradients)
+            gradients = quotient(gradients, column(ops.where(sizes == 0, ops.ones_like(sizes), sizes), gradients))
         else:
             gradients = gradients * clip
         row_state = self.row_state if form >= 0 else -1
@@ -250,7 +250,7 @@ class CompositePath(nn.Cell):
 
     def started(self, t, weights, states):
         """Return the states of a stack before the step; the first state may start as the weights."""
-        return (ops.where(t == 1, weights, states[0]), *states[1:]) if self.starts_at_weights else states
+        return (selected(t == 1, weights, states[0]), *states[1:]) if self.starts_at_weights else states
 
     def stated(self, scalars, weights, gradients, decay, states):
         """Return the directions and new states of the rule for a stack."""
@@ -295,7 +295,7 @@ class CompositePath(nn.Cell):
         ratio = ratio * factor
         new_states = self.statement.followed(self.over(rate, weights), directions, new_states)
         update, new_weights = self.along(coefficients, weights, directions)
-        new_weights = ops.where(applied, new_weights, weights)
+        new_weights = selected(applied, new_weights, weights)
         noise = self.stacks.noise_of(place)
         if not (self.reads_again or self.reads_stored):
             new_states = self.stacks.encoded(new_states, noise, states)

@@ -10,7 +10,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ...kernels.interface import CODE_BLOCK
-from ...rules.arithmetic import normal, rounded, weights_of, write
+from ...rules.arithmetic import normal, rounded, selected, weights_of, write
 from ...states import bits
 from ...states.formats import FORMATS, Conversions
 from ...states.split_masters import restored_bits, split_bits
@@ -160,7 +160,7 @@ class HeldStacks(Stacks):
         written = ()
         if self.averages is not None:
             average = self.like(self.held(states[-1]), before)
-            new = ops.where(applied, self.averages(t, before, average, read), average)
+            new = selected(applied, self.averages(t, before, average, read), average)
             written += (self.write_stack(states[-1], new),)
         if has_master:
             written += (self.write_stack(masters, kept),)
@@ -241,7 +241,7 @@ class HeldStacks(Stacks):
             dtype = F.dtype(held[k][0])
             # Codes that are encoded again would change by the noise.
             before = old[k] if dtype == mstype.float32 or dtype == mstype.bfloat16 else self.integers(held[k])
-            words = ops.where(applied, words.reshape(F.shape(before)), before)
+            words = selected(applied, words.reshape(F.shape(before)), before)
             written += (self.write_stack(held[k], words),)
             if len(scales) > 0:
                 of_blocks = held[self.scale_column + k]

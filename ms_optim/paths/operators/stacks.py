@@ -12,6 +12,7 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
+from ...rules.arithmetic import expanded
 from .selection import MOST_TURNS, chosen, in_parts, picked
 
 # Stacks are copies: a step holds a few copies of a stack of up to this many elements, or of the largest tensor.
@@ -76,8 +77,8 @@ def first_of(stack):
 
 
 def column(numbers, like):
-    """Return one number for each tensor of a stack in a shape that broadcasts over the stack."""
-    return numbers.reshape(F.shape(numbers) + (1,) * (len(F.shape(like)) - 1))
+    """Return one number for each tensor of a stack, ready for an operator with the stack."""
+    return expanded(numbers.reshape(F.shape(numbers) + (1,) * (len(F.shape(like)) - 1)), like)
 
 
 class Stacks(nn.Cell):

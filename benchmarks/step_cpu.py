@@ -49,6 +49,7 @@ TENSORS = {
     "small": ([(1000,)] * 400, [0, 399]),
     "tiny": ([(100,)] * 10_000, [0, 9_999]),
     "matrices": ([(128, 128)] * 126, [0, 125]),
+    "vocabulary": ([(50257, 768)], [0]),
     # The large one in float64 would take more memory than there is beside another row: its last neighbour is compared.
     "embedding": ([(250_000, 768), (1000,)], [1]),
 }
@@ -56,6 +57,7 @@ TENSORS = {
 RATE, DECAY, BETA1, BETA2, EPS = 1e-3, 0.01, 0.9, 0.999, 1e-8
 BETA3, ALPHA, LION_BETA2 = 0.9999, 5.0, 0.99
 MUON_MOMENTUM, MUON_COEFFICIENTS, MUON_STEPS = 0.95, (3.4445, -4.7750, 2.0315), 5
+NORMALIZATIONS, SINKHORN_SCALE = 11, 0.18
 EMBEDDINGS = [(50257, 768), (1024, 768)]  # which AdamW has where Muon has the matrices
 CHECK_STEPS = 2
 # Of the largest move: weights are some 1e-1 and Lamb moves them by 1e-5, so rounding alone is worth 1e-4 of a move.
@@ -171,6 +173,15 @@ def expect_lion(w, g, t, m, v):
     u = np.sign(BETA1 * m + (1 - BETA1) * g)
     m[...] = LION_BETA2 * m + (1 - LION_BETA2) * g
     return w - RATE * (u + DECAY * w)
+
+
+def expect_sinkhorn(w, g, t, m):
+    """Sinkhorn without decay, whose rows are all far from 0."""
+    m[...] = MUON_MOMENTUM * m + (1 - MUON_MOMENTUM) * g
+    u = MUON_MOMENTUM * m + (1 - MUON_MOMENTUM) * g
+    for k in range(NORMALIZATIONS):
+        u /= np.sqrt(np.square(u).sum(1 - k % 2, keepdims=True))
+    return w - RATE * SINKHORN_SCALE * np.sqrt(u.shape[1]) * u
 
 
 def expect_ademamix(w, g, t, m, v, slow):
@@ -321,6 +332,14 @@ def lion(**options):
         return Lion(params, RATE, (BETA1, LION_BETA2), DECAY, backend="aot", **options)
 
     return make
+
+
+def sinkhorn(params):
+    """Make Sinkhorn, for matrices alone."""
+    from ms_optim import Sinkhorn
+
+    shared = {"normalizations": NORMALIZATIONS, "scale": SINKHORN_SCALE, "backend": "aot"}
+    return Sinkhorn(params, RATE, momentum=MUON_MOMENTUM, **shared)
 
 
 def split_for_muon(params):
@@ -529,6 +548,7 @@ ROWS = {
     "lion": ("mindspore", mindspore_row(lion(), expect_lion), 20),
     "lion 8bit": ("mindspore", mindspore_row(lion(state_dtype="8bit"), expect_lion), 14),
     "ademamix": ("mindspore", mindspore_row(ours("AdEMAMix"), expect_ademamix), 36),
+    "sinkhorn": ("mindspore", mindspore_row(sinkhorn, expect_sinkhorn), 48),
     "schedule_free": ("mindspore", mindspore_row(ours("ScheduleFreeAdamW"), expect_schedule_free), 28),
     "muon": ("mindspore", mindspore_row(muon(), expect_muon), 20),
     "muon bfloat16": ("mindspore", mindspore_row(muon(ns_dtype="bfloat16"), expect_muon), 20),
@@ -740,6 +760,9 @@ def main():
         for (name, (needs, _, _)), threads in itertools.product(chosen.items(), arguments.threads):
             if importlib.util.find_spec(needs) is None:
                 failed[name] = f"{needs} is not installed"
+                continue
+            if name == "sinkhorn" and any(len(shape) < 2 for shape in shapes):
+                failed[name] = "it is for matrices: --tensors vocabulary"
                 continue
             speeds.append(bandwidth(most))
             if len(arguments.threads) > 1 and threads == arguments.threads[0] and base is not None:

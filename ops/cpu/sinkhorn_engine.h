@@ -43,12 +43,34 @@ inline double ExactSum(const float *x, const float *c, int n) {
   return SumOfPairs(lane);
 }
 
+// Four rows and their factors, which enter the sums of the columns.
+struct Factored {
+  const float *rows[4];
+  float factors[4];
+
+  // Adds the squares of the rows' elements, each multiplied by its factor: in float32, and then in float64.
+  MS_OPTIM_FN void AddTo(double *sums, int64_t j) const {
+    const float p0 = factors[0] * rows[0][j], p1 = factors[1] * rows[1][j], p2 = factors[2] * rows[2][j],
+                p3 = factors[3] * rows[3][j];
+    sums[j] += static_cast<double>((p0 * p0 + p1 * p1) + (p2 * p2 + p3 * p3));
+  }
+};
+
+inline void AddToColumns(const Factored &four, int64_t columns, double *__restrict sums) {
+  const Factored own = four;
+  MS_OPTIM_IVDEP
+  for (int64_t j = 0; j < columns; ++j) own.AddTo(sums, j);
+}
+
 // Computes for rows the sums of squares of the products of their elements and the factors of columns. Several rows at
-// once keep memory busier than one after the other.
-template <int kRows>
-void SumRows(const float *const (&rows)[kRows], const float *factors, int64_t columns, double (&totals)[kRows]) {
+// once keep memory busier than one after the other. In the same loop (kAdds), rows that were read before enter the sums
+// of the columns: their arithmetic takes the time in which memory delivers the next ones.
+template <bool kAdds, int kRows>
+void SumRows(const float *const (&rows)[kRows], const float *factors, int64_t columns, double (&totals)[kRows],
+             const Factored &before = {}, double *sums = nullptr) {
   static_assert(kRows == 1 || kRows == 4, "the loop names each row, or it would not be vectorized");
   constexpr int kLast = kRows - 1;
+  const Factored own = before;
   for (double &total : totals) total = 0.0;
   for (int64_t begin = 0; begin < columns; begin += kTile) {
     const int n = static_cast<int>(Min(int64_t{kTile}, columns - begin));
@@ -74,8 +96,14 @@ void SumRows(const float *const (&rows)[kRows], const float *factors, int64_t co
       }
       MS_OPTIM_IVDEP
       for (int lane = 0; lane < kLanes; ++lane) add(i + lane, lane);
+      if (!kAdds) continue;
+      MS_OPTIM_IVDEP
+      for (int lane = 0; lane < kLanes; ++lane) own.AddTo(sums, begin + i + lane);
     }
-    for (int i = whole; i < n; ++i) add(i, i - whole);
+    for (int i = whole; i < n; ++i) {
+      add(i, i - whole);
+      if (kAdds) own.AddTo(sums, begin + i);
+    }
     for (int k = 0; k < kRows; ++k) {
       const double sum = SumOfPairs(lanes[k]);
       totals[k] += IsExact(sum) ? sum : ExactSum(rows[k] + begin, c, n);
@@ -83,20 +111,8 @@ void SumRows(const float *const (&rows)[kRows], const float *factors, int64_t co
   }
 }
 
-// Adds the squares of four rows, each multiplied by its factor, to the sums of the columns: in float32, and then in
-// float64.
-inline void AddToColumns(const float *const (&rows)[4], const float (&factors)[4], int64_t columns,
-                         double *__restrict sums) {
-  const float *__restrict x0 = rows[0], *__restrict x1 = rows[1], *__restrict x2 = rows[2], *__restrict x3 = rows[3];
-  const float f0 = factors[0], f1 = factors[1], f2 = factors[2], f3 = factors[3];
-  MS_OPTIM_IVDEP
-  for (int64_t j = 0; j < columns; ++j) {
-    const float p0 = f0 * x0[j], p1 = f1 * x1[j], p2 = f2 * x2[j], p3 = f3 * x3[j];
-    sums[j] += static_cast<double>((p0 * p0 + p1 * p1) + (p2 * p2 + p3 * p3));
-  }
-}
-
-// Takes rows four at a time: decides their factors from their sums, and adds them to the sums of the columns.
+// Takes rows four at a time: decides their factors from their sums, and adds them to the sums of the columns together
+// with the next four.
 //
 // Decide returns the factor of a row by its index and sum.
 template <class Decide>
@@ -107,11 +123,9 @@ class Rows {
     std::fill_n(sums, columns, 0.0);
   }
 
-  // How many wait: at most three.
-  int Count() const { return count_; }
-
-  // Moves the elements of those that wait into memory where they stay until they are taken.
+  // Moves the elements of those that wait, at most three, into memory where they stay until they are taken.
   void Keep(float *memory) {
+    AddDecided();
     for (int k = 0; k < count_; ++k, memory += columns_) {
       if (rows_[k] != memory) memcpy(memory, rows_[k], static_cast<size_t>(columns_) * sizeof(float));
       rows_[k] = memory;
@@ -124,18 +138,34 @@ class Rows {
     if (++count_ == 4) Take();
   }
 
-  void Take() {
-    if (count_ == 0) return;
-    for (int k = count_; k < 4; ++k) rows_[k] = rows_[0];
-    double totals[4];
-    float lifted[4] = {};
-    SumRows(rows_, factors_, columns_, totals);
-    for (int k = 0; k < count_; ++k) lifted[k] = Sinkhorn::Lifted(decide_(indices_[k], totals[k]));
-    AddToColumns(rows_, lifted, columns_, sums_);
-    count_ = 0;
+  // Takes those that are left.
+  void Finish() {
+    if (count_ > 0) Take();
+    AddDecided();
   }
 
  private:
+  void Take() {
+    for (int k = count_; k < 4; ++k) rows_[k] = rows_[0];
+    double totals[4];
+    if (has_decided_) {
+      SumRows<true>(rows_, factors_, columns_, totals, decided_, sums_);
+    } else {
+      SumRows<false>(rows_, factors_, columns_, totals);
+    }
+    for (int k = 0; k < 4; ++k) {
+      decided_.rows[k] = rows_[k];
+      decided_.factors[k] = k < count_ ? Sinkhorn::Lifted(decide_(indices_[k], totals[k])) : 0.0f;
+    }
+    has_decided_ = true;
+    count_ = 0;
+  }
+
+  void AddDecided() {
+    if (has_decided_) AddToColumns(decided_, columns_, sums_);
+    has_decided_ = false;
+  }
+
   const int64_t columns_;
   const float *const factors_;
   double *const sums_;
@@ -143,6 +173,8 @@ class Rows {
   int64_t indices_[4];
   const float *rows_[4];
   int count_ = 0;
+  bool has_decided_ = false;
+  Factored decided_;
 };
 
 class SinkhornEngine : StepEngine {
@@ -308,7 +340,7 @@ class SinkhornEngine : StepEngine {
       }
       if (!f.in_place) kept.Keep(Memory());
     });
-    kept.Take();
+    kept.Finish();
   }
 
   // This thread's memory: for three rows that wait, and a strip of each place.
@@ -353,13 +385,36 @@ class SinkhornEngine : StepEngine {
       for (int i = 0; i < n; ++i) rule.Moments(factor * g[i], s + i);
       return;
     }
-    MS_OPTIM_IVDEP
-    for (int i = 0; i < n; ++i) {
+    const auto make = [&](int i) __attribute__((always_inline)) {
       float state = s[i], element;
       rule.Moments(factor * g[i], &state);
       rule.Directions(0.0f, factor * g[i], &state, &element);
       elements[i] = element;
+    };
+    const int whole = n / kLanes * kLanes;
+    for (int i = 0; i < whole; i += kLanes) {
+      FetchAhead(g + i);
+      FetchAhead(s + i);
+      MS_OPTIM_IVDEP
+      for (int lane = 0; lane < kLanes; ++lane) make(i + lane);
     }
+    for (int i = whole; i < n; ++i) make(i);
+  }
+
+  // Writes a row of the update, and prefetches what follows of weights and gradients: the rows of a strip are too short
+  // for the processor to look ahead.
+  void UpdateRow(const Tensor &t, int64_t begin, const float *x, const float *__restrict c, float last, int64_t columns,
+                 float *__restrict update) const {
+    const char *w = static_cast<const char *>(t.weight), *g = static_cast<const char *>(t.gradient);
+    const int64_t of_weight = SizeOf(t.weight_type), of_gradient = SizeOf(t.gradient_type),
+                  whole = columns / kLanes * kLanes;
+    for (int64_t j = 0; j < whole; j += kLanes) {
+      __builtin_prefetch(w + (begin + j + kTile) * of_weight, 1, 2);
+      __builtin_prefetch(g + (begin + j + kTile) * of_gradient, 0, 2);
+      MS_OPTIM_IVDEP
+      for (int lane = 0; lane < kLanes; ++lane) update[j + lane] = x[j + lane] * c[j + lane] * last;
+    }
+    for (int64_t j = whole; j < columns; ++j) update[j] = x[j] * c[j] * last;
   }
 
   // The first pass: makes the momentum, notes the norm of each row as its factor, and adds up the columns as if all
@@ -435,13 +490,11 @@ class SinkhornEngine : StepEngine {
         if (rule_.pairs > 0) {
           const float *const row[] = {elements};
           double sum[1];
-          SumRows(row, f.rounded, f.columns, sum);
+          SumRows<false>(row, f.rounded, f.columns, sum);
           factor = rule_.NextFactor(factor, sum[0]);
         }
         const float last = rule_.LastFactor(factor, f.columns);
-        const float *x = elements, *__restrict c = f.rounded;
-        MS_OPTIM_IVDEP
-        for (int64_t j = 0; j < f.columns; ++j) update[j] = x[j] * c[j] * last;
+        UpdateRow(t, (strip.row + k) * f.columns, elements, f.rounded, last, f.columns, update);
       }
       if (f.in_place && (parts & kMoveWeights) != 0) RestoreMomentum(t, task, strip, b);
       MoveMatrix(t, task, parts, memory, strip, b);

@@ -391,12 +391,16 @@ class SinkhornEngine : StepEngine {
       rule.Directions(0.0f, factor * g[i], &state, &element);
       elements[i] = element;
     };
-    const int whole = n / kLanes * kLanes;
-    for (int i = 0; i < whole; i += kLanes) {
-      FetchAhead(g + i);
-      FetchAhead(s + i);
+    // GCC would unroll a loop over fewer lanes before it could vectorize it.
+    constexpr int kAtOnce = 2 * kLanes;
+    const int whole = n / kAtOnce * kAtOnce;
+    for (int i = 0; i < whole; i += kAtOnce) {
+      for (int k = 0; k < kAtOnce; k += kLanes) {
+        FetchAhead(g + i + k);
+        FetchAhead(s + i + k);
+      }
       MS_OPTIM_IVDEP
-      for (int lane = 0; lane < kLanes; ++lane) make(i + lane);
+      for (int lane = 0; lane < kAtOnce; ++lane) make(i + lane);
     }
     for (int i = whole; i < n; ++i) make(i);
   }

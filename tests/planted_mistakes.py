@@ -333,6 +333,24 @@ MISTAKES = (
     ),
     # ---- Bounds of temporary memory
     Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "    if (count_ > 0) Take();\n    AddDecided();\n",
+        "    if (count_ > 0) Take();\n",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "  void Keep(float *memory) {\n    AddDecided();\n",
+        "  void Keep(float *memory) {\n",
+        "test_sinkhorn.py -k stored",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "      if (kAdds) own.AddTo(sums, begin + i);\n",
+        "",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
         "ops/cpu/matrices.h",
         "if (static_cast<double>(bytes) > rule_.batch_bytes) break;",
         "if (static_cast<double>(bytes) > 16 * rule_.batch_bytes) break;",

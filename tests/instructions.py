@@ -79,6 +79,9 @@ RULES = {
     "Lion": "lion",
     "AdEMAMix": "ademamix",
     "ScheduleFreeAdamW": "schedule_free_adamw",
+    "Adam": "adam",
+    "Adam, `use_amsgrad=True`": "adam_amsgrad",
+    "Momentum": "momentum",
 }
 LAUNCHES = {
     **{name: of(rule) for name, rule in RULES.items()},
@@ -92,6 +95,8 @@ LAUNCHES = {
     "AdamW, bfloat16 weights, split8 masters": of("adamw", weights=SPLIT8, gradients="bfloat16"),
     "AdamW, bfloat16 weights, stochastic rounding": of("adamw", weights=ROUNDED, gradients="bfloat16"),
     "AdamW, float16 weights, masters": of("adamw", weights=FLOAT16, gradients="float16"),
+    "Sinkhorn, 64 × 1,024": of("sinkhorn", shapes=((64, ELEMENTS // 64),)),
+    'Sinkhorn, 64 × 1,024, `state_dtype="8bit"`': of("sinkhorn", "8bit", shapes=((64, ELEMENTS // 64),)),
     "AdamOffload": of("adam_offload", rule_flags=0),
     "DGCMomentum, sparsity 0.999, one process": compressed,
     "Muon, 2 × 32,768": of("muon", shapes=((2, ELEMENTS // 2),)),

@@ -11,6 +11,7 @@ processor for less shows what is asked for, and not what else was left in the li
 """
 
 import ctypes
+import functools
 import platform
 import signal
 import sys
@@ -164,6 +165,11 @@ def test_loops_are_vectorized_on_arm64_as_they_are_on_avx2(aarch64, own, plugin,
     avx2 = instructions.count(instructions.AVX2, plugin, own, case, tmp_path)
     assert arm64.executed < 2 * instructions.WIDER * avx2.executed
     assert arm64.is_vectorized or name in instructions.SINGLE, arm64
+
+
+def test_every_rule_is_counted():
+    of_rules = [make for make in instructions.LAUNCHES.values() if isinstance(make, functools.partial)]
+    assert {make.args[0] for make in of_rules} >= set(recording.RULES)
 
 
 ROOTS = """

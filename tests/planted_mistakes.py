@@ -569,6 +569,24 @@ MISTAKES = (
     ),
     Mistake(
         "states/bits.py",
+        "F.cast(exponent + 1.0, mstype.int32), 23)",
+        "F.cast(exponent, mstype.int32), 23)",
+        "test_formats_in_operators.py -k 'bits_are and pynative'",
+    ),
+    Mistake(
+        "states/bits.py",
+        "F.cast(is_large, mstype.float32) * 128.0",
+        "F.cast(is_large, mstype.float32) * 127.0",
+        "test_formats_in_operators.py -k 'bits_are and pynative'",
+    ),
+    Mistake(
+        "states/formats.py",
+        "codes - (1 << self.bits), codes)",
+        "codes - (1 << self.bits - 1), codes)",
+        "test_formats_in_operators.py -k 'codes_are and pynative'",
+    ),
+    Mistake(
+        "states/bits.py",
         "from_bits(truncated(added(bits_of(x), noise), 16)), x)",
         "from_bits(truncated(added(bits_of(x), noise), 15)), x)",
         "test_formats_in_operators.py -k 'rounding_to_bfloat16 and pynative'",

@@ -43,6 +43,20 @@ inline double ExactSum(const float *x, const float *c, int n) {
   return SumOfPairs(lane);
 }
 
+// Calls body for each element, and before it fetch for every 16 of them. GCC would unroll a loop over 16 lanes alone
+// before it could vectorize it.
+template <class Fetch, class Body>
+MS_OPTIM_FN void ForElements(int64_t n, Fetch fetch, Body body) {
+  constexpr int kAtOnce = 2 * kLanes;
+  const int64_t whole = n / kAtOnce * kAtOnce;
+  for (int64_t i = 0; i < whole; i += kAtOnce) {
+    for (int k = 0; k < kAtOnce; k += kLanes) fetch(i + k);
+    MS_OPTIM_IVDEP
+    for (int lane = 0; lane < kAtOnce; ++lane) body(i + lane);
+  }
+  for (int64_t i = whole; i < n; ++i) body(i);
+}
+
 // Four rows and their factors, which enter the sums of the columns.
 struct Factored {
   const float *rows[4];
@@ -385,24 +399,16 @@ class SinkhornEngine : StepEngine {
       for (int i = 0; i < n; ++i) rule.Moments(factor * g[i], s + i);
       return;
     }
-    const auto make = [&](int i) __attribute__((always_inline)) {
+    const auto fetch = [=](int64_t i) __attribute__((always_inline)) {
+      FetchAhead(g + i);
+      FetchAhead(s + i);
+    };
+    ForElements(n, fetch, [=](int64_t i) __attribute__((always_inline)) {
       float state = s[i], element;
       rule.Moments(factor * g[i], &state);
       rule.Directions(0.0f, factor * g[i], &state, &element);
       elements[i] = element;
-    };
-    // GCC would unroll a loop over fewer lanes before it could vectorize it.
-    constexpr int kAtOnce = 2 * kLanes;
-    const int whole = n / kAtOnce * kAtOnce;
-    for (int i = 0; i < whole; i += kAtOnce) {
-      for (int k = 0; k < kAtOnce; k += kLanes) {
-        FetchAhead(g + i + k);
-        FetchAhead(s + i + k);
-      }
-      MS_OPTIM_IVDEP
-      for (int lane = 0; lane < kAtOnce; ++lane) make(i + lane);
-    }
-    for (int i = whole; i < n; ++i) make(i);
+    });
   }
 
   // Writes a row of the update, and prefetches what follows of weights and gradients: the rows of a strip are too short
@@ -410,15 +416,12 @@ class SinkhornEngine : StepEngine {
   void UpdateRow(const Tensor &t, int64_t begin, const float *x, const float *__restrict c, float last, int64_t columns,
                  float *__restrict update) const {
     const char *w = static_cast<const char *>(t.weight), *g = static_cast<const char *>(t.gradient);
-    const int64_t of_weight = SizeOf(t.weight_type), of_gradient = SizeOf(t.gradient_type),
-                  whole = columns / kLanes * kLanes;
-    for (int64_t j = 0; j < whole; j += kLanes) {
+    const int64_t of_weight = SizeOf(t.weight_type), of_gradient = SizeOf(t.gradient_type);
+    const auto fetch = [=](int64_t j) __attribute__((always_inline)) {
       __builtin_prefetch(w + (begin + j + kTile) * of_weight, 1, 2);
       __builtin_prefetch(g + (begin + j + kTile) * of_gradient, 0, 2);
-      MS_OPTIM_IVDEP
-      for (int lane = 0; lane < kLanes; ++lane) update[j + lane] = x[j + lane] * c[j + lane] * last;
-    }
-    for (int64_t j = whole; j < columns; ++j) update[j] = x[j] * c[j] * last;
+    };
+    ForElements(columns, fetch, [=](int64_t j) __attribute__((always_inline)) { update[j] = x[j] * c[j] * last; });
   }
 
   // The first pass: makes the momentum, notes the norm of each row as its factor, and adds up the columns as if all

@@ -44,7 +44,7 @@ def lengths_of(characters: int, words: int, digits: int, problems: int) -> dict[
 
 
 BUDGETS = {
-    "night": Budget(lengths_of(1000, 1000, 40, 300), 7, (1.0, 0.0, 3.0), 5, ladder(0.25, 4)),
+    "night": Budget(lengths_of(400, 500, 40, 300), 7, (1.0, 0.0, 3.0), 5, ladder(0.25, 4)),
     "short": Budget(lengths_of(40, 30, 40, 300), 5, (1.0, 0.0), 5, ladder(0.5, 2)),
     "smoke": Budget(lengths_of(4, 4, 4, 20), 1, (1.0,), 2, (0.5, 1.0), defaults=False),
 }

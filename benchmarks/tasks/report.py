@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from budgets import BUDGETS
 from confidence import crossing, is_reached, ratio_of_means, verdict
-from entrants import BASELINE
+from entrants import BASELINE, ENTRANTS
 from networks import NETWORKS
 from pictures import draw_cost, draw_steps
 from problems import PROBLEMS
@@ -29,8 +29,9 @@ def summarize(trials: list[dict], budget: str) -> dict:
     chosen = [trial for trial in trials if trial["budget"] == budget]
     if not chosen:
         raise ValueError(f"The file has no trials of the budget '{budget}'.")
+    order = {entrant.name: place for place, entrant in enumerate(ENTRANTS)}
     by_task: dict[str, dict[str, dict[str, list]]] = {}
-    for trial in chosen:
+    for trial in sorted(chosen, key=lambda trial: order.get(trial["optimizer"], len(order))):
         kinds = by_task.setdefault(trial["task"], {}).setdefault(trial["optimizer"], {})
         kinds.setdefault(trial["kind"], []).append(trial)
     for task, found in by_task.items():

@@ -39,7 +39,7 @@ class Results:
                 break
             self._add(key, trial)
             whole += len(line)
-        if lines and whole < path.stat().st_size:
+        if whole < sum(map(len, lines)):
             with path.open("r+b") as file:
                 file.truncate(whole)
 

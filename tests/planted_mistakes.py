@@ -334,6 +334,42 @@ MISTAKES = (
     # ---- Bounds of temporary memory
     Mistake(
         "ops/cpu/sinkhorn_engine.h",
+        "    if (waiting > 0) divide();\n",
+        "",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "        after[waiting] = &last[k].factors[row];\n",
+        "        after[waiting] = &last[k].factors[0];\n",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "last.elements + offset, f.rounded + column,",
+        "last.elements + offset, f.rounded,",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "rule.MomentumOf(elements[i], of_gradient * g[i])",
+        "rule.MomentumOf(elements[i], g[i])",
+        "test_sinkhorn.py -k 'graph and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "AddMatrixSums(sums, b.weight_before, b.direction[0], n, strip.sum);",
+        "AddMatrixSums(sums, w, b.direction[0], n, strip.sum);",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "      squares[lane] += g[i] * g[i];\n",
+        "      squares[lane] += s[i] * s[i];\n",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
         "    if (count_ > 0) Take();\n    AddDecided();\n",
         "    if (count_ > 0) Take();\n",
         "test_sinkhorn.py -k 'zipf and aot'",

@@ -57,7 +57,7 @@ def followed(optimizer, expected, drawn, steps=None, call=None):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tokens_by_zipfs_law(backend):
     """Rows of tokens not seen for long fall below the threshold; those never seen are 0."""
-    optimizer, expected = made([SHAPE, (513, 7), (700, 64)], backend, decay=0.1, tau=1e-2)
+    optimizer, expected = made([SHAPE, (513, 7), (700, 64), (40, 1100)], backend, decay=0.1, tau=1e-2)
     rng, kept = np.random.default_rng(1), []
 
     def drawn():

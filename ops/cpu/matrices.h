@@ -31,6 +31,11 @@ inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, 
   chunk.sum[kGradientSum] = sum;
 }
 
+inline void AddMatrixSums(const TileSums<KnownDirection> &sums, const float *w, const float *d, int n, double *sum) {
+  sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
+  sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), d, n);
+}
+
 // Takes the elements of a chunk along their directions, the decay included: adds up sums and moves weights, or does one
 // of these alone where the sums decide how weights move.
 inline void MoveMatrix(const Tensor &t, const Task &task, unsigned parts, float *directions, Chunk &chunk, Buffers &b) {
@@ -46,10 +51,7 @@ inline void MoveMatrix(const Tensor &t, const Task &task, unsigned parts, float 
       AddHeldSums(sums, w, b.direction[0], n, chunk.sum);
       continue;
     }
-    if ((parts & kSumUp) != 0) {
-      chunk.sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
-      chunk.sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), b.direction[0], n);
-    }
+    if ((parts & kSumUp) != 0) AddMatrixSums(sums, w, b.direction[0], n, chunk.sum);
     StartTile<ElementwiseRule>(t, task, begin, n, w);
     MoveHeldTile(task, n, b.direction, w);
     if (task.noisy_weight) FillNoise(task.noise, begin, n, b.noise);

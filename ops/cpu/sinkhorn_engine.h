@@ -43,20 +43,6 @@ inline double ExactSum(const float *x, const float *c, int n) {
   return SumOfPairs(lane);
 }
 
-// Calls body for each element, and before it fetch for every 16 of them. GCC would unroll a loop over 16 lanes alone
-// before it could vectorize it.
-template <class Fetch, class Body>
-MS_OPTIM_FN void ForElements(int64_t n, Fetch fetch, Body body) {
-  constexpr int kAtOnce = 2 * kLanes;
-  const int64_t whole = n / kAtOnce * kAtOnce;
-  for (int64_t i = 0; i < whole; i += kAtOnce) {
-    for (int k = 0; k < kAtOnce; k += kLanes) fetch(i + k);
-    MS_OPTIM_IVDEP
-    for (int lane = 0; lane < kAtOnce; ++lane) body(i + lane);
-  }
-  for (int64_t i = whole; i < n; ++i) body(i);
-}
-
 // Four rows and their factors, which enter the sums of the columns.
 struct Factored {
   const float *rows[4];
@@ -366,20 +352,20 @@ class SinkhornEngine : StepEngine {
     ForTiles(t, task, strip, b, [&](int64_t begin, int n, const float *g) {
       float *s = LoadState(t, 0, begin, n, b.state[0]);
       if (in_place) {
-        MomentumTile(task.factor, g, s, s, n);
+        chunk.sum[kGradientSum] += ReplaceMomentum(task.factor, g, s, n);
       } else {
-        MomentumTile(task.factor, g, s, nullptr, n);
+        MomentumTile(task.factor, g, s, n);
         if (task.low_states) FillNoise(task.noise, begin, n, b.noise);
         StoreState(t, 0, begin, n, s, b.noise);
+        chunk.sum[kGradientSum] += SumSquares(g, n);
       }
-      chunk.sum[kGradientSum] += SumSquares(g, n);
     });
     return Load(t, task, strip, memory, b);
   }
 
   // Returns the elements of G in a strip, of a pass after the momentum was made.
-  const float *Load(const Tensor &t, const Task &task, const Strip &strip, float *memory, Buffers &b) {
-    if (FactorsOf(strip).in_place) return static_cast<const float *>(t.state[0]) + strip.begin;
+  float *Load(const Tensor &t, const Task &task, const Strip &strip, float *memory, Buffers &b) {
+    if (FactorsOf(strip).in_place) return static_cast<float *>(t.state[0]) + strip.begin;
     ForTiles(t, task, strip, b, [&](int64_t begin, int n, const float *g) {
       const float *__restrict s = LoadState(t, 0, begin, n, b.state[0]);
       float *__restrict to = memory + (begin - strip.begin);
@@ -391,37 +377,28 @@ class SinkhornEngine : StepEngine {
     return memory;
   }
 
-  // Makes new states; if there is memory for G, which may be that of the states, the elements of G.
-  void MomentumTile(float factor, const float *__restrict g, float *s, float *elements, int n) const {
+  void MomentumTile(float factor, const float *__restrict g, float *__restrict s, int n) const {
     const Sinkhorn rule = rule_;
-    if (elements == nullptr) {
-      MS_OPTIM_IVDEP
-      for (int i = 0; i < n; ++i) rule.Moments(factor * g[i], s + i);
-      return;
-    }
-    const auto fetch = [=](int64_t i) __attribute__((always_inline)) {
+    MS_OPTIM_IVDEP
+    for (int i = 0; i < n; ++i) rule.Moments(factor * g[i], s + i);
+  }
+
+  // Makes the elements of G in the place of the states, and returns the sum of squares of the gradients.
+  double ReplaceMomentum(float factor, const float *__restrict g, float *__restrict s, int n) const {
+    const Sinkhorn rule = rule_;
+    float squares[kLanes] = {};
+    const auto fetch = [=](int i) __attribute__((always_inline)) {
       FetchAhead(g + i);
       FetchAhead(s + i);
     };
-    ForElements(n, fetch, [=](int64_t i) __attribute__((always_inline)) {
+    ForLanes(n, fetch, [&](int i, int lane) __attribute__((always_inline)) {
       float state = s[i], element;
       rule.Moments(factor * g[i], &state);
       rule.Directions(0.0f, factor * g[i], &state, &element);
-      elements[i] = element;
+      s[i] = element;
+      squares[lane] += g[i] * g[i];
     });
-  }
-
-  // Writes a row of the update, and prefetches what follows of weights and gradients: the rows of a strip are too short
-  // for the processor to look ahead.
-  void UpdateRow(const Tensor &t, int64_t begin, const float *x, const float *__restrict c, float last, int64_t columns,
-                 float *__restrict update) const {
-    const char *w = static_cast<const char *>(t.weight), *g = static_cast<const char *>(t.gradient);
-    const int64_t of_weight = SizeOf(t.weight_type), of_gradient = SizeOf(t.gradient_type);
-    const auto fetch = [=](int64_t j) __attribute__((always_inline)) {
-      __builtin_prefetch(w + (begin + j + kTile) * of_weight, 1, 2);
-      __builtin_prefetch(g + (begin + j + kTile) * of_gradient, 0, 2);
-    };
-    ForElements(columns, fetch, [=](int64_t j) __attribute__((always_inline)) { update[j] = x[j] * c[j] * last; });
+    return ExactWhereLost(SumOfLanes(squares), g, n);
   }
 
   // The first pass: makes the momentum, notes the norm of each row as its factor, and adds up the columns as if all
@@ -485,29 +462,139 @@ class SinkhornEngine : StepEngine {
   // a pass that only adds up comes before it.
   void MoveWeights(const Tensor &t, const Task &task, unsigned parts, Chunk &chunk, Buffers &b) {
     const Factors &f = FactorsOf(chunk);
-    const auto move = [&](Strip &strip) {
-      float *memory = Memory(), *__restrict update = memory;
-      const float *elements = AreZero(strip) ? memory : Load(t, task, strip, memory, b);
-      for (int64_t k = 0; k < strip.rows; ++k, elements += f.columns, update += f.columns) {
-        double factor = f.of_rows[strip.row + k];
-        if (factor == 0.0) {
-          std::fill_n(update, f.columns, 0.0f);
+    ForStrips(chunk, task, [&](Strip *strips, int count) {
+      LastRows rows[4];
+      float *memory = Memory();
+      for (int k = 0; k < count; memory += strips[k++].rows * f.columns) {
+        const bool loads = f.in_place || !AreZero(strips[k]);
+        rows[k].updates = memory;
+        rows[k].elements = loads ? Load(t, task, strips[k], memory, b) : memory;
+      }
+      DivideLast(strips, count, rows);
+      for (int k = 0; k < count; ++k) {
+        Strip &strip = strips[k];
+        if (parts != (kSumUp | kMoveWeights) || (strip.rows > 1 && f.columns % kLanes != 0)) {
+          MoveInParts(t, task, parts, rows[k], strip, b);
+        } else if (f.in_place) {
+          MoveInOneLoop<true>(t, task, rows[k], strip, b);
+        } else {
+          MoveInOneLoop<false>(t, task, rows[k], strip, b);
+        }
+        for (int s = 0; s < kSums; ++s) chunk.sum[s] += strip.sum[s];
+      }
+    });
+  }
+
+  // The elements of G in a strip's rows, memory for their updates, and the factors of rows in these.
+  struct LastRows {
+    float *elements, *updates, factors[kRowsInBand];
+  };
+
+  // Divides the rows of strips by their norms once more, four at a time, and notes their factors in the update.
+  void DivideLast(const Strip *strips, int count, LastRows *last) const {
+    const Factors &f = FactorsOf(strips[0]);
+    const float *rows[4];
+    double before[4], sums[4];
+    float *after[4];
+    int waiting = 0;
+    const auto divide = [&] {
+      for (int k = waiting; k < 4; ++k) rows[k] = rows[0];
+      if (waiting == 1) {
+        const float *const row[] = {rows[0]};
+        double sum[1];
+        SumRows<false>(row, f.rounded, f.columns, sum);
+        sums[0] = sum[0];
+      } else {
+        SumRows<false>(rows, f.rounded, f.columns, sums);
+      }
+      for (int k = 0; k < waiting; ++k) *after[k] = rule_.LastFactor(rule_.NextFactor(before[k], sums[k]), f.columns);
+      waiting = 0;
+    };
+    for (int64_t row = 0; row < strips[0].rows; ++row) {
+      for (int k = 0; k < count && row < strips[k].rows; ++k) {
+        const double factor = f.of_rows[strips[k].row + row];
+        if (factor == 0.0 || rule_.pairs == 0) {
+          last[k].factors[row] = rule_.LastFactor(factor, f.columns);
           continue;
         }
-        if (rule_.pairs > 0) {
-          const float *const row[] = {elements};
-          double sum[1];
-          SumRows<false>(row, f.rounded, f.columns, sum);
-          factor = rule_.NextFactor(factor, sum[0]);
-        }
-        const float last = rule_.LastFactor(factor, f.columns);
-        UpdateRow(t, (strip.row + k) * f.columns, elements, f.rounded, last, f.columns, update);
+        rows[waiting] = last[k].elements + row * f.columns;
+        before[waiting] = factor;
+        after[waiting] = &last[k].factors[row];
+        if (++waiting == 4) divide();
       }
-      if (f.in_place && (parts & kMoveWeights) != 0) RestoreMomentum(t, task, strip, b);
-      MoveMatrix(t, task, parts, memory, strip, b);
-      for (int s = 0; s < kSums; ++s) chunk.sum[s] += strip.sum[s];
+    }
+    if (waiting > 0) divide();
+  }
+
+  // Moves the weights of a strip, and makes its momentum again (kRestores), in one loop over each row.
+  template <bool kRestores>
+  void MoveInOneLoop(const Tensor &t, const Task &task, const LastRows &last, Strip &strip, Buffers &b) {
+    const Factors &f = FactorsOf(strip);
+    ForTiles(t, task, strip, b, [&](int64_t begin, int n, const float *g) {
+      TileSums<KnownDirection> sums;
+      float *w = LoadWeight(t, begin, n, b.weight);
+      StartTile<ElementwiseRule>(t, task, begin, n, w);
+      for (int first = 0, end = 0; first < n; first = end) {
+        const int64_t offset = begin - strip.begin + first, row = offset / f.columns, column = offset % f.columns;
+        end = static_cast<int>(Min(n, first + f.columns - column));
+        const auto move = f.of_rows[strip.row + row] == 0.0 ? &SinkhornEngine::MoveRow<true, kRestores>
+                                                            : &SinkhornEngine::MoveRow<false, kRestores>;
+        (this->*move)(t, task, begin + first, end - first, last.elements + offset, f.rounded + column,
+                      last.factors[row], g + first, w + first, b.direction[0] + first, b.weight_before + first, sums);
+      }
+      AddMatrixSums(sums, b.weight_before, b.direction[0], n, strip.sum);
+      if (task.noisy_weight) FillNoise(task.noise, begin, n, b.noise);
+      StoreWeight(t, begin, n, w, task.noisy_weight ? b.noise : nullptr);
+      AverageTile(t, task, begin, n, b.weight);
+    });
+  }
+
+  // A row, or the part of one in a tile. The processor is told what the loop reaches a tile later of weights and
+  // gradients: rows are too short for it to look ahead.
+  template <bool kIsZero, bool kRestores>
+  void MoveRow(const Tensor &t, const Task &task, int64_t begin, int n, float *__restrict elements,
+               const float *__restrict c, float factor, const float *__restrict g, float *__restrict w,
+               float *__restrict directions, float *__restrict before, TileSums<KnownDirection> &total) const {
+    const Sinkhorn rule = rule_;
+    TileSums<KnownDirection> sums = total;
+    Task unscaled = task;
+    const float of_gradient = task.factor;
+    unscaled.factor = 1.0f;
+    const char *weight = static_cast<const char *>(t.weight), *gradient = static_cast<const char *>(t.gradient);
+    const int64_t weight_bytes = SizeOf(t.weight_type), gradient_bytes = SizeOf(t.gradient_type);
+    const auto fetch = [=](int i) __attribute__((always_inline)) {
+      __builtin_prefetch(weight + (begin + i + kTile) * weight_bytes, 1, 2);
+      __builtin_prefetch(gradient + (begin + i + kTile) * gradient_bytes, 0, 2);
     };
-    ForStrips(chunk, task, [&](Strip *strips, int count) { std::for_each(strips, strips + count, move); });
+    ForLanes(n, fetch, [&](int i, int lane) __attribute__((always_inline)) {
+      const float update = kIsZero ? 0.0f : elements[i] * c[i] * factor;
+      float d[kMaxDirections];
+      Advance<KnownDirection, false>(KnownDirection{}, unscaled, w[i], update, nullptr, d);
+      sums.lane[kWeightSum][lane] += w[i] * w[i];
+      sums.lane[kDirectionSum][lane] += d[0] * d[0];
+      if (kRestores) elements[i] = rule.MomentumOf(elements[i], of_gradient * g[i]);
+      directions[i] = d[0];
+      before[i] = w[i];
+      w[i] -= Moved<1>(unscaled, d[0], 0.0f);
+    });
+    total = sums;
+  }
+
+  // Does the same for any shape and for norms that are held, in a loop for each part.
+  void MoveInParts(const Tensor &t, const Task &task, unsigned parts, const LastRows &last, Strip &strip, Buffers &b) {
+    const Factors &f = FactorsOf(strip);
+    for (int64_t row = 0; row < strip.rows; ++row) {
+      const float *elements = last.elements + row * f.columns, *c = f.rounded, factor = last.factors[row];
+      float *update = last.updates + row * f.columns;
+      if (f.of_rows[strip.row + row] == 0.0) {
+        std::fill_n(update, f.columns, 0.0f);
+        continue;
+      }
+      MS_OPTIM_IVDEP
+      for (int64_t j = 0; j < f.columns; ++j) update[j] = elements[j] * c[j] * factor;
+    }
+    if (f.in_place && (parts & kMoveWeights) != 0) RestoreMomentum(t, task, strip, b);
+    MoveMatrix(t, task, parts, last.updates, strip, b);
   }
 
   // Makes the momentum of the elements of G that a state holds.

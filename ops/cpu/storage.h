@@ -18,15 +18,21 @@ constexpr int kTile = 1024;
 static_assert(kTile % kCodeBlock == 0 && kTile % kLanes == 0, "a tile holds whole blocks and lanes");
 
 // Calls body(element, lane) for n elements: a constant number of lanes at a time, which fills whole vectors, and then
-// the rest.
-template <class Body>
-MS_OPTIM_FN void ForLanes(int n, Body body) {
+// the rest. Before each whole number of lanes it calls fetch(element).
+template <class Fetch, class Body>
+MS_OPTIM_FN void ForLanes(int n, Fetch fetch, Body body) {
   const int whole = n / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes) {
+    fetch(i);
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) body(i + lane, lane);
   }
   for (int i = whole; i < n; ++i) body(i, i - whole);
+}
+
+template <class Body>
+MS_OPTIM_FN void ForLanes(int n, Body body) {
+  ForLanes(n, [](int) {}, body);
 }
 
 MS_OPTIM_FN float LargestOf(const uint32_t *bits) {

@@ -317,7 +317,7 @@ MISTAKES = (
         "states/shares.py",
         "cut_sizes = sizes if common is None else common",
         "cut_sizes = sizes",
-        "test_sharding.py -k 'trajectory and 4'",
+        "test_shares.py -k dealt_alike",
     ),
     Mistake(
         "paths/operators/slices.py",

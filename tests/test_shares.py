@@ -75,6 +75,17 @@ def test_a_centralized_tensor_is_cut_between_rows():
     assert shares.ranges[0, 0, 1] % GRAIN == 0
 
 
+def test_slices_of_different_sizes_are_dealt_alike():
+    """All processes that hold slices of a matrix must agree which of their replicas takes it."""
+    dealt = []
+    for rows in ((60, 60, 4, 4), (4, 4, 60, 60)):
+        shapes, alone = [(n, 32) for n in rows], [True] * 4
+        shares = Shares(Peers(0, 2, None), "abcd", shapes, [1] * 4, [False] * 4, ("m",), alone, common=[60 * 32] * 4)
+        np.testing.assert_array_equal(shares.ranges.max((0, 2)), [32 * n for n in rows])
+        dealt.append([np.flatnonzero(of_one.any(1)).tolist() for of_one in shares.ranges])
+    assert dealt == [[[0, 1], [2, 3]]] * 2
+
+
 def test_windows_carry_each_byte_once():
     ranges, sizes = np.array([[1024, 5000], [0, 0], [0, 7]]), [4, 2, 2]
     total = 3976 * 4 + 14

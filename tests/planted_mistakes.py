@@ -354,12 +354,12 @@ MISTAKES = (
         "ops/cpu/sinkhorn_engine.h",
         "rule.MomentumOf(elements[i], of_gradient * g[i])",
         "rule.MomentumOf(elements[i], g[i])",
-        "test_sinkhorn.py -k 'graph and aot'",
+        "test_sinkhorn.py -k 'zipf and aot'",
     ),
     Mistake(
         "ops/cpu/sinkhorn_engine.h",
-        "AddMatrixSums(sums, b.weight_before, b.direction[0], n, strip.sum);",
-        "AddMatrixSums(sums, w, b.direction[0], n, strip.sum);",
+        "sums.lane[kDirectionSum][lane] += d[0] * d[0];",
+        "sums.lane[kDirectionSum][lane] += update * update;",
         "test_sinkhorn.py -k 'zipf and aot'",
     ),
     Mistake(

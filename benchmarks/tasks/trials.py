@@ -1,6 +1,5 @@
 """The trials of one optimizer on one task, in a process of their own."""
 
-import contextlib
 import datetime
 import functools
 import multiprocessing
@@ -69,8 +68,7 @@ def compare(job: tuple[str, str, str, pathlib.Path]) -> str:
     """
     name, asked, budget_name, path = job
     ms.set_context(mode=ms.GRAPH_MODE)
-    with contextlib.suppress(RuntimeError):  # set already, by another job in this process
-        ms.device_context.cpu.op_tuning.threads_num(1)  # more would wait longer than they compute
+    ms.device_context.cpu.op_tuning.threads_num(1)  # more would wait longer than they compute
     results, made = Results(path), {}
     task, budget, entrant = TASKS[name](), BUDGETS[budget_name], entrants([asked])[-1]
     is_problem = name in PROBLEMS

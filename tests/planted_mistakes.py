@@ -250,6 +250,12 @@ MISTAKES = (
         "test_sharding.py -k another_number_of_processes",
     ),
     # ---- Owners of matrices
+    Mistake(
+        "rules/owners.py",
+        "vector = ops.concat((vector, ops.zeros((most - own,), F.dtype(vector))))",
+        "vector = ops.concat((ops.zeros((most - own,), F.dtype(vector)), vector))",
+        "test_owners.py -k whole_matrices",
+    ),
     Mistake("rules/owners.py", "np.argsort(order)", "order", "test_owners.py -k whole_matrices"),
     Mistake(
         "rules/owners.py",

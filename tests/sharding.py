@@ -86,6 +86,12 @@ def in_few_bits(backend):
     ]
 
 
+# What owners get is rounded: it is compared with what they get of the other one.
+SPLITS = {"splits": {"split.matrix": (6, 7), "split.rows of experts": ((2, 1), 4)}}
+EXACT = Configuration(ms_optim.Muon, "auto", "graph", SPLITS)
+ROUNDED = dataclasses.replace(EXACT, arguments={**SPLITS, "ns_dtype": "bfloat16"})
+
+
 def _configurations():
     both = (2, 4)
     for optimizer in (ms_optim.Lamb, ms_optim.LANS):
@@ -106,13 +112,12 @@ def _configurations():
     yield Configuration(ms_optim.LANS, "akg", "pynative", ALL)
     above = (ms_optim.AdamW, ms_optim.Lamb, ms_optim.LANS, ms_optim.AdamOffload)
     # Muon puts matrices together by MindSpore's operators.
-    splits = {"splits": {"split.matrix": (6, 7), "split.rows of experts": ((2, 1), 4)}}
-    yield Configuration(ms_optim.Muon, "composite", "graph", {**ALL, **splits})
-    yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True, **splits}, processes=both)
+    yield Configuration(ms_optim.Muon, "composite", "graph", {**ALL, **SPLITS})
+    yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True, **SPLITS}, processes=both)
     yield Configuration(ms_optim.Muon, "composite", "pynative", {"normalize_rows": True}, group="pair", processes=(4,))
     # Owners run the kernel, which orthogonalizes what the operators have put together.
-    yield Configuration(ms_optim.Muon, "auto", "graph", splits)
-    yield Configuration(ms_optim.Muon, "auto", "pynative", {"normalize_rows": True, **splits}, processes=both)
+    yield EXACT
+    yield Configuration(ms_optim.Muon, "auto", "pynative", {"normalize_rows": True, **SPLITS}, processes=both)
     # Each process has whole heads, and puts nothing together.
     heads = {"split.convolution": ms_optim.heads(3), "split.rows of experts": ms_optim.heads(3)}
     of_four = {"split.convolution": ms_optim.heads(6), "split.rows of experts": (1, ms_optim.heads(2, 3), 5)}

@@ -11,6 +11,7 @@ from sharding import (
     AXES,
     CENTRALIZED,
     RATE,
+    ROUNDED,
     SPLIT_DECAY,
     STACKED,
     STEPS,
@@ -157,7 +158,7 @@ def main(folder, rank, processes):
             if processes == 4 and c.group == "world":
                 load_slices_of_four(c, folder, record)
     stacks.MOST_ELEMENTS = MOST_ELEMENTS
-    for c in (*in_few_bits("aot"), *in_few_bits("composite")) if processes == 2 else ():
+    for c in (ROUNDED, *in_few_bits("aot"), *in_few_bits("composite")) if processes == 2 else ():
         optimizer = run(c, world, rank, processes, record)
         record |= {f"{c.name}/held/{name}": x for name, x in numbers_of(optimizer)}
         if c.name in ANOTHER_NUMBER:

@@ -9,7 +9,7 @@ import math
 import mindspore as ms
 import numpy as np
 import pytest
-from harness import tensor
+from harness import NUMPY, numbers, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, communication, ops
@@ -98,7 +98,7 @@ class Collectives:
     """The collectives of processes that take turns: each runs from its beginning until it waits for others."""
 
     def __init__(self, monkeypatch, world):
-        self.answers, self.given, self.taken = [], {}, 0
+        self.answers, self.given, self.taken, self.formats = [], {}, 0, set()
         monkeypatch.setattr(ops, "AllReduce", lambda op, group: lambda x: self.answer("sum", x))
         monkeypatch.setattr(ops, "AllGather", lambda group: lambda x: self.answer("gather", x))
         monkeypatch.setattr(
@@ -128,13 +128,17 @@ class Collectives:
 
     def exchanged(self, given):
         kinds = {kind for kind, *_ in given}
-        arrays = [x.asnumpy() for _, x, *_ in given]
+        formats = {x.dtype for _, x, *_ in given}
+        assert formats == {ms.float32} if kinds != {"blocks"} else len(formats) == 1
+        self.formats |= formats
+        arrays = [numbers(x).astype(np.float32) for _, x, *_ in given]
         if kinds == {"blocks"}:
             counts = [[list(map(int, numbers)) for numbers in of_one] for _, _, *of_one in given]
             sent = [np.split(x, np.cumsum(sends))[:-1] for x, (sends, _) in zip(arrays, counts)]
             for process, (_, receives) in enumerate(counts):
                 assert [len(blocks[process]) for blocks in sent] == receives
-            return [Tensor(np.concatenate([blocks[process] for blocks in sent])) for process in range(len(given))]
+            received = [np.concatenate([blocks[process] for blocks in sent]) for process in range(len(given))]
+            return [Tensor(x).astype(*formats) for x in received]
         assert len({x.shape for x in arrays}) == 1
         both = {"sum": np.sum(arrays, 0, dtype=np.float32), "gather": np.concatenate(arrays)}
         return [Tensor(both[kinds.pop()])] * len(given)
@@ -152,37 +156,43 @@ SLICED = {
 
 
 @pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 @pytest.mark.parametrize("world", ["world", "another"])
 @pytest.mark.parametrize("device", ["Ascend", "GPU", "CPU"])
 @pytest.mark.parametrize("case", SLICED)
-def test_owners_get_whole_matrices_and_all_get_their_slices_back(case, device, world, first, monkeypatch):
+def test_owners_get_whole_matrices_and_all_get_their_slices_back(case, device, world, wire, first, monkeypatch):
+    """Each number is rounded to the format in which it travels, once, and sums of squares are not."""
     shape, axis, lengths = SLICED[case]
     whole = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    rounded = whole.astype(NUMPY[wire]).astype(np.float32)
     is_batch = len(shape) == 4
-    items = whole.reshape(-1, *shape[2:]) if is_batch else whole
+    items, expected = (x.reshape(-1, *shape[2:]) if is_batch else x for x in (whole, rounded))
     slices = np.split(items, np.cumsum(lengths)[:-1], axis if is_batch else axis + 1)
     owned = dealt(len(items), 3, first)
     collectives = Collectives(monkeypatch, world)
 
     def process(own):
         slicing = Slicing("world", axis, lengths, own, True, True, shape[1] if is_batch else 1)
-        exchange = Owners(slicing, first, False, device)
+        exchange = Owners(slicing, first, wire == "bfloat16", device)
 
         def step():
             matrices, received = exchange(tensor(slices[own], "float32"))
             assert len(matrices) == len(owned[own])
             if len(owned[own]) > 0:
-                np.testing.assert_array_equal(matrices.asnumpy(), items[owned[own]])
-                matrices = 2.0 * matrices
+                np.testing.assert_array_equal(matrices.asnumpy(), expected[owned[own]])
+                matrices = 1.1 * matrices
             back = exchange.back(matrices, slices[own].shape, received)
-            numbers = Tensor(np.array(owned[own], np.float32)) if owned[own] else ()
-            return back.asnumpy(), exchange.of_all(numbers, (len(items),), back).asnumpy()
+            indices = Tensor(np.array(owned[own], np.float32)) if owned[own] else ()
+            return back.asnumpy(), exchange.of_all(indices, (len(items),), back).asnumpy()
 
         return step
 
-    for own, (back, numbers) in enumerate(collectives.run([process(own) for own in range(3)])):
-        np.testing.assert_array_equal(back, 2.0 * slices[own])
-        np.testing.assert_array_equal(numbers, np.arange(len(items)))
+    returned = (np.float32(1.1) * expected).astype(NUMPY[wire]).astype(np.float32)
+    returned = np.split(returned, np.cumsum(lengths)[:-1], axis if is_batch else axis + 1)
+    for own, (back, indices) in enumerate(collectives.run([process(own) for own in range(3)])):
+        np.testing.assert_array_equal(back, returned[own])
+        np.testing.assert_array_equal(indices, np.arange(len(items)))
+    assert (ms.bfloat16 in collectives.formats) == (wire == "bfloat16" and device == "Ascend")
 
 
 # The shape of a stack of whole tensors, how each is split, and the arguments.

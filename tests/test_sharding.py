@@ -18,8 +18,10 @@ from sharding import (
     ANOTHER_NUMBER,
     AXES,
     CENTRALIZED,
+    EXACT,
     RATE,
     REFERENCES,
+    ROUNDED,
     SHAPES,
     SPLIT_DECAY,
     STEPS,
@@ -32,7 +34,7 @@ from sharding import (
     start,
 )
 from stated_formats import numbers_in
-from tolerances import MOST_ON_OTHER_PATH, TOLERANCE
+from tolerances import MOST_ON_OTHER_PATH, ORTHOGONALIZED, TOLERANCE
 
 import ms_optim
 from ms_optim import DGCMomentum, Muon, merge_states, pattern_groups
@@ -198,6 +200,23 @@ def test_owners_of_matrices_give_the_bits_of_one_process(processes, records_of, 
                 parts = [record[f"{c.name}/{step}/{name}"] for record in held]
                 ours = joined(name, parts, c.sharers(processes))
                 assert ours.tobytes() == numbers(p).astype(np.float32).tobytes(), f"{c.name}, step {step}, {name}"
+
+
+@pytest.mark.program("sharding")
+@pytest.mark.parametrize("processes", [2])
+def test_matrices_may_be_rounded_on_their_way_to_owners(processes, records_of):
+    """What is orthogonal moves a little otherwise, and AdamW's tensors as ever."""
+    held, _ = records_of(processes)
+    for name in ROUNDED.tensors:
+        before, last = start(ROUNDED)[name], f"{STEPS - 1}/{name}"
+        exact, rounded = (
+            joined(name, [record[f"{c.name}/{last}"] for record in held], processes) - before for c in (EXACT, ROUNDED)
+        )
+        if len(SHAPES[name]) < 2:
+            np.testing.assert_array_equal(rounded, exact, err_msg=name)
+            continue
+        off = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
+        assert 1e-4 < off < ORTHOGONALIZED["bfloat16"], f"{name}: {off}"
 
 
 @pytest.mark.program("sharding")

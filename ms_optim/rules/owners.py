@@ -117,13 +117,13 @@ class Owners(nn.Cell):
         slicing: How matrices are sliced.
         first: The process that owns the first matrix of a stack.
         bfloat16: Whether elements are rounded to bfloat16 on the way.
-        device: The device; on "CPU", numbers that are rounded to bfloat16 travel as float32.
+        device: The device; on "GPU" and "CPU", whose collectives have no bfloat16, rounded numbers travel as float32.
     """
 
     def __init__(self, slicing: Slicing, first: int, bfloat16: bool, device: str):
         super().__init__(auto_prefix=False)
         self.own, self.processes, self.lengths = slicing.own, len(slicing.lengths), slicing.lengths
-        self.first, self.bfloat16, self.on_host = first, bfloat16, device == "CPU"
+        self.first, self.bfloat16, self.has_bfloat16 = first, bfloat16, device == "Ascend"
         # The dimension in a stack of matrices along which they are sliced.
         self.axis = slicing.axis if slicing.batch > 1 else slicing.axis + 1
         self.exchange = Exchange(slicing, device)
@@ -171,7 +171,7 @@ class Owners(nn.Cell):
         """Return numbers as they travel."""
         if not self.bfloat16:
             return vector
-        return rounded(vector, mstype.bfloat16) if self.on_host else F.cast(vector, mstype.bfloat16)
+        return F.cast(vector, mstype.bfloat16) if self.has_bfloat16 else rounded(vector, mstype.bfloat16)
 
     def mine(self, rows):
         """Return the rows of this process's matrices from those of all, if it owns one."""

@@ -110,7 +110,12 @@ def main():
     folders = dict(each.split("=", 1) for each in arguments.checkout)
     ms.set_context(mode=ms.GRAPH_MODE)
     weights, recorded = record(max(STEPS))
-    matrices = [i for i, (name, w) in enumerate(weights.items()) if w.ndim == 2 and "blocks" in name]
+    whole = {name: w for name, w in weights.items() if w.ndim == 2}
+    chosen_by = {
+        "all": list(weights),
+        "matrices": [name for name in whole if "blocks" in name],
+        "tables": [name for name, w in whole.items() if "blocks" not in name and len(w) >= len(w.T)],
+    }
     console, failed, told, notes = Console(), [], {}, []
     table = Table("optimizer", "version", *(f"step {k}" for k in STEPS), "allowed", box=None)
     for name, row in (ROWS | MUON_ROWS).items():
@@ -120,10 +125,8 @@ def main():
         if (row.file and not (folder / row.file).is_file()) or importlib.util.find_spec(row.needs) is None:
             console.print(f"{name}: not here", style="dim")
             continue
-        chosen, given = weights, recorded
-        if row.on == "matrices":
-            chosen = {key: w for i, (key, w) in enumerate(weights.items()) if i in matrices}
-            given = [[gradients[i] for i in matrices] for gradients in recorded]
+        chosen = {each: weights[each] for each in chosen_by[row.on]}
+        given = [[g for each, g in zip(weights, gradients) if each in chosen] for gradients in recorded]
         found = differences(row, chosen, given, folder)
         version = "its file" if row.file else VERSIONS.get(row.needs) or importlib.metadata.version(row.needs)
         allowed = "" if row.at_most is None else f"{row.at_most:.0e}"

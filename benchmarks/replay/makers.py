@@ -3,6 +3,8 @@
 # Peers are imported where they are installed.
 # pyright: reportMissingImports=false
 
+import __future__
+
 import ast
 import importlib
 import math
@@ -40,7 +42,10 @@ def by_muon(module, name, **settings):
 
 
 def published(name, *others, keyword=None, **settings):
-    """Return what makes an optimizer from a file of its authors: only these definitions of the file are run."""
+    """Return what makes an optimizer from a file of its authors.
+
+    Only these definitions of the file are run, without their annotations, and classes without what registers them.
+    """
 
     def make(params, folder, file):
         import torch
@@ -49,8 +54,12 @@ def published(name, *others, keyword=None, **settings):
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         body = ast.parse((folder / file).read_text()).body
         found = [node for node in body if getattr(node, "name", None) in (name, *others)]
+        for node in found:
+            if isinstance(node, ast.ClassDef):
+                node.decorator_list = []
         scope: dict[str, Any] = {"torch": torch, "math": math, "dist": torch.distributed, "Tensor": torch.Tensor}
-        exec(compile(ast.Module(found, []), file, "exec"), scope)
+        scope |= {"Optimizer": torch.optim.Optimizer, "TYPE_CHECKING": False, "override": lambda method: method}
+        exec(compile(ast.Module(found, []), file, "exec", __future__.annotations.compiler_flag), scope)
         return scope[name](**{keyword: params}, **settings) if keyword else scope[name](params, **settings)
 
     return make

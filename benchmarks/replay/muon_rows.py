@@ -154,6 +154,12 @@ MUON_ROWS |= {
         note='equal with weight_norm="radial_brake"',
     ),
 }
+MUON_ROWS["NVIDIA-NeMo/Emerging-Optimizers Sinkhorn"] = Row(
+    published("Sinkhorn", "_sinkhorn_balance", lr=RATE),
+    ours("Sinkhorn"),
+    on="tables",
+    file="emerging_optimizers/embedding_optimizers/__init__.py",
+)
 MUON_ROWS |= {
     f"emerging_optimizers Muon, {theirs}": in_float32(
         nvidia(coefficient_type=theirs, num_ns_steps=steps, extra_scale_factor=0.2),

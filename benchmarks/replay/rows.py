@@ -28,7 +28,7 @@ class Row:
         ours: From MindSpore's parameters to this package's.
         at_most: The largest difference that is not an error; None if the rules differ by design.
         needs: The module of the published optimizer; "torch" where that is enough, "numpy" for a formula.
-        on: What it updates: "all" tensors, or the "matrices" alone.
+        on: What it updates: "all" tensors, the "matrices" of the layers alone, or the "tables" of characters.
         file: Of a repository that is not on the package index, the file that defines the optimizer.
         in_float32: Whether the published code computes in float32 what it would in bfloat16.
         gradient_scale: The factor of all recorded gradients.

@@ -152,6 +152,15 @@ def expect_cautious(w, g, t, m, v):
     return w - RATE * (u + DECAY * np.where(np.sign(u) * np.sign(w) < 0, 0.0, w))
 
 
+def expect_braked(w, g, t, m, v):
+    """AdamW which keeps half of a growth of matrices' norms."""
+    moved = expect_adamw(w, g, t, m, v)
+    if w.ndim < 2:
+        return moved
+    before, after = np.linalg.norm(w), np.linalg.norm(moved)
+    return moved * ((before + after) / 2 / after if after > before else 1.0)
+
+
 def expect_muon(w, g, t, m, v):
     """Muon for matrices, AdamW for the rest."""
     if w.ndim < 2 or w.shape in EMBEDDINGS:
@@ -544,6 +553,11 @@ ROWS = {
     "lamb graph": ("mindspore", mindspore_row(ours("Lamb"), expect_lamb), 40),
     "lamb pynative": ("mindspore", mindspore_row(ours("Lamb"), expect_lamb, "pynative"), 40),
     "adamw cautious": ("mindspore", mindspore_row(ours("AdamW", decay="cautious"), expect_cautious), 28),
+    "adamw radial brake": (
+        "mindspore",
+        mindspore_row(ours("AdamW", weight_norm="radial_brake"), expect_braked, "pynative"),
+        44,
+    ),
     "adamw average": ("mindspore", mindspore_row(ours("AdamW", average_decay=0.999), expect_adamw), 36),
     "lion": ("mindspore", mindspore_row(lion(), expect_lion), 20),
     "lion 8bit": ("mindspore", mindspore_row(lion(state_dtype="8bit"), expect_lion), 14),

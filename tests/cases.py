@@ -263,9 +263,10 @@ SHAPES = {
     "matrix": (13, 11),
     "convolution": (6, 4, 3, 3),
     "zero": (9, 5),
+    "codes": (65, 71),  # has states of few bits
     "million": (100, 10_000),
 }
-SMALL = [name for name in SHAPES if name != "million"]
+SMALL = [name for name in SHAPES if name not in ("codes", "million")]
 
 
 @dataclasses.dataclass(frozen=True)

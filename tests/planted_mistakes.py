@@ -1009,19 +1009,19 @@ MISTAKES = (
         "ops/cpu/held_norms.h",
         "kNewStates | kDropStates | kSumUp",
         "kNewStates | kSumUp",
-        "test_weight_norms.py -k 'kernels_follow and AdamW and relative'",
+        "test_weight_norms.py -k 'kernels_follow and AdamW'",
     ),
     Mistake(
         "ops/cpu/sinkhorn_engine.h",
         "if (f.in_place && (parts & kMoveWeights) != 0)",
         "if (f.in_place)",
-        "test_weight_norms.py -k 'kernels_follow and Sinkhorn and relative'",
+        "test_weight_norms.py -k 'kernels_follow and Sinkhorn'",
     ),
     Mistake(
         "ops/cpu/matrices.h",
         "tasks_[i].trust_ratio *= std::sqrt",
         "tasks_[i].trust_ratio = std::sqrt",
-        "test_weight_norms.py -k 'kernels_follow and Muon and relative'",
+        "test_weight_norms.py -k 'kernels_follow and Muon'",
     ),
     # ---- Schedules
     Mistake(

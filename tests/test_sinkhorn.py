@@ -4,6 +4,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 import reference
+from collectives import Collectives
 from harness import Step, check_close, digest_of, numbers, peak_of_statistics, tensor
 from mindspore import Parameter, nn
 from native import Launch, call, peak, peak_from_now
@@ -11,6 +12,8 @@ from refusals import refused
 from tolerances import STEPS, TOLERANCE
 
 from ms_optim import ReleasedTrainStep, Sinkhorn
+from ms_optim.rules.row_column_balance import Balance
+from ms_optim.rules.sliced_matrices import Slicing
 
 # Several chunks of 512 rows; columns that fill no vector.
 SHAPE = (1500, 40)
@@ -180,6 +183,25 @@ def test_directions_follow_from_states_as_they_are_stored(state_dtype, shape):
     a, b = (numbers(o.parameters[0]) for o in (fused, operators))
     off = np.abs(a - b) > TOLERANCE["other path"] * np.maximum(np.abs(b), 0.01)
     assert off.mean() <= 2e-3  # codes on either side of a tie
+
+
+def test_slices_of_rows_exchange_n_numbers_for_each_pair_of_normalizations(monkeypatch):
+    """Besides one number for the mean norm; three processes balance what one does, but for rounding."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    rng, lengths, asked = np.random.default_rng(8), (20, 3, 47), (11, 1e-2, 1e-20, ms.float64)
+    whole = np.stack([of_tokens(rng, (70, 9)) for _ in range(2)]).astype(np.float32)
+    alone = Balance(*asked, None)(tensor(whole, "float32")).asnumpy()
+    collectives = Collectives(monkeypatch, "world")
+
+    def process(own, rows):
+        balance = Balance(*asked, Slicing("world", 0, lengths, own, True, True))
+        return lambda: balance(tensor(rows, "float32")).asnumpy()
+
+    slices = np.split(whole, np.cumsum(lengths)[:-1], 1)
+    found = np.concatenate(collectives.run([process(own, rows) for own, rows in enumerate(slices)]), 1)
+    assert [of_one[0].shape for of_one in collectives.answers] == [(2, 1, 1), *[(2, 1, 9)] * 5]
+    np.testing.assert_allclose(found, alone, rtol=TOLERANCE["state"])
+    assert np.sum(np.any(whole != 0, 2) & np.all(found == 0, 2)) > 0, "no row fell below the threshold"
 
 
 def test_what_it_refuses():

@@ -26,9 +26,7 @@ class Collectives:
         self.answers, self.given, self.taken, self.formats = [], {}, 0, set()
         monkeypatch.setattr(ops, "AllReduce", lambda op, group: lambda x: self.answer("sum", x))
         monkeypatch.setattr(ops, "AllGather", lambda group: lambda x: self.answer("gather", x))
-        monkeypatch.setattr(
-            owners, "AlltoAllV", lambda group: lambda x, *counts: self.answer("blocks", x, *counts)
-        )
+        monkeypatch.setattr(owners, "AlltoAllV", lambda group: lambda x, *counts: self.answer("blocks", x, *counts))
         monkeypatch.setattr(communication.GlobalComm, "WORLD_COMM_GROUP", world)
 
     def answer(self, *given):

@@ -1,13 +1,16 @@
 """Sinkhorn: gradients of an embedding by Zipf's law, rows and columns of zeros, what it refuses, and its memory."""
 
+import contextlib
+import ctypes
+
 import mindspore as ms
 import numpy as np
 import pytest
 import reference
 from collectives import Collectives
-from harness import Step, check_close, digest_of, numbers, peak_of_statistics, tensor
+from harness import NUMPY, Step, check_close, digest_of, numbers, peak_of_statistics, tensor
 from mindspore import Parameter, nn
-from native import Launch, call, peak, peak_from_now
+from native import Launch, call, peak, peak_from_now, pool_modes
 from refusals import refused
 from tolerances import STEPS, TOLERANCE
 
@@ -219,6 +222,35 @@ def test_what_it_refuses():
     groups = [{"params": params(), "shard_axis": 0}]
     refused(ValueError, "'shard_axis'.*omitted without 'shard_group'", lambda: Sinkhorn(groups))
     refused(KeyError, "'muon'", lambda: Sinkhorn([{"params": params(), "muon": True}]))
+
+
+@contextlib.contextmanager
+def threads(count):
+    """Have kernels run in so many threads."""
+    openmp = ctypes.CDLL("libgomp.so.1")
+    before = openmp.omp_get_max_threads()
+    openmp.omp_set_num_threads(count)
+    try:
+        assert len(pool_modes()) == count
+        yield
+    finally:
+        openmp.omp_set_num_threads(before)
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_any_number_of_threads_gives_the_same_bits(state_dtype):
+    """Of matrices of three bands each, which threads share."""
+    found = set()
+    for count in (1, 2, 3):
+        rng, shapes = np.random.default_rng(9), (SHAPE, (1030, 64))
+        weights, states = ([rng.standard_normal(shape).astype(np.float32) for shape in shapes] for _ in range(2))
+        gradients = [of_tokens(rng, shape).astype(np.float32) for shape in shapes]
+        states = [state.astype(NUMPY[state_dtype]) for state in states]
+        launch = Launch("ms_optim_sinkhorn", weights, gradients, [states], CONSTANTS, 11 // 2, clip=1.0)
+        with threads(count):
+            assert [launch.run(call) for _ in range(3)] == [0, 0, 0]
+        found.add(b"".join(x.tobytes() for x in (*weights, *states, launch.statistics)))
+    assert len(found) == 1
 
 
 def test_a_launch_needs_little_memory():

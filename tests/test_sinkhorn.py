@@ -153,14 +153,19 @@ def test_without_skipping_a_nan_is_seen(backend):
     assert optimizer.statistics.asnumpy()[0, 4] == 0.0
 
 
-@pytest.mark.parametrize("asked, passes", [({"grad_clip_norm": 0.1}, 2), ({"skip_nonfinite": False}, 1)], ids=str)
+@pytest.mark.parametrize(
+    "asked, passes",
+    [({"grad_clip_norm": 0.1}, 2), ({"skip_nonfinite": False}, 1), ({"grad_clip_norm": 0.1, "state_dtype": "8bit"}, 2)],
+    ids=str,
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_released_gradients_take_the_same_steps(backend, asked, passes):
     ms.set_context(mode=ms.PYNATIVE_MODE)
     nets, optimizers = [], []
     for _ in range(2):
         ms.set_seed(1)
-        nets.append(nn.SequentialCell(nn.Dense(12, 24, has_bias=False), nn.ReLU(), nn.Dense(24, 5, has_bias=False)))
+        # One matrix large enough for codes, and one that is not.
+        nets.append(nn.SequentialCell(nn.Dense(12, 600, has_bias=False), nn.ReLU(), nn.Dense(600, 5, has_bias=False)))
         optimizers.append(Sinkhorn(nets[-1].trainable_params(), 0.1, weight_decay=0.1, backend=backend, **asked))
     loss, rng = nn.CrossEntropyLoss(), np.random.default_rng(7)
     grad = ms.value_and_grad(lambda x, y: loss(nets[0](x), y), None, optimizers[0].parameters)

@@ -145,10 +145,10 @@ DEEPSEEK = {
     "momentum": 0.95,
     "matched_adamw_rms": 0.18,
     "ns_coefficients": "deepseek_v4",
-    "adamw_betas": (0.9, 0.95),
     "adamw_eps": 1e-20,
     "filter_bias_and_norm": False,
 }
+DEEPSEEK_BETAS = {"adamw_betas": (0.9, 0.95)}
 ADAMW = {"adamw_betas": (0.95, 0.95), "adamw_eps": 1e-8}
 ITERATIONS = {"nesterov": True, "ns_coefficients": "jordan"}
 NOT_DECAYED = {"filter_bias_and_norm": True}
@@ -178,7 +178,7 @@ RECIPES: dict[str, Recipe] = {
         "https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro/blob/main/DeepSeek_V4.pdf",
         by_matrices,
         Muon,
-        DEEPSEEK,
+        {**DEEPSEEK, **DEEPSEEK_BETAS},
         {"nesterov": True, "ns_dtype": "float32"},
         "2.7e-4, at the end 2.7e-5 (DeepSeek-V4-Flash)",
     ),
@@ -196,7 +196,7 @@ RECIPES: dict[str, Recipe] = {
             "sinkhorn_scale": 0.18,
             "sinkhorn_weight_decay": 0.0,
         },
-        {"nesterov": True, "ns_dtype": "float32"},
+        {**DEEPSEEK_BETAS, "nesterov": True, "ns_dtype": "float32"},
         "2.6e-4, then a cosine to 2.6e-5",
     ),
     "apertus": Recipe(

@@ -407,6 +407,30 @@ MISTAKES = (
         "test_sinkhorn.py -k 'zipf and aot'",
     ),
     Mistake(
+        "ops/include/sinkhorn.h",
+        "return norm <= tau * mean ?",
+        "return tau * norm <= mean ?",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "const double mean = total / static_cast<double>(f.rows);",
+        "const double mean = total / static_cast<double>(f.rows - std::count(f.of_rows, f.of_rows + f.rows, 0.0));",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/include/sinkhorn.h",
+        "scale * sqrt(static_cast<double>(columns)) * factor",
+        "scale * factor",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/include/sinkhorn.h",
+        "pairs(static_cast<int>(flags)),",
+        "pairs(static_cast<int>(flags) - 1),",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
         "rules/row_column_balance.py",
         "self.of_whole(self.squares(x, 1)))",
         "self.of_whole(self.squares(x, 2)))",
@@ -435,6 +459,12 @@ MISTAKES = (
         "mean = self.of_whole(ops.sum(norms, 1, True))",
         "mean = self.of_whole(ops.sum(norms * (norms > 0.1), 1, True))",
         "test_sinkhorn.py -k 'zipf and composite'",
+    ),
+    Mistake(
+        "rules/row_column_balance.py",
+        "self.rows = sum(slicing.lengths)",
+        "self.rows = slicing.lengths[slicing.own]",
+        "test_sinkhorn.py -k slices_of_rows",
     ),
     Mistake(
         "rules/row_column_balance.py",

@@ -2,6 +2,7 @@
 
 from cases import CASES, MODES, OF_EACH_KIND, ONCE_AROUND, SCENARIOS, fewer_shapes, for_each, steps
 from harness import NUMPY, Pair
+from tolerances import STEPS
 
 # The base reads a whole number as a decay for all optimizers, and "clip" unscales as well: one optimizer shows these.
 FOR_ONE = ("integer_decay", "loss_scale")
@@ -9,6 +10,8 @@ FOR_ONE = ("integer_decay", "loss_scale")
 THE_RULE = ("grouped", "float16", "bfloat16")
 # What else their compiled step has branches for: any shape, rates of its own, a clip, the lack of masters, an average.
 COMPILED = ("plain", "dynamic", "clip", "float16_no_masters", "bfloat16_average")
+# Variants of Muon that take all steps: by heads, and by coefficients that have a name.
+IN_FULL = ("heads", "named")
 
 
 def scenarios_of(case):
@@ -86,5 +89,17 @@ def test_no_optimizer_is_spared_a_mode_or_a_dtype():
 def test_variant(case, variant, backend):
     scenario = fewer_shapes(case, SCENARIOS["grouped"], backend, "pynative")
     pair = Pair(case, scenario, case.variants[variant], backend=backend)
-    pair.run("pynative", min(ONCE_AROUND, steps(case, scenario, backend, "pynative")))
+    most = STEPS if variant in IN_FULL else ONCE_AROUND
+    pair.run("pynative", min(most, steps(case, scenario, backend, "pynative")))
+    pair.check()
+
+
+MUON = next(case for case in CASES if case.name == "Muon")
+
+
+@for_each([{"backend": "composite", "mode": "graph", "case": MUON, "variant": variant} for variant in IN_FULL])
+def test_compiled_variant_in_full(case, variant, backend, mode):
+    scenario = fewer_shapes(case, SCENARIOS["grouped"], backend, "pynative")
+    pair = Pair(case, scenario, case.variants[variant], backend=backend)
+    pair.run(mode, STEPS)
     pair.check()

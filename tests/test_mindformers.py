@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cases import OF_ANY_SHAPE
+from harness import digest_of
 from mindformers_runs import LARGEST_LOGIT, LATENT, QWEN3, merged, run_worker, write_tokens
 from sources import ROOT
 
@@ -26,6 +27,7 @@ from mindformers.wrapper.wrapper import MFTrainOneStepCell
 from mindspore import Parameter, Tensor, nn
 
 import ms_optim
+from ms_optim import AdamW, MultiOptimizer, Muon, Sinkhorn
 from ms_optim.mindformers import registered
 
 EXAMPLES = ROOT / "examples" / "mindformers"
@@ -342,20 +344,26 @@ def never(self, status, gradients):
     return ms.ops.zeros((), ms.bool_)
 
 
-def test_gradients_that_mindformers_accumulates(monkeypatch):
-    """Its trainer accumulates in semi-auto-parallel mode alone; this is the cell that it then trains."""
+@pytest.fixture
+def train_cell(monkeypatch):
+    """The cell that MindFormers' trainer trains, in Graph mode and without its checks of overflow."""
     monkeypatch.setattr(MFTrainOneStepCell, "start_overflow_check", unchecked)
     monkeypatch.setattr(MFTrainOneStepCell, "get_overflow_status", never)
     monkeypatch.setattr("mindformers.wrapper.wrapper.is_legacy_model", lambda: True)
     monkeypatch.setattr("mindformers.wrapper.wrapper.get_real_models", lambda network: network)
     ms.set_context(mode=ms.GRAPH_MODE)
+    return MFTrainOneStepCell
+
+
+def test_gradients_that_mindformers_accumulates(train_cell):
+    """Its trainer accumulates in semi-auto-parallel mode alone; this is the cell that it then trains."""
     x = Tensor(np.random.default_rng(1).standard_normal((6, 8)).astype(np.float32))
     weights = []
     for accumulate in (False, True):
         net = Mean()
         optimizer = registered.MsOptimAdamW(net.trainable_params(), learning_rate=0.1, weight_decay=0.1)
         loss = nn.GradAccumulationCell(net, 3) if accumulate else net
-        step = MFTrainOneStepCell(loss, optimizer, use_clip_grad=False)
+        step = train_cell(loss, optimizer, use_clip_grad=False)
         step.set_train()
         for _ in range(4):
             step(x)
@@ -363,6 +371,36 @@ def test_gradients_that_mindformers_accumulates(monkeypatch):
         weights.append(net.layer.weight.asnumpy())
     # The sum of three means instead of one mean: Adam's direction is the same.
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-5)
+
+
+class Read(nn.Cell):
+    """The mean square of what a layer makes of words."""
+
+    def __init__(self):
+        super().__init__()
+        table = np.random.default_rng(2).standard_normal((10, 8)).astype(np.float32)
+        self.table, self.mean = nn.Embedding(10, 8, embedding_table=Tensor(table)), Mean()
+
+    def construct(self, words):
+        return self.mean(self.table(words))
+
+
+def test_several_optimizers_as_one(train_cell):
+    """The cell takes the steps that calls by hand take, and tells the learning rate of the last parameter."""
+    words, rate, held = Tensor([1, 7, 7, 3], ms.int32), nn.CosineDecayLR(0.01, 0.1, 10), []
+    for is_cell in (False, True):
+        net = Read()
+        parts = [Muon([net.mean.layer.weight], 0.2), Sinkhorn(net.table.trainable_params(), rate)]
+        optimizer = MultiOptimizer([*parts, AdamW([net.mean.layer.bias], rate)], grad_clip_norm=0.5)
+        grad = ms.value_and_grad(net, None, optimizer.parameters)
+        step = train_cell(net, optimizer, use_clip_grad=False)
+        for k in range(2):
+            if is_cell:
+                assert float(step(words)[3].asnumpy()) == float(rate(Tensor(k, ms.int32)).asnumpy())
+            else:
+                optimizer(grad(words)[1])
+        held.append(digest_of(optimizer))
+    assert held[0] == held[1]
 
 
 # ---- What a configuration says ------------------------------------------------------------------------------------

@@ -173,13 +173,14 @@ def muon_and_adamw(clip, **shared):
     return MultiOptimizer([muon, AdamW(params[2:], 2e-2, (0.95, 0.95), weight_decay=0.1, **shared)], clip)
 
 
+@pytest.mark.parametrize("mode", ["pynative", "graph"], indirect=True)
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("backend", ["aot", "composite"])
-def test_muon_with_its_adamw_is_muon_and_adamw_to_the_bit(backend, clip):
+def test_muon_with_its_adamw_is_muon_and_adamw_to_the_bit(backend, clip, mode):
     """With one norm, in a step that is skipped for AdamW's gradient, in weights, states and statistics."""
     one, several = Muon(weights(), grad_clip_norm=clip, backend=backend), muon_and_adamw(clip, backend=backend)
     for optimizer in (one, several):
-        take_steps(optimizer, 6, spoiled=(3,))
+        take_steps(optimizer, 6, mode, spoiled=(3,))
     assert_same(one, several)
     assert several.skipped_steps.asnumpy() == [1]
 

@@ -1,18 +1,18 @@
 """How whole matrices are dealt among processes that hold slices of them: what each gets, its work and its bytes.
 
-Processes take turns here, and collectives are what their documents say: so the exchange of Ascend runs here, too.
+Processes take turns here, so that the exchange of Ascend runs here, too.
 """
 
-import contextlib
 import math
 
 import mindspore as ms
 import numpy as np
 import pytest
-from harness import NUMPY, numbers, tensor
+from collectives import Collectives
+from harness import NUMPY, tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from mindspore import Parameter, Tensor, communication, ops
+from mindspore import Parameter, Tensor
 from tolerances import ORTHOGONALIZED
 
 from ms_optim import Muon, heads
@@ -20,7 +20,6 @@ from ms_optim.kernels import interface, libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.kernels.interface import MuonFlag
 from ms_optim.paths.operators.stacks import stacked_places
-from ms_optim.rules import owners as rules_owners
 from ms_optim.rules.coefficients import iterations_of
 from ms_optim.rules.orthogonalization import UpdateByKernel, UpdateByOperators, work
 from ms_optim.rules.owners import Owners, dealers, dealt, elements_sent
@@ -88,60 +87,6 @@ def test_stacks_make_equal_shares_where_there_are_enough():
     assert [len(stack) for stack in stacked_places([0] * 12, [(size, 3)] * 12)] == [3, 3, 3, 3]
     assert [len(stack) for stack in stacked_places([0] * 7, [(size, 8)] * 7)] == [7]
     assert [len(stack) for stack in stacked_places([0] * 20, [(size, 8)] * 20)] == [8, 8, 4]
-
-
-class Waits(Exception):  # noqa: N818 - it is no error
-    """A process waits for what others give to a collective."""
-
-
-class Collectives:
-    """The collectives of processes that take turns: each runs from its beginning until it waits for others."""
-
-    def __init__(self, monkeypatch, world):
-        self.answers, self.given, self.taken, self.formats = [], {}, 0, set()
-        monkeypatch.setattr(ops, "AllReduce", lambda op, group: lambda x: self.answer("sum", x))
-        monkeypatch.setattr(ops, "AllGather", lambda group: lambda x: self.answer("gather", x))
-        monkeypatch.setattr(
-            rules_owners, "AlltoAllV", lambda group: lambda x, *counts: self.answer("blocks", x, *counts)
-        )
-        monkeypatch.setattr(communication.GlobalComm, "WORLD_COMM_GROUP", world)
-
-    def answer(self, *given):
-        self.taken += 1
-        if self.taken > len(self.answers):
-            self.given[self.process] = given
-            raise Waits
-        return self.answers[self.taken - 1][self.process]
-
-    def run(self, functions):
-        """Run a function for each process, and return their results."""
-        while True:
-            found, self.given = [], {}
-            for self.process, function in enumerate(functions):
-                self.taken = 0
-                with contextlib.suppress(Waits):
-                    found.append(function())
-            if len(found) == len(functions):
-                return found
-            assert not found, "a process does not wait for the others"
-            self.answers.append(self.exchanged([self.given[process] for process in range(len(functions))]))
-
-    def exchanged(self, given):
-        kinds = {kind for kind, *_ in given}
-        formats = {x.dtype for _, x, *_ in given}
-        assert formats == {ms.float32} if kinds != {"blocks"} else len(formats) == 1
-        self.formats |= formats
-        arrays = [numbers(x).astype(np.float32) for _, x, *_ in given]
-        if kinds == {"blocks"}:
-            counts = [[list(map(int, numbers)) for numbers in of_one] for _, _, *of_one in given]
-            sent = [np.split(x, np.cumsum(sends))[:-1] for x, (sends, _) in zip(arrays, counts)]
-            for process, (_, receives) in enumerate(counts):
-                assert [len(blocks[process]) for blocks in sent] == receives
-            received = [np.concatenate([blocks[process] for blocks in sent]) for process in range(len(given))]
-            return [Tensor(x).astype(*formats) for x in received]
-        assert len({x.shape for x in arrays}) == 1
-        both = {"sum": np.sum(arrays, 0, dtype=np.float32), "gather": np.concatenate(arrays)}
-        return [Tensor(both[kinds.pop()])] * len(given)
 
 
 # The shape of a stack of whole tensors, the dimension that is sliced in a tensor, and the lengths of the slices.

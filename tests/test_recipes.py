@@ -109,6 +109,7 @@ def test_scales_are_not_decayed_and_settings_of_each_rule_reach_it(capsys):
     order = [text.index(word) for word in ("Muon:\n", "q_proj", "Sinkhorn:\n", "table.embedding_table")]
     assert order == sorted(order)
     assert "sinkhorn_tau = 0.5 (given; published: 0.001)" in text
+    assert "adamw_betas = (0.9, 0.95) (our choice)" in text
 
 
 def test_apertus_is_ademamix_with_its_numbers():

@@ -1,16 +1,22 @@
 """Sinkhorn: gradients of an embedding by Zipf's law, rows and columns of zeros, what it refuses, and its memory."""
 
+import contextlib
+import ctypes
+
 import mindspore as ms
 import numpy as np
 import pytest
 import reference
-from harness import Step, check_close, digest_of, numbers, peak_of_statistics, tensor
+from collectives import Collectives
+from harness import NUMPY, Step, check_close, digest_of, numbers, peak_of_statistics, tensor
 from mindspore import Parameter, nn
-from native import Launch, call, peak, peak_from_now
+from native import Launch, call, peak, peak_from_now, pool_modes
 from refusals import refused
 from tolerances import STEPS, TOLERANCE
 
 from ms_optim import ReleasedTrainStep, Sinkhorn
+from ms_optim.rules.row_column_balance import Balance
+from ms_optim.rules.sliced_matrices import Slicing
 
 # Several chunks of 512 rows; columns that fill no vector.
 SHAPE = (1500, 40)
@@ -147,14 +153,19 @@ def test_without_skipping_a_nan_is_seen(backend):
     assert optimizer.statistics.asnumpy()[0, 4] == 0.0
 
 
-@pytest.mark.parametrize("asked, passes", [({"grad_clip_norm": 0.1}, 2), ({"skip_nonfinite": False}, 1)], ids=str)
+@pytest.mark.parametrize(
+    "asked, passes",
+    [({"grad_clip_norm": 0.1}, 2), ({"skip_nonfinite": False}, 1), ({"grad_clip_norm": 0.1, "state_dtype": "8bit"}, 2)],
+    ids=str,
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_released_gradients_take_the_same_steps(backend, asked, passes):
     ms.set_context(mode=ms.PYNATIVE_MODE)
     nets, optimizers = [], []
     for _ in range(2):
         ms.set_seed(1)
-        nets.append(nn.SequentialCell(nn.Dense(12, 24, has_bias=False), nn.ReLU(), nn.Dense(24, 5, has_bias=False)))
+        # One matrix large enough for codes, and one that is not.
+        nets.append(nn.SequentialCell(nn.Dense(12, 600, has_bias=False), nn.ReLU(), nn.Dense(600, 5, has_bias=False)))
         optimizers.append(Sinkhorn(nets[-1].trainable_params(), 0.1, weight_decay=0.1, backend=backend, **asked))
     loss, rng = nn.CrossEntropyLoss(), np.random.default_rng(7)
     grad = ms.value_and_grad(lambda x, y: loss(nets[0](x), y), None, optimizers[0].parameters)
@@ -182,6 +193,25 @@ def test_directions_follow_from_states_as_they_are_stored(state_dtype, shape):
     assert off.mean() <= 2e-3  # codes on either side of a tie
 
 
+def test_slices_of_rows_exchange_n_numbers_for_each_pair_of_normalizations(monkeypatch):
+    """Besides one number for the mean norm; three processes balance what one does, but for rounding."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    rng, lengths, asked = np.random.default_rng(8), (20, 3, 47), (11, 1e-2, 1e-20, ms.float64)
+    whole = np.stack([of_tokens(rng, (70, 9)) for _ in range(2)]).astype(np.float32)
+    alone = Balance(*asked, None)(tensor(whole, "float32")).asnumpy()
+    collectives = Collectives(monkeypatch, "world")
+
+    def process(own, rows):
+        balance = Balance(*asked, Slicing("world", 0, lengths, own, True, True))
+        return lambda: balance(tensor(rows, "float32")).asnumpy()
+
+    slices = np.split(whole, np.cumsum(lengths)[:-1], 1)
+    found = np.concatenate(collectives.run([process(own, rows) for own, rows in enumerate(slices)]), 1)
+    assert [of_one[0].shape for of_one in collectives.answers] == [(2, 1, 1), *[(2, 1, 9)] * 5]
+    np.testing.assert_allclose(found, alone, rtol=TOLERANCE["state"])
+    assert np.sum(np.any(whole != 0, 2) & np.all(found == 0, 2)) > 0, "no row fell below the threshold"
+
+
 def test_what_it_refuses():
     def params(shape=(4, 3)):
         return [Parameter(tensor(np.ones(shape), "float32"), name="w")]
@@ -197,6 +227,35 @@ def test_what_it_refuses():
     groups = [{"params": params(), "shard_axis": 0}]
     refused(ValueError, "'shard_axis'.*omitted without 'shard_group'", lambda: Sinkhorn(groups))
     refused(KeyError, "'muon'", lambda: Sinkhorn([{"params": params(), "muon": True}]))
+
+
+@contextlib.contextmanager
+def threads(count):
+    """Have kernels run in so many threads."""
+    openmp = ctypes.CDLL("libgomp.so.1")
+    before = openmp.omp_get_max_threads()
+    openmp.omp_set_num_threads(count)
+    try:
+        assert len(pool_modes()) == count
+        yield
+    finally:
+        openmp.omp_set_num_threads(before)
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_any_number_of_threads_gives_the_same_bits(state_dtype):
+    """Of matrices of three bands each, which threads share."""
+    found = set()
+    for count in (1, 2, 3):
+        rng, shapes = np.random.default_rng(9), (SHAPE, (1030, 64))
+        weights, states = ([rng.standard_normal(shape).astype(np.float32) for shape in shapes] for _ in range(2))
+        gradients = [of_tokens(rng, shape).astype(np.float32) for shape in shapes]
+        states = [state.astype(NUMPY[state_dtype]) for state in states]
+        launch = Launch("ms_optim_sinkhorn", weights, gradients, [states], CONSTANTS, 11 // 2, clip=1.0)
+        with threads(count):
+            assert [launch.run(call) for _ in range(3)] == [0, 0, 0]
+        found.add(b"".join(x.tobytes() for x in (*weights, *states, launch.statistics)))
+    assert len(found) == 1
 
 
 def test_a_launch_needs_little_memory():

@@ -20,7 +20,7 @@ CONFIGURATIONS = {
     "composite, clipped": ("float32", {**RAMP, **CLIPPED, "backend": "composite"}),
 }
 # In the middle of the ramp of these all is saved, and another optimizer goes on from it.
-RESUMED, RESUMING = 3, ("aot", "composite, clipped")
+RESUMED, RESUMING = 3, (("pynative", "aot"), ("pynative", "composite, clipped"))
 HOSTS = 2
 # What hosts of so many processes run, one after the other. MindSpore's operators are called one by one on those of two.
 RUNS = {

@@ -40,7 +40,7 @@ def main(folder, rank, processes):
         assert optimizer.fused == (arguments["backend"] == "aot")
         call = Step(optimizer) if mode == "graph" else lambda *g, optimizer=optimizer: optimizer(g)
         for step in range(STEPS):
-            if step == RESUMED and name in RESUMING:
+            if step == RESUMED and (mode, name) in RESUMING:
                 path = f"{folder}/{rank}.ckpt"
                 ms.save_checkpoint(optimizer, path)
                 params, optimizer = made(dtype, {**arguments, **shared})

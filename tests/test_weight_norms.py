@@ -34,13 +34,14 @@ def scenario_of(kind, dtype="float32", decayed=grouped, **shared):
 
 
 def kinds_of_each():
-    """Give each optimizer every kind, on each path in one mode each, and two kinds weights of fewer bits."""
+    """Give each optimizer every kind on its kernel, and one kind on MindSpore's operators, where the first has all."""
     for i, case in enumerate(TAKERS):
         for j, kind in enumerate(KINDS):
             dtype = ("float32", "bfloat16")[(i + j) % 3 == 2]
             for k, backend in enumerate(("composite", "aot")):
                 mode = MODES[(i + j + k) % 2]
-                yield {"case": case, "kind": kind, "mode": mode, "dtype": dtype, "backend": backend}
+                if backend == "aot" or i == 0 or (i + i // 4) % 4 == j:
+                    yield {"case": case, "kind": kind, "mode": mode, "dtype": dtype, "backend": backend}
 
 
 @for_each(list(kinds_of_each()))
@@ -102,8 +103,15 @@ def of_shapes(*shapes, dtype="float32", size=1.0):
     return [Parameter(tensor(rng.standard_normal(s) * size, dtype), name=f"w{i}") for i, s in enumerate(shapes)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
+EXTREMES = [
+    {"backend": backend, "dtype": dtype, "size": size}
+    for backend in ("aot", "composite")
+    for dtype in ("float32", "bfloat16")
+    for size in (1e-12, 1.0, 1e12)
+]
+
+
+@for_each(dealt(EXTREMES, mode=MODES))
 def test_the_norm_stays_within_two_units_of_the_radius(dtype, size, mode, backend):
     """After each of many steps: that of the weights, or of their masters."""
     shapes = [(2, 2), (13, 11), (6, 4, 3, 3), (300, 400), (1, 7)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindspore import Tensor
+from mindspore.ops.primitive import constexpr
 
 from .checks import WEIGHT_DTYPES
 from .words import fail
@@ -58,6 +59,10 @@ def check_shapes(
             raise TypeError(
                 f"For '{optimizer}', the gradient of '{name}' must be float32, float16 or bfloat16, but got {dtype}."
             )
+
+
+# Runs when a graph is compiled, and when ``construct`` is called from Python.
+check_shapes_in_graph = constexpr(check=False)(check_shapes)
 
 
 def check_tensors(optimizer: str, gradients: Any, kinds: Any) -> None:

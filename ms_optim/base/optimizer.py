@@ -16,7 +16,7 @@ from mindspore.ops.primitive import constexpr
 
 from ..arguments.checks import check_type
 from ..arguments.docstrings import documented
-from ..arguments.gradients import check_gradients, check_shapes, check_tensors
+from ..arguments.gradients import check_gradients, check_shapes_in_graph, check_tensors
 from ..arguments.options import Options, keywords_of, take_formats
 from ..arguments.params import check_learning_rate, check_params, check_weight_decay, warn_of_unused_decay
 from ..arguments.rates import check_step, collected
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 # MindSpore cannot compile in two threads at once.
 _compiling = threading.RLock()
-# These checks run when a graph is compiled, and when ``construct`` is called from Python.
-_check_shapes, _check_held = constexpr(check=False)(check_shapes), constexpr(check=False)(check_held)
+# Runs when a graph is compiled, and when ``construct`` is called from Python.
+_check_held = constexpr(check=False)(check_held)
 
 
 @documented
@@ -333,7 +333,7 @@ class FusedOptimizer(Statement, nn.Optimizer):
         # A loop over all gradients would be unrolled by recursion when a graph is compiled, which MindSpore limits.
         gradients = self.map_(dense, gradients)
         shapes, dtypes = self.map_(F.shape, gradients), self.map_(F.dtype, gradients)
-        _check_shapes(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
+        check_shapes_in_graph(self.cls_name, self._names, self._shapes, shapes, dtypes, self.fused)
         done = self._path(self._rates(self.global_step), gradients)
         if self.use_parallel:
             done = F.depend(done, self.broadcast_params(done))

@@ -9,19 +9,16 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.common.initializer import Zero
-from mindspore.ops import constexpr
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
 from ..arguments.checks import check_choice, check_count, fail
-from ..arguments.gradients import check_gradients, check_shapes
+from ..arguments.gradients import check_gradients, check_shapes_in_graph
 from ..base.any_optimizer import is_any_optimizer
 from ..base.around import AroundEntries, AroundOptimizer, steps_taken
 from ..rules.arithmetic import write
 
 NAME = "GradientAccumulation"
 SUM_DTYPES = ("float32", "weight")
-
-_check_shapes = constexpr(check=False)(check_shapes)
 
 
 def _added(part, begins, total, gradient):
@@ -143,7 +140,7 @@ class GradientAccumulation(AroundOptimizer):
         if self.steps == 1:
             return self.optimizer(gradients)
         shapes, dtypes = self.map_(F.shape, gradients), self.map_(F.dtype, gradients)
-        _check_shapes(NAME, self._names, self._shapes, shapes, dtypes, False)
+        check_shapes_in_graph(NAME, self._names, self._shapes, shapes, dtypes, False)
         done = self.add(gradients)
         if done == 0:  # noqa: SIM108 - a graph compiles branches, and leaves out what nothing waits for
             done = F.depend(self._done, self.optimizer(self.accumulated))

@@ -330,10 +330,15 @@ def test_the_report_compares_with_the_mean_loss_of_adamw():
         report.summarize(trials_of("Half", [[1.0, 1.0, 1.0]]), "short")
 
 
-def test_the_page_has_the_figures_of_the_file():
+def test_pages_have_the_figures_of_the_file():
     summary = json.loads((ROOT / "docs/tasks.json").read_text())
-    page = (ROOT / "docs/tasks.md").read_text()
-    assert page == report.with_tables(page, report.tables(summary))
-    for name, table in report.tables(summary).items():
-        assert f"<!-- {name} -->" in page
-        assert "\n".join(table) in page
+    tables, pages = report.tables(summary), [(ROOT / "docs" / name).read_text() for name in report.PAGES]
+    for page in pages:
+        assert page == report.with_tables(page, tables)
+    for name, table in tables.items():
+        assert sum(f"<!-- {name} -->\n\n" + "\n".join(table) in page for page in pages) == 1, name
+    for readme in ("README.md", "README_zh.md"):
+        rows = (ROOT / readme).read_text().splitlines()
+        for name, ratios in report.ratios(summary).items():
+            (row,) = (row for row in rows if row.startswith(f"| [`{name}`]"))
+            assert f" | {', '.join(ratios)} | " in row, (readme, name)

@@ -15,6 +15,8 @@ from pictures import draw_cost, draw_steps
 from problems import PROBLEMS
 from results import from_json
 
+PAGES = ("tasks.md", "optimizers/index.md")  # in the report's folder
+
 
 def summarize(trials: list[dict], budget: str) -> dict:
     """Return all figures of the report.
@@ -132,6 +134,7 @@ def _last(trial):
 def tables(summary: dict) -> dict[str, list[str]]:
     """Return the tables of the page in Markdown, by name."""
     found = {"steps": _steps_table(summary), "cost": _cost_table(summary), "defaults": _defaults_table(summary)}
+    found["ratios"] = _table(["optimizer", *summary["tasks"]], [[name, *row] for name, row in ratios(summary).items()])
     if summary["problems"]:
         found["problems"] = _problems_table(summary)
     return {name: table for name, table in found.items() if len(table) > 2}
@@ -144,6 +147,22 @@ def _table(head, rows):
 def _names(parts):
     """Return the names of optimizers, in the order of the trials."""
     return list(dict.fromkeys(name for part in parts for name in part))
+
+
+def ratios(summary: dict) -> dict[str, list[str]]:
+    """Return, for each optimizer, the ratio to AdamW's steps on each task; bold where the two differ."""
+    tasks = summary["tasks"].values()
+    return {
+        name: [_ratio(task["optimizers"].get(name)) for task in tasks]
+        for name in _names(task["optimizers"] for task in tasks)
+    }
+
+
+def _ratio(figures):
+    if figures is None or figures["ratio"] is None:
+        return ""
+    text = f"{figures['bound']}{figures['ratio']:.2f}"
+    return text if figures["verdict"] == "as many" else f"**{text}**"
 
 
 def cell(figures: dict) -> str:
@@ -216,15 +235,16 @@ def _beside_default(figures):
 
 
 def write_report(trials: list[dict], budget: str, folder: pathlib.Path) -> Iterator[str]:
-    """Write tasks.json and two pictures, and replace the tables in tasks.md if the folder has it; yield what is new."""
+    """Write tasks.json and two pictures, replace the tables in the pages that the folder has, and yield what is new."""
     summary = summarize(trials, budget)
     (folder / "tasks.json").write_text(json.dumps(summary, indent=1) + "\n")
     if summary["tasks"]:
         draw_steps(summary, folder / "tasks_steps.png")
         draw_cost(summary, folder / "tasks_cost.png")
-    found, page = tables(summary), folder / "tasks.md"
-    if page.exists():
-        page.write_text(with_tables(page.read_text(), found))
+    found = tables(summary)
+    for page in (folder / name for name in PAGES):
+        if page.exists():
+            page.write_text(with_tables(page.read_text(), found))
     for name, table in found.items():
         yield "\n".join([f"{name}:", *table, ""])
 

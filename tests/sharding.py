@@ -86,10 +86,10 @@ def in_few_bits(backend):
     ]
 
 
-# What owners get is rounded: it is compared with what they get of the other one.
+# States, and what owners get of them, are rounded: it is compared with what they get of the other one.
 SPLITS = {"splits": {"split.matrix": (6, 7), "split.rows of experts": ((2, 1), 4)}}
 EXACT = Configuration(ms_optim.Muon, "auto", "graph", SPLITS)
-ROUNDED = dataclasses.replace(EXACT, arguments={**SPLITS, "ns_dtype": "bfloat16"})
+ROUNDED = dataclasses.replace(EXACT, arguments={**SPLITS, "ns_dtype": "bfloat16", "state_dtype": "bfloat16"})
 
 
 def _configurations():
@@ -118,6 +118,7 @@ def _configurations():
     # Owners run the kernel, which orthogonalizes what the operators have put together.
     yield EXACT
     yield Configuration(ms_optim.Muon, "auto", "pynative", {"normalize_rows": True, **SPLITS}, processes=both)
+    yield Configuration(ms_optim.Muon, "auto", "pynative", {"master_weights": "split"}, "bfloat16")
     # Each process has whole heads, and puts nothing together.
     heads = {"split.convolution": ms_optim.heads(3), "split.rows of experts": ms_optim.heads(3)}
     of_four = {"split.convolution": ms_optim.heads(6), "split.rows of experts": (1, ms_optim.heads(2, 3), 5)}

@@ -205,16 +205,13 @@ def test_owners_of_matrices_give_the_bits_of_one_process(processes, records_of, 
 @pytest.mark.program("sharding")
 @pytest.mark.parametrize("processes", [2])
 def test_matrices_may_be_rounded_on_their_way_to_owners(processes, records_of):
-    """What is orthogonal moves a little otherwise, and AdamW's tensors as ever."""
+    """Weights move a little otherwise, with states that are rounded, too."""
     held, _ = records_of(processes)
     for name in ROUNDED.tensors:
         before, last = start(ROUNDED)[name], f"{STEPS - 1}/{name}"
         exact, rounded = (
             joined(name, [record[f"{c.name}/{last}"] for record in held], processes) - before for c in (EXACT, ROUNDED)
         )
-        if len(SHAPES[name]) < 2:
-            np.testing.assert_array_equal(rounded, exact, err_msg=name)
-            continue
         off = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
         assert 1e-4 < off < ORTHOGONALIZED["bfloat16"], f"{name}: {off}"
 

@@ -79,7 +79,7 @@ RUNS = {
     "DeepSeek-V4.1": Run(deepseek, 16e-3, "tab:blue"),
 }
 # Each learning rate is twice the previous one.
-TRIED = [1e-3 * 2**k for k in range(5)]
+TRIED = [1e-3 * 2**k for k in range(6)]
 
 
 @functools.cache

@@ -339,7 +339,7 @@ def dynamic(params, rate):
 
 
 SCENARIOS = {
-    "plain": Scenario(shapes=tuple(SHAPES), groups=plain),
+    "plain": Scenario(shapes=(*SMALL, "million"), groups=plain),
     "integer_decay": Scenario(shapes=("seven", "matrix"), groups=integer_decay),
     "grouped": Scenario(groups=grouped),
     "dynamic": Scenario(groups=dynamic),

@@ -34,14 +34,16 @@ def scenario_of(kind, dtype="float32", decayed=grouped, **shared):
 
 
 def kinds_of_each():
-    """Give each optimizer every kind on its kernel, and one kind on MindSpore's operators, where the first has all."""
+    """Give each optimizer every kind on its kernel, and one in a graph of operators, where the first has all."""
     for i, case in enumerate(TAKERS):
         for j, kind in enumerate(KINDS):
             dtype = ("float32", "bfloat16")[(i + j) % 3 == 2]
             for k, backend in enumerate(("composite", "aot")):
-                mode = MODES[(i + j + k) % 2]
-                if backend == "aot" or i == 0 or (i + i // 4) % 4 == j:
-                    yield {"case": case, "kind": kind, "mode": mode, "dtype": dtype, "backend": backend}
+                row = {"case": case, "kind": kind, "mode": MODES[(i + j + k) % 2], "dtype": dtype, "backend": backend}
+                if backend == "aot" or i == 0:
+                    yield row
+                elif (i + i // 4) % 4 == j:
+                    yield row | {"mode": "graph"}
 
 
 @for_each(list(kinds_of_each()))

@@ -110,11 +110,11 @@ def main():
     folders = dict(each.split("=", 1) for each in arguments.checkout)
     ms.set_context(mode=ms.GRAPH_MODE)
     weights, recorded = record(max(STEPS))
-    whole = {name: w for name, w in weights.items() if w.ndim == 2}
+    whole = [name for name, w in weights.items() if w.ndim == 2]
     chosen_by = {
         "all": list(weights),
         "matrices": [name for name in whole if "blocks" in name],
-        "tables": [name for name, w in whole.items() if "blocks" not in name and len(w) >= len(w.T)],
+        "tables": [name for name in whole if "blocks" not in name],
     }
     console, failed, told, notes = Console(), [], {}, []
     table = Table("optimizer", "version", *(f"step {k}" for k in STEPS), "allowed", box=None)

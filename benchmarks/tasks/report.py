@@ -15,6 +15,7 @@ from pictures import draw_cost, draw_steps
 from problems import PROBLEMS
 from results import from_json
 
+NOT_MEASURED = "not measured"
 PAGES = ("tasks.md", "optimizers/index.md")  # in the report's folder
 
 
@@ -132,7 +133,7 @@ def _last(trial):
 
 
 def tables(summary: dict) -> dict[str, list[str]]:
-    """Return the tables of the page in Markdown, by name."""
+    """Return the tables of the pages in Markdown, by name."""
     found = {"steps": _steps_table(summary), "cost": _cost_table(summary), "defaults": _defaults_table(summary)}
     found["ratios"] = _table(["optimizer", *summary["tasks"]], [[name, *row] for name, row in ratios(summary).items()])
     if summary["problems"]:
@@ -159,17 +160,22 @@ def ratios(summary: dict) -> dict[str, list[str]]:
 
 
 def _ratio(figures):
-    if figures is None or figures["ratio"] is None:
+    if figures is None:
         return ""
-    text = f"{figures['bound']}{figures['ratio']:.2f}"
-    return text if figures["verdict"] == "as many" else f"**{text}**"
+    if figures["ratio"] is None:
+        return NOT_MEASURED
+    return _number(figures) if figures["verdict"] == "as many" else f"**{_number(figures)}**"
+
+
+def _number(figures):
+    return f"{figures['bound']}{figures['ratio']:.2f}"
 
 
 def cell(figures: dict) -> str:
     """Return the ratio to AdamW's steps with its interval; bold where the interval does not include 1."""
     if figures["ratio"] is None:
-        return "not measured"
-    text = f"{figures['bound']}{figures['ratio']:.2f}"
+        return NOT_MEASURED
+    text = _number(figures)
     if figures["low"] != figures["high"]:
         text += f" ({figures['low']:.2f} to {figures['high']:.2f})"
     return f"**{text}, {figures['verdict']}**" if figures["verdict"] != "as many" else text

@@ -49,6 +49,7 @@ TENSORS = {
     "small": ([(1000,)] * 400, [0, 399]),
     "tiny": ([(100,)] * 10_000, [0, 9_999]),
     "matrices": ([(128, 128)] * 126, [0, 125]),
+    "queries": ([(768, 768)] * 8, [0, 7]),
     "vocabulary": ([(50257, 768)], [0]),
     # The large one in float64 would take more memory than there is beside another row: its last neighbour is compared.
     "embedding": ([(250_000, 768), (1000,)], [1]),
@@ -58,6 +59,7 @@ RATE, DECAY, BETA1, BETA2, EPS = 1e-3, 0.01, 0.9, 0.999, 1e-8
 BETA3, ALPHA, LION_BETA2 = 0.9999, 5.0, 0.99
 MUON_MOMENTUM, MUON_COEFFICIENTS, MUON_STEPS = 0.95, (3.4445, -4.7750, 2.0315), 5
 NORMALIZATIONS, SINKHORN_SCALE = 11, 0.18
+HEADS = 12
 EMBEDDINGS = [(50257, 768), (1024, 768)]  # which AdamW has where Muon has the matrices
 CHECK_STEPS = 2
 # Of the largest move: weights are some 1e-1 and Lamb moves them by 1e-5, so rounding alone is worth 1e-4 of a move.
@@ -166,7 +168,18 @@ def expect_muon(w, g, t, m, v):
     if w.ndim < 2 or w.shape in EMBEDDINGS:
         return expect_adamw(w, g, t, m, v)
     m[...] = MUON_MOMENTUM * m + g
-    u = g + MUON_MOMENTUM * m
+    return w - RATE * (orthogonalized(g + MUON_MOMENTUM * m) + DECAY * w)
+
+
+def expect_heads(w, g, t, m, v):
+    """Muon which takes the rows of each head as a matrix."""
+    m[...] = MUON_MOMENTUM * m + g
+    u = np.concatenate([orthogonalized(head) for head in np.split(g + MUON_MOMENTUM * m, HEADS)])
+    return w - RATE * (u + DECAY * w)
+
+
+def orthogonalized(u):
+    """Return the update of a matrix by Muon."""
     x = u.T if u.shape[0] > u.shape[1] else u
     x = x / np.linalg.norm(x)
     a, b, c = MUON_COEFFICIENTS
@@ -174,7 +187,7 @@ def expect_muon(w, g, t, m, v):
         s = x @ x.T
         x = a * x + (b * s + c * s @ s) @ x
     x = x.T if u.shape[0] > u.shape[1] else x
-    return w - RATE * (0.2 * np.sqrt(max(u.shape)) * x + DECAY * w)
+    return 0.2 * np.sqrt(max(u.shape)) * x
 
 
 def expect_lion(w, g, t, m, v):
@@ -373,6 +386,13 @@ def muon(**options):
     return make
 
 
+def heads_of_muon(params):
+    """Make Muon by heads."""
+    from ms_optim import heads
+
+    return muon(splits={"*": heads(HEADS)})(params)
+
+
 def torch_muon(params):
     """Make torch's Muon, which uses bfloat16 products, and its fused AdamW for the rest."""
     import torch
@@ -566,6 +586,7 @@ ROWS = {
     "schedule_free": ("mindspore", mindspore_row(ours("ScheduleFreeAdamW"), expect_schedule_free), 28),
     "muon": ("mindspore", mindspore_row(muon(), expect_muon), 20),
     "muon bfloat16": ("mindspore", mindspore_row(muon(ns_dtype="bfloat16"), expect_muon), 20),
+    "heads of muon": ("mindspore", mindspore_row(heads_of_muon, expect_heads), 20),
     "muon 8bit": ("mindspore", mindspore_row(muon(state_dtype="8bit"), expect_muon), 14),
     "muon of operators": ("mindspore", mindspore_row(muon_of_operators, expect_muon, "pynative"), 20),
     "dgc graph": ("mindspore", mindspore_row(dgc, expect_dgc), 24),

@@ -249,6 +249,7 @@ MISTAKES = (
         "if other.origin]",
         "test_sharding.py -k another_number_of_processes",
     ),
+    Mistake("paths/parts.py", "(rates.described(), layout.rate_places)", "layout.rate_places", "test_sharding.py -k 2"),
     # ---- Owners of matrices
     Mistake(
         "rules/owners.py",

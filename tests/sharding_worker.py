@@ -4,7 +4,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from harness import Step, numbers, numbers_of, tensor
-from mindspore import Parameter, communication
+from mindspore import Parameter, communication, nn
 from runtime import group_of
 from sharding import (
     ANOTHER_NUMBER,
@@ -71,12 +71,16 @@ def check_other_arguments(world):
     for given, said in (
         ({"state_dtype": ("float32", "bfloat16")[rank % 2]}, "'state_dtype'"),
         ({"skip_nonfinite": rank > 0}, "'skip_nonfinite'"),
+        ({"learning_rate": 0.1 + 0.1 * rank}, "learning rates and weight decays"),
+        ({"learning_rate": [0.1, 0.2 + rank]}, "learning rates and weight decays"),
+        ({"learning_rate": nn.ExponentialDecayLR(0.1, 0.9, 10 + rank)}, "learning rates and weight decays"),
+        ({"weight_decay": 0.1 + 0.1 * rank}, "learning rates and weight decays"),
         ({"momentum": 0.9 + 0.01 * rank}, "arguments of the rule"),
         ({"ns_steps": 5 + rank % 2}, "arguments of the rule"),
         ({"splits": {"w": (2, 4 * communication.get_group_size() - 2) if rank else 2}}, "matrices of each parameter"),
     ):
         with pytest.raises(ValueError, match=f"must have the same {said}, but another process has another than"):
-            Muon(matrix, 0.1, backend="composite", **given)
+            Muon(matrix, **{"learning_rate": 0.1, "backend": "composite", **given})
 
 
 def check_slices_that_do_not_fit(world):

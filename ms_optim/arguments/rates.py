@@ -54,6 +54,15 @@ class Rates(nn.Cell):
         """Return the rates of a step, counted from 0, to Python."""
         return self.construct(step).asnumpy().tolist()
 
+    def described(self) -> list[Any]:
+        """Return what decides about the rates, as plain values, by which processes compare theirs."""
+        lists: list[Any] = [getattr(schedule, "learning_rate", None) for schedule in self.schedules]
+        return [
+            [float(rate.asnumpy()) for rate in self.fixed],
+            [(type(schedule).__name__, seen) for schedule, seen in zip(self.schedules, self._seen)],
+            [values.asnumpy().tolist() for values in lists if isinstance(values, Tensor)],
+        ]
+
     def check(self, optimizer: str) -> None:
         """Raise an error if an attribute of a schedule has changed, as compiled steps go on with its first value."""
         for schedule, seen in zip(self.schedules, self._seen):

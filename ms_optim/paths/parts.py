@@ -104,19 +104,20 @@ class Parts:
         device = kernels.device_target()
         settings = Settings.of(name, rule, options, device, optimizer.runs_on_host, is_parallel)
         if shard_groups:
-            check_agreement(name, shard_groups.values(), _agreed(rule, options, layout))
+            check_agreement(name, shard_groups.values(), _agreed(rule, options, layout, rates))
             layout = dataclasses.replace(layout, slices=slices_of_all(layout, shard_groups))
         slices = SumOverProcesses([shard_groups.get(p) for p in layout.names]) if shard_groups else None
         return cls(optimizer, rule, options, layout, held, rates, settings, shares, slices)
 
 
-def _agreed(rule: Rule, options: Options, layout: Layout) -> dict[str, Any]:
+def _agreed(rule: Rule, options: Options, layout: Layout, rates: Rates) -> dict[str, Any]:
     """Return what all processes with slices of the same tensors must have in common, by what a user calls it."""
     own = {"number of parameters": layout.count, "optimizer": layout.optimizer}
     own |= {f"'{name}'": value for name, value in vars(options).items()}
     own["arguments of the rule"] = (rule.constants, rule.flags, rule.iterations)
     own["formats by parameter"] = [(each.state_dtype, each.master_weights) for each in layout.options]
     own["number of dimensions of each parameter"] = [len(shape) for shape in layout.shapes]
+    own["learning rates and weight decays"] = (rates.described(), layout.rate_places)
     own["weight decays and centralization by parameter"] = (layout.decay_places, layout.centralized)
     own["matrices of each parameter"] = ([form.whole for form in layout.forms], layout.form_places)
     return own

@@ -385,9 +385,39 @@ MISTAKES = (
     ),
     Mistake(
         "ops/cpu/sinkhorn_engine.h",
-        "      squares[lane] += g[i] * g[i];\n",
-        "      squares[lane] += s[i] * s[i];\n",
+        "    lanes[k][lane] += g * g;\n",
+        "    lanes[k][lane] += element * element;\n",
         "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "      for (float &lane : lanes[k]) lane = 0.0f;\n",
+        "",
+        "gpu/test_sinkhorn_passes.py",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "if (in_memory) kept.Keep(",
+        "if (in_memory && making == nullptr) kept.Keep(",
+        "gpu/test_sinkhorn_passes.py",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "const float *&read = making_ != nullptr ? gradients_[k]",
+        "const float *&read = making_ != nullptr ? gradients_[0]",
+        "gpu/test_sinkhorn_passes.py",
+    ),
+    Mistake(
+        "ops/cuda/sinkhorn_engine.cuh",
+        "first == 0 ? band.TilesUpTo(begin) :",
+        "first == 0 ? band.TilesFrom(begin) :",
+        "gpu/test_sinkhorn_passes.py",
+    ),
+    Mistake(
+        "ops/cuda/sinkhorn_engine.cuh",
+        "end = order.Begin(place + 1), last = band.TilesUpTo(end);",
+        "end = order.Begin(place + 1), last = band.TilesFrom(end);",
+        "gpu/test_sinkhorn_passes.py",
     ),
     Mistake(
         "ops/cpu/sinkhorn_engine.h",
@@ -397,8 +427,8 @@ MISTAKES = (
     ),
     Mistake(
         "ops/cpu/sinkhorn_engine.h",
-        "  void Keep(float *memory) {\n    AddDecided();\n",
-        "  void Keep(float *memory) {\n",
+        "    if (making_ == nullptr) AddDecided();\n",
+        "",
         "test_sinkhorn.py -k stored",
     ),
     Mistake(

@@ -62,37 +62,90 @@ inline void AddToColumns(const Factored &four, int64_t columns, double *__restri
   for (int64_t j = 0; j < columns; ++j) own.AddTo(sums, j);
 }
 
+// Rows whose elements memory holds.
+template <int kCount>
+struct HeldRows {
+  static constexpr int kRows = kCount;
+  const float *rows[kRows];
+
+  template <int k>
+  MS_OPTIM_FN float At(int64_t j, int) {
+    return rows[k][j];
+  }
+  template <int k>
+  MS_OPTIM_FN void Fetch(int64_t j) const {
+    FetchAhead(rows[k] + j);
+  }
+  void EndSegment(int64_t, int) {}
+};
+
+// Rows of the momentum, in whose place the loop makes the elements of G. It adds up the squares of the gradients.
+template <int kCount>
+struct MadeRows {
+  static constexpr int kRows = kCount;
+  Sinkhorn rule;
+  float factor;  // of the gradients
+  float *rows[kRows];
+  const float *gradients[kRows];
+  double squares = 0.0;
+  float lanes[kRows][kLanes] = {};
+
+  template <int k>
+  MS_OPTIM_FN float At(int64_t j, int lane) {
+    const float g = gradients[k][j];
+    float state = rows[k][j], element;
+    rule.Moments(factor * g, &state);
+    rule.Directions(0.0f, factor * g, &state, &element);
+    rows[k][j] = element;
+    lanes[k][lane] += g * g;
+    return element;
+  }
+  template <int k>
+  MS_OPTIM_FN void Fetch(int64_t j) const {
+    FetchAhead(rows[k] + j);
+    FetchAhead(gradients[k] + j);
+  }
+  void EndSegment(int64_t begin, int n) {
+    for (int k = 0; k < kRows; ++k) {
+      squares += ExactWhereLost(SumOfLanes(lanes[k]), gradients[k] + begin, n);
+      for (float &lane : lanes[k]) lane = 0.0f;
+    }
+  }
+};
+
 // Computes for rows the sums of squares of the products of their elements and the factors of columns. Several rows at
 // once keep memory busier than one after the other. In the same loop (kAdds), rows that were read before enter the sums
 // of the columns: their arithmetic takes the time in which memory delivers the next ones.
-template <bool kAdds, int kRows>
-void SumRows(const float *const (&rows)[kRows], const float *factors, int64_t columns, double (&totals)[kRows],
-             const Factored &before = {}, double *sums = nullptr) {
+template <bool kAdds, class Source>
+void SumRows(Source &source, const float *factors, int64_t columns, double *totals, const Factored &before = {},
+             double *sums = nullptr) {
+  constexpr int kRows = Source::kRows, kLast = kRows - 1;
   static_assert(kRows == 1 || kRows == 4, "the loop names each row, or it would not be vectorized");
-  constexpr int kLast = kRows - 1;
   const Factored own = before;
-  for (double &total : totals) total = 0.0;
+  Source from = source;
+  for (int k = 0; k < kRows; ++k) totals[k] = 0.0;
   for (int64_t begin = 0; begin < columns; begin += kTile) {
     const int n = static_cast<int>(Min(int64_t{kTile}, columns - begin));
-    const float *x0 = rows[0] + begin, *x1 = rows[kLast / 3] + begin, *x2 = rows[2 * kLast / 3] + begin,
-                *x3 = rows[kLast] + begin, *c = factors + begin;
+    const float *c = factors + begin;
     float lanes[4][kLanes] = {};
     const auto add = [&](int i, int lane) __attribute__((always_inline)) {
-      const float p0 = x0[i] * c[i];
+      const float p0 = from.template At<0>(begin + i, lane) * c[i];
       lanes[0][lane] += p0 * p0;
       if (kRows == 1) return;
-      const float p1 = x1[i] * c[i], p2 = x2[i] * c[i], p3 = x3[i] * c[i];
+      const float p1 = from.template At<kLast / 3>(begin + i, lane) * c[i],
+                  p2 = from.template At<2 * kLast / 3>(begin + i, lane) * c[i],
+                  p3 = from.template At<kLast>(begin + i, lane) * c[i];
       lanes[1][lane] += p1 * p1;
       lanes[2][lane] += p2 * p2;
       lanes[3][lane] += p3 * p3;
     };
     const int whole = n / kLanes * kLanes;
     for (int i = 0; i < whole; i += kLanes) {
-      FetchAhead(x0 + i);
+      from.template Fetch<0>(begin + i);
       if (kRows > 1) {
-        FetchAhead(x1 + i);
-        FetchAhead(x2 + i);
-        FetchAhead(x3 + i);
+        from.template Fetch<kLast / 3>(begin + i);
+        from.template Fetch<2 * kLast / 3>(begin + i);
+        from.template Fetch<kLast>(begin + i);
       }
       MS_OPTIM_IVDEP
       for (int lane = 0; lane < kLanes; ++lane) add(i + lane, lane);
@@ -106,35 +159,47 @@ void SumRows(const float *const (&rows)[kRows], const float *factors, int64_t co
     }
     for (int k = 0; k < kRows; ++k) {
       const double sum = SumOfPairs(lanes[k]);
-      totals[k] += IsExact(sum) ? sum : ExactSum(rows[k] + begin, c, n);
+      totals[k] += IsExact(sum) ? sum : ExactSum(from.rows[k] + begin, c, n);
     }
+    from.EndSegment(begin, n);
   }
+  source = from;
 }
 
+// The momentum of a matrix and its gradients, of which G is made.
+struct Making {
+  Sinkhorn rule;
+  float factor;     // of the gradients
+  double *squares;  // the sum of the gradients' squares
+};
+
 // Takes rows four at a time: decides their factors from their sums, and adds them to the sums of the columns together
-// with the next four.
+// with the next four. If they are made first, their elements are the momentum until then.
 //
 // Decide returns the factor of a row by its index and sum.
 template <class Decide>
 class Rows {
  public:
-  Rows(int64_t columns, const float *factors, double *sums, Decide decide)
-      : columns_(columns), factors_(factors), sums_(sums), decide_(decide) {
+  Rows(int64_t columns, const float *factors, double *sums, Decide decide, const Making *making = nullptr)
+      : columns_(columns), factors_(factors), sums_(sums), decide_(decide), making_(making) {
     std::fill_n(sums, columns, 0.0);
   }
 
-  // Moves the elements of those that wait, at most three, into memory where they stay until they are taken.
+  // Moves what is read of those that wait, at most three, into memory where it stays until they are taken: their
+  // gradients if they are to be made, or else their elements.
   void Keep(float *memory) {
-    AddDecided();
+    if (making_ == nullptr) AddDecided();
     for (int k = 0; k < count_; ++k, memory += columns_) {
-      if (rows_[k] != memory) memcpy(memory, rows_[k], static_cast<size_t>(columns_) * sizeof(float));
-      rows_[k] = memory;
+      const float *&read = making_ != nullptr ? gradients_[k] : rows_[k];
+      if (read != memory) memcpy(memory, read, static_cast<size_t>(columns_) * sizeof(float));
+      read = memory;
     }
   }
 
-  void Add(int64_t index, const float *elements) {
+  void Add(int64_t index, const float *elements, const float *gradients) {
     indices_[count_] = index;
     rows_[count_] = elements;
+    gradients_[count_] = gradients;
     if (++count_ == 4) Take();
   }
 
@@ -146,19 +211,45 @@ class Rows {
 
  private:
   void Take() {
-    for (int k = count_; k < 4; ++k) rows_[k] = rows_[0];
     double totals[4];
-    if (has_decided_) {
-      SumRows<true>(rows_, factors_, columns_, totals, decided_, sums_);
+    if (count_ == 4) {
+      Sum<4>(0, totals);
     } else {
-      SumRows<false>(rows_, factors_, columns_, totals);
+      for (int k = 0; k < count_; ++k) Sum<1>(k, totals + k);
     }
     for (int k = 0; k < 4; ++k) {
-      decided_.rows[k] = rows_[k];
+      decided_.rows[k] = rows_[k < count_ ? k : 0];
       decided_.factors[k] = k < count_ ? Sinkhorn::Lifted(decide_(indices_[k], totals[k])) : 0.0f;
     }
     has_decided_ = true;
     count_ = 0;
+  }
+
+  template <int kRows>
+  void Sum(int first, double *totals) {
+    if (making_ != nullptr) {
+      MadeRows<kRows> made{making_->rule, making_->factor, {}, {}};
+      for (int k = 0; k < kRows; ++k) {
+        made.rows[k] = const_cast<float *>(rows_[first + k]);
+        made.gradients[k] = gradients_[first + k];
+      }
+      Sum(made, totals);
+      *making_->squares += made.squares;
+    } else {
+      HeldRows<kRows> held;
+      for (int k = 0; k < kRows; ++k) held.rows[k] = rows_[first + k];
+      Sum(held, totals);
+    }
+  }
+
+  template <class Source>
+  void Sum(Source &source, double *totals) {
+    if (has_decided_) {
+      SumRows<true>(source, factors_, columns_, totals, decided_, sums_);
+    } else {
+      SumRows<false>(source, factors_, columns_, totals);
+    }
+    has_decided_ = false;
   }
 
   void AddDecided() {
@@ -170,8 +261,9 @@ class Rows {
   const float *const factors_;
   double *const sums_;
   const Decide decide_;
+  const Making *const making_;
   int64_t indices_[4];
-  const float *rows_[4];
+  const float *rows_[4], *gradients_[4];
   int count_ = 0;
   bool has_decided_ = false;
   Factored decided_;
@@ -250,7 +342,7 @@ class SinkhornEngine : StepEngine {
       rounded += f.columns;
       const int64_t rows = RowsInStrip(f.columns, tasks_[i]);
       // One of each place, besides those that wait.
-      strip = Max(strip, (RowOrder(f.rows, f.columns).places * Min(rows, f.rows) + 3) * f.columns);
+      strip = Max(strip, (RowOrder(f.rows, f.columns, f.in_place).places * Min(rows, f.rows) + 3) * f.columns);
     }
     numbers_.reset(new double[static_cast<size_t>(numbers)]);
     rounded_.reset(new float[static_cast<size_t>(rounded)]);
@@ -303,11 +395,16 @@ class SinkhornEngine : StepEngine {
     MoveBySums(rule_, first, last, move);
   }
 
+  // Returns the order in which a chunk's rows enter the sums of columns.
+  RowOrder OrderOf(const Chunk &chunk) const {
+    const Factors &f = FactorsOf(chunk);
+    return {(chunk.end - chunk.begin) / f.columns, f.columns, f.in_place};
+  }
+
   // Calls body(strips, number) for the strips of a chunk: one of each place at once.
   template <class Body>
-  void ForStrips(const Chunk &chunk, const Task &task, Body body) {
+  void ForStrips(const Chunk &chunk, const Task &task, const RowOrder &order, Body body) {
     const int64_t columns = FactorsOf(chunk).columns, most = RowsInStrip(columns, task), first = chunk.begin / columns;
-    const RowOrder order(chunk.end / columns - first, columns);
     for (int64_t k = 0; k < order.Begin(1); k += most) {
       Strip strips[4];
       int count = 0;
@@ -320,25 +417,34 @@ class SinkhornEngine : StepEngine {
     }
   }
 
-  // Adds up the columns of a chunk: of all rows (kAll), or of those that did not become 0. Elements returns those of a
-  // strip, for which it is given memory.
-  template <bool kAll, class Elements, class Decide>
-  void AddRows(const Chunk &chunk, const Task &task, Elements elements, Decide decide) {
+  // What is read of a strip's rows, in their own memory or in a thread's.
+  struct Loaded {
+    const float *elements;
+    const float *gradients = nullptr;  // if elements are made of the momentum and these
+  };
+
+  // Adds up the columns of a chunk: of all rows (kAll), or of those that did not become 0. Load returns what is read of
+  // a strip, for which it is given memory.
+  template <bool kAll, class Load, class Decide>
+  void AddRows(const Chunk &chunk, const Task &task, Load load, Decide decide, const Making *making = nullptr) {
     const Factors &f = FactorsOf(chunk);
-    Rows kept(f.columns, f.rounded, SumsOfColumns(chunk), decide);
-    ForStrips(chunk, task, [&](const Strip *strips, int count) {
-      const float *of_strip[4] = {};
+    const bool in_memory = making != nullptr ? !ReadsInPlace(step_.tensors[chunk.tensor], task) : !f.in_place;
+    Rows kept(f.columns, f.rounded, SumsOfColumns(chunk), decide, making);
+    ForStrips(chunk, task, OrderOf(chunk), [&](const Strip *strips, int count) {
+      Loaded loaded[4] = {};
       float *memory = Memory() + 3 * f.columns;
       for (int k = 0; k < count; memory += strips[k++].rows * f.columns) {
-        if (kAll || !AreZero(strips[k])) of_strip[k] = elements(strips[k], memory);
+        if (kAll || !AreZero(strips[k])) loaded[k] = load(strips[k], memory);
       }
       for (int64_t k = 0; k < strips[0].rows; ++k) {
         for (int place = 0; place < count; ++place) {
           const int64_t row = strips[place].row + k;
-          if (k < strips[place].rows && (kAll || f.of_rows[row] != 0.0)) kept.Add(row, of_strip[place] + k * f.columns);
+          if (k >= strips[place].rows || (!kAll && f.of_rows[row] == 0.0)) continue;
+          const float *g = loaded[place].gradients;
+          kept.Add(row, loaded[place].elements + k * f.columns, g != nullptr ? g + k * f.columns : nullptr);
         }
       }
-      if (!f.in_place) kept.Keep(Memory());
+      if (in_memory) kept.Keep(Memory());
     });
     kept.Finish();
   }
@@ -346,21 +452,31 @@ class SinkhornEngine : StepEngine {
   // This thread's memory: for three rows that wait, and a strip of each place.
   float *Memory() const { return strips_[static_cast<size_t>(omp_get_thread_num())].get(); }
 
-  // Makes the momentum of a strip, and returns the elements of G: the state's own memory, or the given one.
-  const float *Make(const Tensor &t, const Task &task, const Strip &strip, float *memory, Chunk &chunk, Buffers &b) {
-    const bool in_place = FactorsOf(chunk).in_place;
+  // Tells whether gradients are read where they are.
+  static bool ReadsInPlace(const Tensor &t, const Task &task) {
+    return t.gradient_type == DType::kFloat32 && task.row == 0;
+  }
+
+  // Returns what the loop over a strip's rows makes G of, in the place of the momentum.
+  Loaded LoadBoth(const Tensor &t, const Task &task, const Strip &strip, float *memory, Buffers &b) {
+    const float *momentum = static_cast<const float *>(t.state[0]) + strip.begin;
+    if (ReadsInPlace(t, task)) return {momentum, static_cast<const float *>(t.gradient) + strip.begin};
+    ForTiles(t, task, strip, b, [&](int64_t begin, int n, const float *g) {
+      memcpy(memory + (begin - strip.begin), g, static_cast<size_t>(n) * sizeof(float));
+    });
+    return {momentum, memory};
+  }
+
+  // Makes the momentum of a strip, and returns the elements of G.
+  Loaded Make(const Tensor &t, const Task &task, const Strip &strip, float *memory, Chunk &chunk, Buffers &b) {
     ForTiles(t, task, strip, b, [&](int64_t begin, int n, const float *g) {
       float *s = LoadState(t, 0, begin, n, b.state[0]);
-      if (in_place) {
-        chunk.sum[kGradientSum] += ReplaceMomentum(task.factor, g, s, n);
-      } else {
-        MomentumTile(task.factor, g, s, n);
-        if (task.low_states) FillNoise(task.noise, begin, n, b.noise);
-        StoreState(t, 0, begin, n, s, b.noise);
-        chunk.sum[kGradientSum] += SumSquares(g, n);
-      }
+      MomentumTile(task.factor, g, s, n);
+      if (task.low_states) FillNoise(task.noise, begin, n, b.noise);
+      StoreState(t, 0, begin, n, s, b.noise);
+      chunk.sum[kGradientSum] += SumSquares(g, n);
     });
-    return Load(t, task, strip, memory, b);
+    return {Load(t, task, strip, memory, b)};
   }
 
   // Returns the elements of G in a strip, of a pass after the momentum was made.
@@ -383,35 +499,22 @@ class SinkhornEngine : StepEngine {
     for (int i = 0; i < n; ++i) rule.Moments(factor * g[i], s + i);
   }
 
-  // Makes the elements of G in the place of the states, and returns the sum of squares of the gradients.
-  double ReplaceMomentum(float factor, const float *__restrict g, float *__restrict s, int n) const {
-    const Sinkhorn rule = rule_;
-    float squares[kLanes] = {};
-    const auto fetch = [=](int i) __attribute__((always_inline)) {
-      FetchAhead(g + i);
-      FetchAhead(s + i);
-    };
-    ForLanes(n, fetch, [&](int i, int lane) __attribute__((always_inline)) {
-      float state = s[i], element;
-      rule.Moments(factor * g[i], &state);
-      rule.Directions(0.0f, factor * g[i], &state, &element);
-      s[i] = element;
-      squares[lane] += g[i] * g[i];
-    });
-    return ExactWhereLost(SumOfLanes(squares), g, n);
-  }
-
   // The first pass: makes the momentum, notes the norm of each row as its factor, and adds up the columns as if all
   // rows stayed.
   void MakeMomentum(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
     const Factors &f = FactorsOf(chunk);
     chunk.sum[kGradientSum] = 0.0;
+    const Making in_place{rule_, task.factor, &chunk.sum[kGradientSum]};
     AddRows<true>(
-        chunk, task, [&](const Strip &strip, float *memory) { return Make(t, task, strip, memory, chunk, b); },
+        chunk, task,
+        [&](const Strip &strip, float *memory) {
+          return f.in_place ? LoadBoth(t, task, strip, memory, b) : Make(t, task, strip, memory, chunk, b);
+        },
         [&](int64_t row, double sum) {
           f.of_rows[row] = std::sqrt(sum);
           return rule_.FirstFactor(f.of_rows[row], 0.0);
-        });
+        },
+        f.in_place ? &in_place : nullptr);
     double norms[kLanes] = {};
     const int64_t first = chunk.begin / f.columns, rows = chunk.end / f.columns - first;
     for (int64_t k = 0; k < rows; ++k) norms[k % kLanes] += f.of_rows[first + k];
@@ -439,7 +542,7 @@ class SinkhornEngine : StepEngine {
   void DivideRows(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
     const Factors &f = FactorsOf(chunk);
     AddRows<false>(
-        chunk, task, [&](const Strip &strip, float *memory) { return Load(t, task, strip, memory, b); },
+        chunk, task, [&](const Strip &strip, float *memory) { return Loaded{Load(t, task, strip, memory, b)}; },
         [&](int64_t row, double sum) {
           if (kDivide) f.of_rows[row] = rule_.NextFactor(f.of_rows[row], sum);
           return f.of_rows[row];
@@ -462,7 +565,10 @@ class SinkhornEngine : StepEngine {
   // a pass that only adds up comes before it.
   void MoveWeights(const Tensor &t, const Task &task, unsigned parts, Chunk &chunk, Buffers &b) {
     const Factors &f = FactorsOf(chunk);
-    ForStrips(chunk, task, [&](Strip *strips, int count) {
+    RowOrder order = OrderOf(chunk);
+    // Short rows are read and written faster one after the other.
+    if (f.columns <= kTile) order.places = 1;
+    ForStrips(chunk, task, order, [&](Strip *strips, int count) {
       LastRows rows[4];
       float *memory = Memory();
       for (int k = 0; k < count; memory += strips[k++].rows * f.columns) {
@@ -498,14 +604,14 @@ class SinkhornEngine : StepEngine {
     float *after[4];
     int waiting = 0;
     const auto divide = [&] {
-      for (int k = waiting; k < 4; ++k) rows[k] = rows[0];
-      if (waiting == 1) {
-        const float *const row[] = {rows[0]};
-        double sum[1];
-        SumRows<false>(row, f.rounded, f.columns, sum);
-        sums[0] = sum[0];
+      if (waiting == 4) {
+        HeldRows<4> four = {{rows[0], rows[1], rows[2], rows[3]}};
+        SumRows<false>(four, f.rounded, f.columns, sums);
       } else {
-        SumRows<false>(rows, f.rounded, f.columns, sums);
+        for (int k = 0; k < waiting; ++k) {
+          HeldRows<1> row = {{rows[k]}};
+          SumRows<false>(row, f.rounded, f.columns, sums + k);
+        }
       }
       for (int k = 0; k < waiting; ++k) *after[k] = rule_.LastFactor(rule_.NextFactor(before[k], sums[k]), f.columns);
       waiting = 0;

@@ -170,7 +170,7 @@ __device__ void AddToColumns(const Band &band, const Elements &elements, const i
 
 // Lists the rows that were kept, or all, in the order in which they are added up, and returns their number.
 __device__ inline int ListRows(const Band &band, bool all, int (&listed)[kRowsInBand]) {
-  const RowOrder order(band.rows, band.columns);
+  const RowOrder order(band.rows, band.columns, band.in_place);
   int count = 0;
   for (int64_t first = 0; first < band.rows; first += kThreads) {
     const int64_t k = first + threadIdx.x, row = k < band.rows ? order.Row(k) : 0;
@@ -247,11 +247,14 @@ __global__ void __launch_bounds__(kThreads, kBandsAtOnce)
     noise.From(task.noise, tile);
     StoreState<Format>(t, 0, tile, noise, x.s[0]);
   };
-  const RowOrder order(band.rows, band.columns);
+  const RowOrder order(band.rows, band.columns, band.in_place);
   const auto make_rows = [&](int first) {
     for (int64_t place = 0; place < order.places; ++place) {
-      const int64_t from = order.Begin(place) + first / order.places, to = from + kRowsAtOnce / order.places;
-      const Chunk strip(band.tensor, band.TilesFrom(from), band.TilesFrom(Min(to, order.Begin(place + 1))));
+      // A tile with rows of two places is made with the first rows of the second.
+      const int64_t begin = order.Begin(place), end = order.Begin(place + 1), last = band.TilesUpTo(end);
+      const int64_t from = begin + first / order.places, to = from + kRowsAtOnce / order.places;
+      const int64_t tiles = first == 0 ? band.TilesUpTo(begin) : Min(last, band.TilesFrom(from));
+      const Chunk strip(band.tensor, tiles, to < end ? Min(last, band.TilesFrom(to)) : last);
       ForTilesOf<Format>(strip, BalancedMomentum(band.rule), band.t, band.task, step.flags, make);
     }
   };

@@ -93,7 +93,9 @@ static_assert(kRowsInBand % kCodeBlock == 0, "bands begin with a block of codes"
 struct RowOrder {
   int64_t rows, places;
 
-  MS_OPTIM_FN RowOrder(int64_t count, int64_t columns) : rows(count), places(columns % kCodeBlock == 0 ? 4 : 1) {}
+  // The state of `in_place` holds G, and thus float32.
+  MS_OPTIM_FN RowOrder(int64_t count, int64_t columns, bool in_place)
+      : rows(count), places(in_place || columns % kCodeBlock == 0 ? 4 : 1) {}
 
   // Returns where a place begins. If places have not the same length, the first ones have a row more.
   MS_OPTIM_FN int64_t Begin(int64_t place) const { return place * (rows / places) + Min(place, rows % places); }

@@ -185,14 +185,12 @@ class Rows {
     std::fill_n(sums, columns, 0.0);
   }
 
-  // Moves what is read of those that wait, at most three, into memory where it stays until they are taken: their
-  // gradients if they are to be made, or else their elements.
+  // Moves the elements of those that wait, at most three, into memory where they stay until they are taken.
   void Keep(float *memory) {
-    if (making_ == nullptr) AddDecided();
+    AddDecided();
     for (int k = 0; k < count_; ++k, memory += columns_) {
-      const float *&read = making_ != nullptr ? gradients_[k] : rows_[k];
-      if (read != memory) memcpy(memory, read, static_cast<size_t>(columns_) * sizeof(float));
-      read = memory;
+      if (rows_[k] != memory) memcpy(memory, rows_[k], static_cast<size_t>(columns_) * sizeof(float));
+      rows_[k] = memory;
     }
   }
 
@@ -428,7 +426,6 @@ class SinkhornEngine : StepEngine {
   template <bool kAll, class Load, class Decide>
   void AddRows(const Chunk &chunk, const Task &task, Load load, Decide decide, const Making *making = nullptr) {
     const Factors &f = FactorsOf(chunk);
-    const bool in_memory = making != nullptr ? !ReadsInPlace(step_.tensors[chunk.tensor], task) : !f.in_place;
     Rows kept(f.columns, f.rounded, SumsOfColumns(chunk), decide, making);
     ForStrips(chunk, task, OrderOf(chunk), [&](const Strip *strips, int count) {
       Loaded loaded[4] = {};
@@ -444,7 +441,9 @@ class SinkhornEngine : StepEngine {
           kept.Add(row, loaded[place].elements + k * f.columns, g != nullptr ? g + k * f.columns : nullptr);
         }
       }
-      if (in_memory) kept.Keep(Memory());
+      // The next strips overwrite this memory. Gradients in it never wait: before the last strips, each of the four
+      // places has the same number of rows.
+      if (!f.in_place) kept.Keep(Memory());
     });
     kept.Finish();
   }
@@ -452,15 +451,12 @@ class SinkhornEngine : StepEngine {
   // This thread's memory: for three rows that wait, and a strip of each place.
   float *Memory() const { return strips_[static_cast<size_t>(omp_get_thread_num())].get(); }
 
-  // Tells whether gradients are read where they are.
-  static bool ReadsInPlace(const Tensor &t, const Task &task) {
-    return t.gradient_type == DType::kFloat32 && task.row == 0;
-  }
-
   // Returns what the loop over a strip's rows makes G of, in the place of the momentum.
   Loaded LoadBoth(const Tensor &t, const Task &task, const Strip &strip, float *memory, Buffers &b) {
     const float *momentum = static_cast<const float *>(t.state[0]) + strip.begin;
-    if (ReadsInPlace(t, task)) return {momentum, static_cast<const float *>(t.gradient) + strip.begin};
+    if (t.gradient_type == DType::kFloat32 && task.row == 0) {
+      return {momentum, static_cast<const float *>(t.gradient) + strip.begin};
+    }
     ForTiles(t, task, strip, b, [&](int64_t begin, int n, const float *g) {
       memcpy(memory + (begin - strip.begin), g, static_cast<size_t>(n) * sizeof(float));
     });

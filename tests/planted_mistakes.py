@@ -399,7 +399,7 @@ MISTAKES = (
         "ops/cpu/sinkhorn_engine.h",
         "    if (t.gradient_type == DType::kFloat32 && task.row == 0) {\n",
         "    if (t.gradient_type == DType::kFloat32) {\n",
-        "test_sinkhorn.py",
+        "test_conformance.py -k 'Sinkhorn and grouped'",
     ),
     Mistake(
         "ops/cuda/sinkhorn_engine.cuh",

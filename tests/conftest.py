@@ -39,6 +39,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Run a test while no processes of another one train together."""
+    with processes.turns.test():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """Remember which tests of builds pass."""
     report = yield

@@ -834,7 +834,8 @@ def test_temporary_memory_stays_within_its_bound(ns_dtype):
 
     own = side * side * (4 + 4 * {"float32": 4, "bfloat16": 2}[ns_dtype])
     assert taken(max_temporary_bytes=most) < most + (2 << 20)
-    assert taken() > 0.8 * count * own  # 4 million elements
+    # 4 million elements at once. One iteration of bfloat16 numbers uses two of their four buffers.
+    assert taken() > 0.6 * count * own
 
 
 def test_a_bound_of_temporary_memory_is_a_number_of_bytes():

@@ -576,7 +576,7 @@ ROWS = {
     "adamw radial brake": (
         "mindspore",
         mindspore_row(ours("AdamW", weight_norm="radial_brake"), expect_braked, "pynative"),
-        44,
+        40,
     ),
     "adamw average": ("mindspore", mindspore_row(ours("AdamW", average_decay=0.999), expect_adamw), 36),
     "lion": ("mindspore", mindspore_row(lion(), expect_lion), 20),

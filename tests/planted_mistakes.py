@@ -1064,6 +1064,36 @@ MISTAKES = (
         "ops/cpu/held_norms.h",
         "kNewStates | kDropStates | kSumUp",
         "kNewStates | kSumUp",
+        "test_weight_norms.py -k 'kernels_follow and Lion'",
+    ),
+    Mistake(
+        "ops/cpu/held_norms.h",
+        "return !Rule::kDirectsFirst && !task.low_states;",
+        "return !task.low_states;",
+        "test_weight_norms.py -k 'kernels_follow and Lion'",
+    ),
+    Mistake(
+        "ops/cpu/held_norms.h",
+        "!Rule::kDirectsFirst && !task.low_states;",
+        "!Rule::kDirectsFirst;",
+        "test_weight_norms.py -k store_alike",
+    ),
+    Mistake(
+        "ops/cpu/held_norms.h",
+        "RuleTile<Rule, kMoveWeights | kAlongWeights>",
+        "RuleTile<Rule, kMoveWeights>",
+        "test_weight_norms.py -k 'kernels_follow and AdamW'",
+    ),
+    Mistake(
+        "ops/cpu/held_norms.h",
+        "    if (!stores_first) {\n",
+        "    if (true) {\n",
+        "test_weight_norms.py -k 'kernels_follow and AdamW'",
+    ),
+    Mistake(
+        "ops/cpu/chunk_passes.h",
+        "Moved<2>(p, direction[0], w[i])",
+        "Moved<2>(p, w[i], direction[0])",
         "test_weight_norms.py -k 'kernels_follow and AdamW'",
     ),
     Mistake(

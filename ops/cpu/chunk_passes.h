@@ -142,8 +142,8 @@ MS_OPTIM_FN void MoveTile(const Task &task, int n, float (*d)[kTile], float *w) 
 }
 
 // The work of a loop over a tile: it makes new states from the gradient, which it may drop, adds up sums, and moves
-// weights.
-enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4, kDropStates = 8 };
+// weights, along directions and maybe along themselves.
+enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4, kDropStates = 8, kAlongWeights = 16 };
 
 template <class Rule, unsigned kParts>
 void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, const float *__restrict g,
@@ -172,7 +172,8 @@ void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, co
     }
     if (kParts & kMoveWeights) {
       if (kParts & kSumUp) before[i] = w[i];
-      w[i] -= Moved<Rule::kDirections>(p, direction[0], direction[1]);
+      w[i] -= (kParts & kAlongWeights) != 0 ? Moved<2>(p, direction[0], w[i])
+                                            : Moved<Rule::kDirections>(p, direction[0], direction[1]);
     }
   });
   total = sums;

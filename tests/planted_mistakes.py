@@ -1108,6 +1108,19 @@ MISTAKES = (
         "tasks_[i].trust_ratio = std::sqrt",
         "test_weight_norms.py -k 'kernels_follow and Muon'",
     ),
+    # ---- What every step asks of many tensors
+    Mistake(
+        "states/storage.py",
+        "        if all_require_gradients(self._trained):\n",
+        "        if all_require_gradients(self._trained[1:]):\n",
+        "test_set_later.py -k frozen_later",
+    ),
+    Mistake(
+        "arguments/gradients.py",
+        "    if not any_is_view(gradients):\n",
+        "    if not any_is_view(gradients[:1]) or True:\n",
+        "test_step.py -k lie_in_memory",
+    ),
     # ---- Schedules
     Mistake(
         "schedules/weight_decays.py",

@@ -28,6 +28,7 @@ ORDER = (
     *(
         "versions",
         "unregistered",
+        "questions",
         "arguments",
         "schedules",
         "rules",

@@ -8,6 +8,7 @@ from typing import Any
 from mindspore import Tensor
 from mindspore.ops.primitive import constexpr
 
+from ..questions import any_is_view, dtypes_of, shapes_of
 from .checks import WEIGHT_DTYPES
 from .words import fail
 
@@ -89,5 +90,7 @@ def check_gradients(optimizer: str, names: tuple, shapes: tuple, gradients: Any)
         ValueError: If :func:`check_shapes` raises it.
     """
     check_tensors(optimizer, gradients, Tensor)
-    check_shapes(optimizer, names, shapes, tuple([g.shape for g in gradients]), tuple([g.dtype for g in gradients]))
+    check_shapes(optimizer, names, shapes, tuple(shapes_of(gradients)), tuple(dtypes_of(gradients)))
+    if not any_is_view(gradients):
+        return gradients
     return [g if g.is_contiguous() else g.contiguous() for g in gradients]

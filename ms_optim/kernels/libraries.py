@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from mindspore import Parameter, Tensor
 
+from ..questions import data_pointers_of
 from . import description
-from .questions import data_pointers_of
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1]  # the package's
 

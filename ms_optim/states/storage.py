@@ -16,7 +16,7 @@ from mindspore.common.initializer import initializer
 
 from ..arguments.weight_norms import HYPERBALL
 from ..kernels.interface import Statistic
-from ..kernels.questions import any_is_view, dtypes_of, sizes_of
+from ..questions import all_require_gradients, any_is_view, dtypes_of, sizes_of
 from . import inventory, split_masters
 from .in_place import as_float32, is_view, own_memory, stored_as
 
@@ -286,6 +286,8 @@ class Held:
     def check(self) -> None:
         """Raise an error that names what has changed since construction; copy each view to memory of its own."""
         check_noted(self.optimizer, self._seen)
+        if all_require_gradients(self._trained):
+            return
         for p in self._trained:
             if not p.requires_grad:
                 raise ValueError(

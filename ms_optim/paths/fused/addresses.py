@@ -11,7 +11,7 @@ from mindspore import Tensor
 
 from ...kernels.interface import AddressColumn, DType, SharedAddressColumn
 from ...kernels.libraries import addresses_of
-from ...kernels.questions import dtypes_of
+from ...questions import dtypes_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

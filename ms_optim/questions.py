@@ -7,13 +7,15 @@ spent on such calls. These are the functions in C++ themselves, where a version 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mindspore import Tensor
+from mindspore import Parameter, Tensor
 
 _dtype_of = operator.attrgetter("_dtype" if hasattr(Tensor, "_dtype") else "dtype")
 _size_of = operator.attrgetter("_size" if hasattr(Tensor, "_size") else "size")
+_shape_of = operator.attrgetter("_shape" if hasattr(Tensor, "_shape") else "shape")
+_requires_grad = operator.attrgetter("_param_info.requires_grad")
 
 
 def _bare(name: str) -> Any:
@@ -32,6 +34,19 @@ def dtypes_of(tensors: Iterable[Tensor]) -> list[Any]:
 def sizes_of(tensors: Iterable[Tensor]) -> list[int]:
     """Return the tensors' numbers of elements."""
     return list(map(_size_of, tensors))
+
+
+def shapes_of(tensors: Iterable[Tensor]) -> list[tuple[int, ...]]:
+    """Return the tensors' shapes."""
+    return list(map(_shape_of, tensors))
+
+
+def all_require_gradients(parameters: Sequence[Parameter]) -> bool:
+    """Tell whether no parameter is frozen."""
+    try:
+        return all(map(_requires_grad, parameters))
+    except AttributeError:  # a version that keeps it elsewhere
+        return all(p.requires_grad for p in parameters)
 
 
 def data_pointers_of(tensors: Iterable[Tensor]) -> list[int]:

@@ -23,7 +23,7 @@ import numpy as np
 from mindspore import Parameter, Tensor
 from rich.console import Console
 from rich.table import Table
-from streams import passing
+from streams import passing, timed
 
 from ms_optim import AdamW, LocalSteps, Quantized, SparseTopK
 from ms_optim.cli.bench import bandwidth, speed_of
@@ -48,13 +48,6 @@ class Round:
     loops: float
     read: float
     move: float
-
-
-def timed(work):
-    """Return the seconds that work takes."""
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
 
 
 def measured(arguments, size, workers, rounds, threads):

@@ -14,11 +14,10 @@ another; the ratios are medians of the turns' ratios.
 
 import argparse
 import statistics
-import time
 
 import numpy as np
 from mindspore import Parameter, Tensor
-from streams import passing
+from streams import passing, timed
 
 from ms_optim import AdamW, Sinkhorn
 
@@ -30,13 +29,6 @@ def step_of(optimizer_class, shape):
     gradients = (Tensor(rng.standard_normal(shape, np.float32)),)
     optimizer = optimizer_class([weight])
     return lambda: optimizer(gradients)
-
-
-def seconds(work):
-    """Return how long work takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def main():
@@ -66,7 +58,7 @@ def main():
     times = {name: [] for name in work}
     for turn in range(arguments.turns + 2):
         for name, run in work.items():
-            measured = seconds(run)
+            measured = timed(run)
             if turn >= 2:  # the first ones touch memory for the first time
                 times[name].append(measured)
     for name, measured in times.items():

@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -33,3 +34,10 @@ def passing(read, updated, writes, size):
     if not all((a == value).all() for a, value in zip(arrays, values, strict=True)):
         raise ValueError("a loop of streams.cc left out elements")
     return lambda: streams()(addresses, read, updated, writes, len(arrays[0]))
+
+
+def timed(work):
+    """Return the seconds that work takes."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin

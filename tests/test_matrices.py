@@ -16,7 +16,7 @@ import reference
 from cases import CASES, MUON_COEFFICIENTS, SCENARIOS, SHAPES, Scenario, plain
 from harness import Pair, Step, check_close, numbers, peak_of_weight
 from mindspore import Parameter, Tensor, ops
-from native import peak, peak_from_now
+from native import LIBC, peak, peak_from_now
 from reference.muon import COEFFICIENTS, iterations_of, orthogonalized
 from sources import ROOT, TESTS
 from tolerances import STEPS, TOLERANCE
@@ -821,6 +821,9 @@ def test_a_bound_of_temporary_memory_changes_no_bit(most, backend):
 @needs_kernel
 @pytest.mark.parametrize("ns_dtype", ["float32", "bfloat16"])
 def test_temporary_memory_stays_within_its_bound(ns_dtype):
+    # What a thread frees may stay with the allocator, unless it is mapped: from how many bytes on must be fixed.
+    m_mmap_threshold = -3
+    assert LIBC.mallopt(m_mmap_threshold, 1 << 20) == 1
     side, count, most = 512, 16, 16 << 20
     params = parameters({f"w{i}": (side, side) for i in range(count)})
     given = tuple(Tensor(np.ones((side, side), np.float32)) for _ in params)
@@ -834,8 +837,7 @@ def test_temporary_memory_stays_within_its_bound(ns_dtype):
 
     own = side * side * (4 + 4 * {"float32": 4, "bfloat16": 2}[ns_dtype])
     assert taken(max_temporary_bytes=most) < most + (2 << 20)
-    # 4 million elements at once. One iteration of bfloat16 numbers uses two of their four buffers.
-    assert taken() > 0.6 * count * own
+    assert taken() > 0.8 * count * own  # 4 million elements
 
 
 def test_a_bound_of_temporary_memory_is_a_number_of_bytes():

@@ -93,7 +93,8 @@ def records_of(request, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _pynative_unless_asked():
-    """Leave every test in the same mode, whatever the last one asked for."""
+def _as_if_alone():
+    """Start every test with the same mode and seed, whatever the last one asked for."""
+    ms.set_seed(0)  # of what networks start from, and of the noise that rounds
     yield
     ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=SYNCHRONOUS)

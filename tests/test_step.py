@@ -315,7 +315,6 @@ class Net(nn.Cell):
     ]
 )
 def test_a_model_learns(case, backend, mode):
-    ms.set_seed(0)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((96, 8)).astype(np.float32)
     labels = x[:, :3].argmax(1).astype(np.int32)

@@ -29,8 +29,10 @@ AXES = {"split.columns": 1, "split.rows of experts": 1}
 # The most elements of one of Muon's stacks: one whole tensor of experts, but two of the parts that some processes have.
 STACKED = 500
 NAMES = list(SHAPES)
-# One tensor of each kind: MindSpore's operators take time to compile and to call one by one.
-FEWER = [name for name in NAMES if name not in ("split.zero", "split.large", "whole.matrix", "whole.scalar")]
+# MindSpore's operators take time to compile and to call one by one: they get one tensor of each kind, and for a rule
+# without matrices, no shapes that only those tell apart.
+OF_MATRICES = [name for name in NAMES if name not in ("split.zero", "split.large", "whole.matrix", "whole.scalar")]
+FEW = ("split.matrix", "whole.vector", "split.convolution", "split.vector")
 CENTRALIZED = ("split.matrix", "split.convolution", "whole.matrix")
 RATE, SPLIT_DECAY, WHOLE_DECAY = 0.01, 0.1, 0.02
 STEPS, POISONED, POISONED_TENSOR = 5, 3, "split.vector"
@@ -54,7 +56,9 @@ class Configuration:
         """Return the names of the tensors that it has."""
         if self.optimizer.dimensions is not None:
             return [name for name in NAMES if len(SHAPES[name]) == self.optimizer.dimensions and name not in AXES]
-        return self.only or (NAMES if self.backend == "aot" else FEWER)
+        if self.backend == "aot":
+            return self.only or NAMES
+        return self.only or (OF_MATRICES if self.optimizer is ms_optim.Muon else FEW)
 
     @property
     def poisoned(self):

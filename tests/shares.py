@@ -117,6 +117,12 @@ def build(name, **shared):
         return params, optimizer(groups, 0.01, **arguments, **shared)
 
 
+def checkpoint(folder, run):
+    """Return where what a run came to is saved."""
+    folder.mkdir(exist_ok=True)
+    return folder / f"{run.replace('/', '.')}.ckpt"
+
+
 def gradients(name, step):
     _, dtype, arguments = CONFIGURATIONS[name]
     given = drawn([1, step], name)

@@ -1,47 +1,50 @@
 """One of the processes of test_shares.py: steps with all states, with its share of them, and resumed with it."""
 
+import itertools
+
 import mindspore as ms
 import numpy as np
 import pytest
 from harness import Step, numbers
 from mindspore import communication, nn
 from runtime import wait
-from shares import RESUMED, RUNS, SAVED, STEPS, build, gradients
+from shares import RESUMED, RUNS, SAVED, STEPS, build, checkpoint, gradients
 
 from ms_optim import AdamW, merge_states
 
+MODES = {"pynative": ms.PYNATIVE_MODE, "graph": ms.GRAPH_MODE}
 
-def run(name, params, optimizer, mode, steps):
+
+def weights_after(name, params, optimizer, mode, steps):
     call = Step(optimizer) if mode == "graph" else lambda *g: optimizer(g)
     for step in steps:
         call(*gradients(name, step))
     return [numbers(p) for p in params]
 
 
-def compared(name, mode, folder, rank):
-    """Run with all states and with a share; return what came of it."""
-    record = {}
-    for kind, shard_states in (("whole", False), ("share", True)):
-        params, optimizer = build(name, shard_states=shard_states)
-        weights = run(name, params, optimizer, mode, range(STEPS))
-        record |= {f"{mode}/{name}/{kind}/w{i}": w for i, w in enumerate(weights)}
-        record[f"{mode}/{name}/{kind}/statistics"] = optimizer.statistics.asnumpy()
-        counts = (optimizer.global_step, optimizer.skipped_steps)
-        record[f"{mode}/{name}/{kind}/counts"] = [int(count.asnumpy()[0]) for count in counts]
-        if len(optimizer.averages) > 0 or optimizer.averages_iterates:
-            with optimizer.averaged():
-                record |= {f"{mode}/{name}/{kind}/average of w{i}": numbers(p) for i, p in enumerate(params)}
-            assert all((numbers(p) == w).all() for p, w in zip(params, weights))
-        held = (*optimizer.states, *optimizer.masters, *optimizer.averages, *optimizer.scales)
-        record[f"{mode}/{name}/{kind}/bytes"] = sum(p.nbytes for p in held)
-        ms.save_checkpoint(optimizer, str(folder / f"{mode}.{name}.{kind}.{rank}.ckpt"))
+def recorded(run, name, mode, folder, shard_states=False):
+    """Take the steps of a configuration; save the optimizer, and return what came of it."""
+    ms.set_context(mode=MODES[mode])
+    params, optimizer = build(name, shard_states=shard_states)
+    weights = weights_after(name, params, optimizer, mode, range(STEPS))
+    record = {f"{run}/w{i}": w for i, w in enumerate(weights)}
+    record[f"{run}/statistics"] = optimizer.statistics.asnumpy()
+    counts = (optimizer.global_step, optimizer.skipped_steps)
+    record[f"{run}/counts"] = [int(count.asnumpy()[0]) for count in counts]
+    if len(optimizer.averages) > 0 or optimizer.averages_iterates:
+        with optimizer.averaged():
+            record |= {f"{run}/average of w{i}": numbers(p) for i, p in enumerate(params)}
+        assert all((numbers(p) == w).all() for p, w in zip(params, weights))
+    held = (*optimizer.states, *optimizer.masters, *optimizer.averages, *optimizer.scales)
+    record[f"{run}/bytes"] = sum(p.nbytes for p in held)
+    ms.save_checkpoint(optimizer, str(checkpoint(folder, run)))
     return record
 
 
 def resumed(name, folder, rank):
     """Run with shares, save them, merge them, and go on from the whole with shares again."""
     params, optimizer = build(name, shard_states=True)
-    weights = run(name, params, optimizer, "pynative", range(SAVED))
+    weights = weights_after(name, params, optimizer, "pynative", range(SAVED))
     ms.save_checkpoint(optimizer, str(folder / f"{name}.{rank}.ckpt"))
     wait()
     count = communication.get_group_size()
@@ -50,7 +53,8 @@ def resumed(name, folder, rank):
     other.load_state_dict(full)
     for p, w in zip(again, weights):
         p.set_data(ms.Tensor(w, p.dtype))
-    return {f"{name}/resumed/w{i}": w for i, w in enumerate(run(name, again, other, "pynative", range(SAVED, STEPS)))}
+    weights = weights_after(name, again, other, "pynative", range(SAVED, STEPS))
+    return {f"{name}/resumed/w{i}": w for i, w in enumerate(weights)}
 
 
 def trained(shard_states, rank):
@@ -68,18 +72,18 @@ def trained(shard_states, rank):
 
 def main(folder, rank, count):
     record = {}
-    for mode in ("pynative", "graph"):
-        ms.reset_auto_parallel_context()
-        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
-        for name in (name for of_mode, name in RUNS[count] if of_mode == mode):
-            record |= compared(name, mode, folder, rank)
-        if count > 2:
-            continue
-        if mode == "pynative":
-            for name in RESUMED:
-                record |= resumed(name, folder, rank)
+    names = list(dict.fromkeys(name for _, name in RUNS[count]))
+    for name in names[rank::count]:  # needs no other process
+        record |= recorded(f"{name}/whole", name, "pynative", folder)
+    for mode, name in RUNS[count]:
+        record |= recorded(f"{mode}/{name}/share", name, mode, folder / str(rank), shard_states=True)
+    if count == 2:
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+        for name in RESUMED:
+            record |= resumed(name, folder, rank)
         ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-        for kind in ("whole", "share"):
+        for mode, kind in itertools.product(MODES, ("whole", "share")):
+            ms.set_context(mode=MODES[mode])
             weights = trained(kind == "share", rank)
             record |= {f"{mode}/trained/{kind}/w{i}": w for i, w in enumerate(weights)}
     check_refusals()

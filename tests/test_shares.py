@@ -9,7 +9,7 @@ import pytest
 from harness import numbers
 from mindspore import Parameter, Tensor
 from native import Launch, call
-from shares import CONFIGURATIONS, ELEMENTWISE, RESUMED, RUNS, SHAPES, build, gradients
+from shares import CONFIGURATIONS, ELEMENTWISE, RESUMED, RUNS, SHAPES, build, checkpoint, gradients
 
 from ms_optim import AdamW, DGCMomentum, Muon, heads, merge_states
 from ms_optim.paths.fused.sharded_states import pieces
@@ -144,12 +144,13 @@ def test_the_kernel_refuses_ranges_that_cannot_be(begin, end, rows, status):
 def test_processes_train_as_one_that_keeps_all_states(processes, records_of):
     records, folder = records_of(processes)
     for mode, name in RUNS[processes]:
-        states = [[ms.load_checkpoint(str(folder / f"{mode}.{name}.{kind}.{rank}.ckpt")) for rank in range(processes)]
-                  for kind in ("share", "whole")]  # fmt: skip
-        check_weights(name, f"{mode}/{name}", records)
-        check_reports(f"{mode}/{name}", records)
-        check_bytes(f"{mode}/{name}", records)
-        check_merged(name, merge_states(states[0]), states[1][0])
+        run = f"{mode}/{name}/share"
+        whole = next(record for record in records if f"{name}/whole/w0" in record)
+        shares = [ms.load_checkpoint(str(checkpoint(folder / str(rank), run))) for rank in range(processes)]
+        check_weights(name, run, records, whole)
+        check_reports(name, run, records, whole)
+        check_bytes(name, run, records, whole)
+        check_merged(name, merge_states(shares), ms.load_checkpoint(str(checkpoint(folder, f"{name}/whole"))))
     if processes == 2:
         for name in RESUMED:
             check_resumed(name, records)
@@ -157,34 +158,34 @@ def test_processes_train_as_one_that_keeps_all_states(processes, records_of):
             check_trained(mode, records)
 
 
-def check_weights(name, run, records):
+def check_weights(name, run, records, whole):
     """They are those without shares, bit for bit where elements are for themselves, and the same on all workers."""
     for i in range(len(SHAPES)):
-        actual, expected = (records[0][f"{run}/{kind}/w{i}"] for kind in ("share", "whole"))
+        actual, expected = records[0][f"{run}/w{i}"], whole[f"{name}/whole/w{i}"]
         tolerance = 0.0 if name in ELEMENTWISE else 1e-6 * np.abs(expected).max()
         np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance, err_msg=f"{run} w{i}")
-        assert all(record[f"{run}/share/w{i}"].tobytes() == actual.tobytes() for record in records), f"{run} w{i}"
+        assert all(record[f"{run}/w{i}"].tobytes() == actual.tobytes() for record in records), f"{run} w{i}"
         average = f"average of w{i}"
-        if f"{run}/whole/{average}" in records[0]:
-            expected = records[0][f"{run}/whole/{average}"]
+        if f"{name}/whole/{average}" in whole:
+            expected = whole[f"{name}/whole/{average}"]
             assert (expected != actual).any(), f"{run} {average}"
-            assert all((record[f"{run}/share/{average}"] == expected).all() for record in records), f"{run} {average}"
+            assert all((record[f"{run}/{average}"] == expected).all() for record in records), f"{run} {average}"
 
 
-def check_reports(run, records):
+def check_reports(name, run, records, whole):
     """Every worker reports the statistics of all tensors, and counts steps, as without shares."""
     for record in records:
         for what, tolerance in (("counts", 0.0), ("statistics", 1e-6)):
-            actual, expected = (record[f"{run}/{kind}/{what}"] for kind in ("share", "whole"))
+            actual, expected = record[f"{run}/{what}"], whole[f"{name}/whole/{what}"]
             np.testing.assert_allclose(actual, expected, rtol=tolerance, err_msg=f"{run} {what}")
 
 
-def check_bytes(run, records):
+def check_bytes(name, run, records, whole):
     """Each worker holds an even part of the states, and no more than all of them are held."""
-    held = [int(record[f"{run}/share/bytes"]) for record in records]
-    assert sum(held) == records[0][f"{run}/whole/bytes"], run
+    held = [int(record[f"{run}/bytes"]) for record in records]
+    assert sum(held) == whole[f"{name}/whole/bytes"], run
     # A matrix is one worker's, and the first is more than half of all.
-    if not CONFIGURATIONS[run.partition("/")[2]][0].rules[0].has_matrices:
+    if not CONFIGURATIONS[name][0].rules[0].has_matrices:
         assert max(held) <= 1.05 * sum(held) / len(records), run
 
 

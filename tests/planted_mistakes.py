@@ -1038,7 +1038,7 @@ MISTAKES = (
     ),
     Mistake(
         "ops/include/weight_norms.h",
-        "return kept > 0.0f ? kept : static_cast<float>(sqrt(sums[kWeightSum]));",
+        "return radius > 0.0f ? radius : static_cast<float>(sqrt(sums[kWeightSum]));",
         "return static_cast<float>(sqrt(sums[kWeightSum]));",
         "test_weight_norms.py -k 'first_step and aot'",
     ),

@@ -226,17 +226,17 @@ class Rows {
   template <int kRows>
   void Sum(int first, double *totals) {
     if (making_ != nullptr) {
-      MadeRows<kRows> made{making_->rule, making_->factor, {}, {}};
+      MadeRows<kRows> source{making_->rule, making_->factor, {}, {}};
       for (int k = 0; k < kRows; ++k) {
-        made.rows[k] = const_cast<float *>(rows_[first + k]);
-        made.gradients[k] = gradients_[first + k];
+        source.rows[k] = const_cast<float *>(rows_[first + k]);
+        source.gradients[k] = gradients_[first + k];
       }
-      Sum(made, totals);
-      *making_->squares += made.squares;
+      Sum(source, totals);
+      *making_->squares += source.squares;
     } else {
-      HeldRows<kRows> held;
-      for (int k = 0; k < kRows; ++k) held.rows[k] = rows_[first + k];
-      Sum(held, totals);
+      HeldRows<kRows> source;
+      for (int k = 0; k < kRows; ++k) source.rows[k] = rows_[first + k];
+      Sum(source, totals);
     }
   }
 
@@ -426,7 +426,7 @@ class SinkhornEngine : StepEngine {
   template <bool kAll, class Load, class Decide>
   void AddRows(const Chunk &chunk, const Task &task, Load load, Decide decide, const Making *making = nullptr) {
     const Factors &f = FactorsOf(chunk);
-    Rows kept(f.columns, f.rounded, SumsOfColumns(chunk), decide, making);
+    Rows adding(f.columns, f.rounded, SumsOfColumns(chunk), decide, making);
     ForStrips(chunk, task, OrderOf(chunk), [&](const Strip *strips, int count) {
       Loaded loaded[4] = {};
       float *memory = Memory() + 3 * f.columns;
@@ -438,14 +438,14 @@ class SinkhornEngine : StepEngine {
           const int64_t row = strips[place].row + k;
           if (k >= strips[place].rows || (!kAll && f.of_rows[row] == 0.0)) continue;
           const float *g = loaded[place].gradients;
-          kept.Add(row, loaded[place].elements + k * f.columns, g != nullptr ? g + k * f.columns : nullptr);
+          adding.Add(row, loaded[place].elements + k * f.columns, g != nullptr ? g + k * f.columns : nullptr);
         }
       }
       // The next strips overwrite this memory. Gradients in it never wait: before the last strips, each of the four
       // places has the same number of rows.
-      if (!f.in_place) kept.Keep(Memory());
+      if (!f.in_place) adding.Keep(Memory());
     });
-    kept.Finish();
+    adding.Finish();
   }
 
   // This thread's memory: for three rows that wait, and a strip of each place.

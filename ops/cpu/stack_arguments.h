@@ -31,8 +31,8 @@ inline Status ParseStack(ArgumentReader in, MatrixStack *stack) {
   const int flags = in.next();
   in.Take<void>("int8", -1);
   stack->constants = in.Take<double>("float64", Muon::kConstants);
-  std::vector<Tensor> one(1);
-  TakeMatrices(&in, &stack->step, &one);
+  std::vector<Tensor> stacked(1);
+  TakeMatrices(&in, &stack->step, &stacked);
   const int tensors = in.next();
   stack->tensors = in.Take<float>("float32", -1);
   const int averages = in.next();
@@ -41,7 +41,7 @@ inline Status ParseStack(ArgumentReader in, MatrixStack *stack) {
   stack->step.rule_flags = static_cast<unsigned>(in.Dimension(flags, 2) - 1);
   stack->count = Max(1, in.Dimension(tensors, 0));
   stack->size = in.Size(tensors) / stack->count;
-  stack->rows = one[0].matrix_rows;
+  stack->rows = stacked[0].matrix_rows;
   in.Require(stack->step.matrix_count > 0 && stack->step.iteration_count > 0, kWrongSize);
   for (int64_t k = 0; k < stack->step.matrix_count && in.ok(); ++k) {
     in.Require(FitsMatrix(stack->step.matrices + k * kMatrixColumns, stack->rows, stack->size), kWrongSize);

@@ -72,9 +72,9 @@ __device__ inline int OwnerOf(const int64_t *first, int n, int64_t index) {
   for (int left = n; left > 1;) {
     const int stride = (left + kWarp - 1) / kWarp, i = LaneOfThread() * stride;
     const bool begins_before = i < left && first[owner + i] <= index;
-    const int found = __popc(__ballot_sync(0xffffffffu, begins_before)) - 1;
-    owner += found * stride;
-    left = Min(stride, left - found * stride);
+    const int last = __popc(__ballot_sync(0xffffffffu, begins_before)) - 1;
+    owner += last * stride;
+    left = Min(stride, left - last * stride);
   }
   return owner;
 }

@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(kThreads, kBandsAtOnce)
     if (factor == 0.0 && norm != 0.0) again = 1;
   }
   if (__syncthreads_count(again) == 0) return;
-  const auto kept = [&](bool has_row, int64_t row) { return has_row ? band.of_rows[row] : 0.0; };
-  AddRows<Format>(band, false, [](int) {}, kept);
+  const auto factor_of = [&](bool has_row, int64_t row) { return has_row ? band.of_rows[row] : 0.0; };
+  AddRows<Format>(band, false, [](int) {}, factor_of);
 }
 
 // Divides rows by their norms, and adds up the columns.

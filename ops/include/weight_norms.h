@@ -14,8 +14,8 @@ MS_OPTIM_FN bool IsHeld(const Step &step, int i) {
 
 // Returns the norm at which a weight is held: what it was before the first step, at which the one that is kept is 0.
 MS_OPTIM_FN float RadiusOf(const Step &step, int i, const double *sums) {
-  const float kept = step.radii != nullptr ? step.radii[LayoutOf(step, i, kRow)] : 0.0f;
-  return kept > 0.0f ? kept : static_cast<float>(sqrt(sums[kWeightSum]));
+  const float radius = step.radii != nullptr ? step.radii[LayoutOf(step, i, kRow)] : 0.0f;
+  return radius > 0.0f ? radius : static_cast<float>(sqrt(sums[kWeightSum]));
 }
 
 // Turns a rule's coefficient of U, the learning rate times a scale of U, into c and k, and returns the trust ratio. A
@@ -32,11 +32,11 @@ MS_OPTIM_FN double HoldNorm(const Step &step, int i, double learning_rate, const
   }
   // The square of the new norm is that of the old one plus this.
   const double grown = along * (along * sums[kDirectionSum] - 2.0 * sums[kDirectionsDot]);
-  const double square = sums[kWeightSum] + grown, moved = sqrt(square < 0.0 ? 0.0 : square);
-  if (kind == kHyperball && !nothing) lost = 1.0 - radius / (moved == 0.0 ? 1.0 : moved);
-  if (kind == kRadialBrake && moved != 0.0) {
-    const double kept = step.constants[grown > 0.0 ? kOutwardKept : kInwardKept];
-    lost = (1.0 - kept) * grown / (moved * (moved + weight));  // the difference of the norms, without cancellation
+  const double square = sums[kWeightSum] + grown, norm = sqrt(square < 0.0 ? 0.0 : square);
+  if (kind == kHyperball && !nothing) lost = 1.0 - radius / (norm == 0.0 ? 1.0 : norm);
+  if (kind == kRadialBrake && norm != 0.0) {
+    const double share = step.constants[grown > 0.0 ? kOutwardKept : kInwardKept];
+    lost = (1.0 - share) * grown / (norm * (norm + weight));  // the difference of the norms, without cancellation
   }
   coefficient[0] = along * (1.0 - lost);
   coefficient[1] = lost;

@@ -56,9 +56,11 @@ class Configuration:
         """Return the names of the tensors that it has."""
         if self.optimizer.dimensions is not None:
             return [name for name in NAMES if len(SHAPES[name]) == self.optimizer.dimensions and name not in AXES]
+        if self.only:
+            return self.only
         if self.backend == "aot":
-            return self.only or NAMES
-        return self.only or (OF_MATRICES if self.optimizer is ms_optim.Muon else FEW)
+            return NAMES
+        return OF_MATRICES if self.optimizer is ms_optim.Muon else FEW
 
     @property
     def poisoned(self):

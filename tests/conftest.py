@@ -12,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import processes
 import proofs
-from runtime import SYNCHRONOUS, spare_threads
+from runtime import SYNCHRONOUS, set_mode, spare_threads
 
 spare_threads()
 # MindSpore's compilers allocate small pieces by the million. Where glibc keeps freed ones at hand, a compile takes a
@@ -80,7 +80,7 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(params=["graph", "pynative"])
 def mode(request):
     """Run the test in Graph mode and in PyNative mode."""
-    ms.set_context(mode=ms.GRAPH_MODE if request.param == "graph" else ms.PYNATIVE_MODE)
+    set_mode(request.param)
     return request.param
 
 

@@ -6,7 +6,7 @@ import pytest
 from exchange import CONFIGURATIONS, HOSTS, POISONED, RESUMED, RESUMING, RUNS, SHAPES, STEPS, gradients, start
 from harness import Step, numbers, tensor
 from mindspore import Parameter
-from runtime import group_of
+from runtime import group_of, set_mode
 
 from ms_optim import DGCMomentum
 
@@ -32,7 +32,7 @@ def main(folder, rank, processes):
         shared["local_group"] = group_of(rank // per_host * per_host, per_host)
     record = {}
     for mode, name in RUNS[per_host]:
-        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+        set_mode(mode)
         dtype, arguments = CONFIGURATIONS[name]
         # Threads that hand operators to each other wait without rest, which takes long where processes share a core.
         ms.set_context(pynative_synchronize=arguments["backend"] == "composite" or per_host > 1)

@@ -4,7 +4,7 @@ import mindspore as ms
 import numpy as np
 from harness import Step, digest_of
 from local import EVERY, RUNS, STEPS, gradients, made, parameters, tensors
-from runtime import group_of, wait
+from runtime import group_of, set_mode, wait
 
 import ms_optim
 from ms_optim.checkpoints.parts import checkpoints_in
@@ -21,7 +21,7 @@ def main(folder, rank, count):
     record = {}
     host = {"local_group": group_of(rank // 2 * 2, 2)} if count == 4 else {}
     for mode in ("pynative", "graph"):
-        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+        set_mode(mode)
         for name, arguments in RUNS.items():
             held = taken(made(parameters(), EVERY, **arguments), mode, rank, range(STEPS))
             record |= {f"{mode}/{name}/{key}": value for key, value in held.items()}

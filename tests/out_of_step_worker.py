@@ -12,7 +12,7 @@ import mindspore as ms
 import numpy as np
 from harness import Step, tensor
 from mindspore import Parameter, Tensor
-from runtime import join
+from runtime import join, set_mode
 
 from ms_optim import DGCMomentum
 
@@ -32,7 +32,7 @@ def drawn(seed):
 
 def attempted(mode, backend, begin, where, rank):
     """Take one step; return what was said, whether anything changed, and the weights."""
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     ms.set_context(pynative_synchronize=backend == "composite")
     params = [Parameter(tensor(w, "float32"), name=f"w{i}") for i, w in enumerate(drawn(0))]
     optimizer = DGCMomentum(

@@ -1,4 +1,4 @@
-"""How MindSpore's own threads run, which decides how long its operators take."""
+"""How MindSpore runs what it is asked: in which mode, and in which of its own threads."""
 
 import functools
 import os
@@ -9,6 +9,11 @@ from mindspore import communication
 AS_IT_COMES = "MS_OPTIM_TEST_AS_IT_COMES"
 # Whether operators of PyNative mode run one after the other in the thread that calls them.
 SYNCHRONOUS = not os.environ.get(AS_IT_COMES)
+
+
+def set_mode(mode):
+    """Run what follows in Graph mode if it is "graph", and in PyNative mode otherwise."""
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
 
 
 def spare_operators():

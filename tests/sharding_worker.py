@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from harness import Step, numbers, numbers_of, tensor
 from mindspore import Parameter, communication, nn
-from runtime import group_of
+from runtime import group_of, set_mode
 from sharding import (
     ANOTHER_NUMBER,
     AXES,
@@ -108,7 +108,7 @@ def check_replicas_that_do_not_fit(pair):
 def run(configuration, group, place, sharers, record):
     """Take the steps of a configuration, record weights and statistics after each, and return the optimizer."""
     c = configuration
-    ms.set_context(mode=ms.GRAPH_MODE if c.mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(c.mode)
     # Threads that hand operators to each other wait without rest, which takes long where processes share a core: one
     # optimizer shows that a step needs no order but that of its operators.
     ms.set_context(pynative_synchronize=c.backend != "aot" or c.optimizer is not LANS)

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from harness import Step, numbers
 from mindspore import communication, nn
-from runtime import wait
+from runtime import set_mode, wait
 from shares import RESUMED, RUNS, SAVED, STEPS, build, checkpoint, gradients
 
 from ms_optim import AdamW, merge_states
-
-MODES = {"pynative": ms.PYNATIVE_MODE, "graph": ms.GRAPH_MODE}
 
 
 def weights_after(name, params, optimizer, mode, steps):
@@ -24,7 +22,7 @@ def weights_after(name, params, optimizer, mode, steps):
 
 def recorded(run, name, mode, folder, shard_states=False):
     """Take the steps of a configuration; save the optimizer, and return what came of it."""
-    ms.set_context(mode=MODES[mode])
+    set_mode(mode)
     params, optimizer = build(name, shard_states=shard_states)
     weights = weights_after(name, params, optimizer, mode, range(STEPS))
     record = {f"{run}/w{i}": w for i, w in enumerate(weights)}
@@ -78,12 +76,12 @@ def main(folder, rank, count):
     for mode, name in RUNS[count]:
         record |= recorded(f"{mode}/{name}/share", name, mode, folder / str(rank), shard_states=True)
     if count == 2:
-        ms.set_context(mode=ms.PYNATIVE_MODE)
+        set_mode("pynative")
         for name in RESUMED:
             record |= resumed(name, folder, rank)
         ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-        for mode, kind in itertools.product(MODES, ("whole", "share")):
-            ms.set_context(mode=MODES[mode])
+        for mode, kind in itertools.product(("pynative", "graph"), ("whole", "share")):
+            set_mode(mode)
             weights = trained(kind == "share", rank)
             record |= {f"{mode}/trained/{kind}/w{i}": w for i, w in enumerate(weights)}
     check_refusals()

@@ -7,6 +7,7 @@ from cases import MODES, for_each
 from harness import Step, numbers, tensor
 from mindspore import Parameter, nn
 from refusals import refused
+from runtime import set_mode
 
 import ms_optim
 from ms_optim import AdamOffload, AdamW, GradientAccumulation, Lamb, LocalSteps, Momentum, Muon
@@ -43,7 +44,7 @@ def means(first, steps, dtype="float32"):
 
 
 def calls(optimizer, mode):
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     return Step(optimizer) if mode == "graph" else lambda *given: optimizer(given)
 
 

@@ -11,6 +11,7 @@ from cases import CASES, MUON_COEFFICIENTS, SCENARIOS
 from harness import Pair, numbers, tensor
 from mindspore import dtype as mstype
 from mindspore import ops
+from runtime import set_mode
 from tolerances import STEPS
 
 from ms_optim.kernels import table as kernels
@@ -131,7 +132,7 @@ def test_adam_offload_adds_what_the_host_returns(ascend, monkeypatch, mode, scen
     )
     made = Pair(RULES["AdamOffload"], dataclasses.replace(SCENARIOS[scenario], shapes=SHAPES))
     assert launched == ["MsOptimDelta", "MsOptimSums"]
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     made.run(mode, 6)
     made.check()
 

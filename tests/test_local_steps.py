@@ -14,6 +14,7 @@ from local import EVERY, RATE, RUNS, SHAPES, SPARSE, STEPS, chunks_of, gradients
 from mindspore import Parameter
 from reference.local_steps import LocalSteps as Exact
 from refusals import refused
+from runtime import set_mode
 from tolerances import TOLERANCE, U
 
 import ms_optim
@@ -263,7 +264,7 @@ def test_small_outer_steps_add_up_without_masters():
 
 @every_case([case for case in ANY_SHAPE if "local_steps" not in case.cls.refuses], mode=MODES_IN_TURN)
 def test_one_worker_that_exchanges_every_step_is_its_optimizer(case, mode):
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     optimizers = []
     for wrap in (lambda o: o, lambda o: LocalSteps(o, 1, outer_learning_rate=1.0, outer_momentum=0.0)):
         params = parameters()
@@ -281,7 +282,7 @@ def test_one_worker_that_exchanges_every_step_is_its_optimizer(case, mode):
 def test_a_graph_gives_the_bits_of_pynative_mode(name):
     digests = []
     for mode in MODES:
-        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+        set_mode(mode)
         optimizer = made(parameters(), 4, **CONFIGURATIONS[name])
         call = Step(optimizer) if mode == "graph" else lambda *g, optimizer=optimizer: optimizer(g)
         for step in range(9):
@@ -312,7 +313,7 @@ def test_weights_that_are_copied_to_the_host_and_back_are_the_same():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_loaded_after_construction_are_where_the_first_round_begins(mode):
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     found = []
     for loads in (False, True):
         params = [Parameter(tensor(w + 3.0 * loads, "float32"), name=f"w{i}") for i, w in enumerate(start())]
@@ -604,7 +605,7 @@ def test_nothing_is_lost_where_the_number_of_workers_changes(new, kind, tmp_path
 @pytest.mark.parametrize("mode", MODES)
 def test_through_model_with_a_monitor_and_checkpoints(mode, tmp_path):
     """The callbacks find the local steps, and not the optimizer inside of them."""
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((48, 8)).astype(np.float32)
     data = ms.dataset.NumpySlicesDataset((x, x[:, :3].argmax(1).astype(np.int32)), shuffle=False).batch(24)

@@ -13,6 +13,7 @@ from harness import NUMPY, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor
+from runtime import set_mode
 from tolerances import ORTHOGONALIZED
 
 from ms_optim import Muon, heads
@@ -156,7 +157,7 @@ STACKS = {
 @pytest.mark.parametrize("case", STACKS)
 def test_the_kernel_of_owners_gives_what_operators_give(case, mode):
     """Updates, averages of rows, and sums of squares of a stack."""
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     shape, split, arguments = STACKS[case]
     whole = Parameter(tensor(np.ones(shape[1:]), "float32"), name="w")
     splits = None if split is None else {"w": split}

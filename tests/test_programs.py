@@ -7,6 +7,7 @@ from cases import ANY_SHAPE, MODES_IN_TURN, every_case_and_path
 from harness import Step, tensor
 from mindspore import Parameter, Tensor, nn, ops
 from refusals import refused
+from runtime import set_mode
 
 from ms_optim import AdamW
 
@@ -132,7 +133,7 @@ def test_what_is_set_between_two_steps_counts(case, how, backend, mode):
         for o, w in ((optimizer, weight), (expected, other)):
             p = {"weight": w, "first state": o.states[0], "last state": o.states[-1]}[what]
             p.set_data(Tensor(value)) if how == "set_data" else ops.assign(p, Tensor(value))
-        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+        set_mode(mode)
         call(*gradients)
         ms.set_context(mode=ms.PYNATIVE_MODE)
         expected(gradients)
@@ -155,7 +156,7 @@ VIEWS = {
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_weight_that_is_a_view(view, when, backend, mode):
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     results = []
     for as_view in (True, False):
         value = VIEWS[view]() if as_view else Tensor(VIEWS[view]().asnumpy().copy())

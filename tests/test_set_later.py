@@ -12,6 +12,7 @@ from harness import Step, numbers, tensor
 from mindspore import Parameter, nn, ops
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from refusals import refused
+from runtime import set_mode
 
 from ms_optim import AdamW, Lamb, LocalSteps, SparseTopK, WeightDecaySchedule, load, save
 from ms_optim.kernels import table as kernels
@@ -112,7 +113,7 @@ def test_a_schedule_that_is_changed_acts_or_is_refused(kind, backend):
 
 @for_each([{"mode": mode, "backend": backend} for mode in MODES for backend in BACKENDS])
 def test_a_parameter_that_is_frozen_later_is_named(mode, backend):
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     params = weights("a", "b")
     params[0].requires_grad = False  # given nevertheless: it is updated, as ever
     optimizer = AdamW(params, 0.1, weight_decay=0.5, backend=backend)
@@ -138,7 +139,7 @@ NAMES = ["learning_rate", "weight_decay", "global_step", "skipped_steps", "stati
 )
 def test_a_parameter_may_have_the_name_of_an_attribute(case, mode, tmp_path):
     """Learned rates are called so; they are trained, saved and loaded as any others."""
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    set_mode(mode)
     named, plain = made(case, weights(*NAMES)), made(case, weights(*(f"{i}.w" for i in range(len(NAMES)))))
     steps = [Step(optimizer) for optimizer in (named, plain)]
     for k in range(2):

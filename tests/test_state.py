@@ -11,6 +11,7 @@ from cases import CASES, MIXED, MODES_IN_TURN, HalvingDecay, Scenario, dealt, ev
 from harness import Around, Pair, Step, check_close, digest, numbers, tensor
 from mindspore import Parameter, nn
 from refusals import refused
+from runtime import set_mode
 from sources import TESTS
 from tolerances import TOLERANCE
 
@@ -361,7 +362,7 @@ def each_run():
     """Give every optimizer: in one of the modes and with one of the dtypes, in turn."""
     for row in dealt([{"case": case} for case in CASES], mode=("graph", "pynative"), dtype=("float32", "bfloat16")):
         case, mode, dtype = row.values()
-        ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+        set_mode(mode)
         yield case, mode, dtype, f"{case.name}-{mode}-{dtype}"
 
 

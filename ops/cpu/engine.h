@@ -26,7 +26,7 @@ class Engine : StepEngine {
       if (Rule::kNormalizesGradient && gradients && !prologue.sums_gradients) SumGradients(first, last);
       DecideAll(rule_, first, last);
       if (moments) {
-        Pass(first, last, false, MomentsPass(apply));
+        Pass(first, last, prologue.sums_gradients && !waits, MomentsPass(apply));
         AddSums(first, last);
       }
       if (apply && (waits || !moments)) {

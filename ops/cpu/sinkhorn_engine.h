@@ -288,7 +288,7 @@ class SinkhornEngine : StepEngine {
       Reserve();  // allocates all memory, before anything moves
       for (int first = 0, last = 0; first < step_.count; first = last) {
         last = LastOfRun(first, kCachedElements);
-        Move(first, last);
+        Move(first, last, prologue.sums_gradients);
       }
       AddSums(0, step_.count);
     }
@@ -365,8 +365,7 @@ class SinkhornEngine : StepEngine {
   }
 
   // Takes tensors through all passes. Passes go there and back: what one read last is still in the cache.
-  void Move(int first, int last) {
-    bool backwards = false;
+  void Move(int first, int last, bool backwards) {
     const auto pass = [&](auto body) {
       ForChunks(first, last, backwards, body);
       backwards = !backwards;

@@ -218,7 +218,8 @@ class StepEngine {
     return total;
   }
 
-  // Sums the gradients, or copies the sums of an earlier launch.
+  // Sums the gradients, or copies the sums of an earlier launch. A pass behind that goes backwards finds the gradients
+  // that were read last in the cache.
   void Open(const Prologue &prologue) {
     if (prologue.sums_gradients) SumGradients(0, step_.count);
     if (!Has(kGradientStage)) CopySums();

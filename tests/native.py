@@ -19,7 +19,7 @@ LIBRARY = libraries.FOLDER / "libms_optim_cpu.so"
 
 def call(function, arrays):
     """Call an operator with inputs and outputs in order, and return its status."""
-    return libraries.invoke(libraries.library(LIBRARY.name), function, arrays, [a.ctypes.data for a in arrays])
+    return libraries.call_of(libraries.library(LIBRARY.name), function, arrays, [a.ctypes.data for a in arrays])()
 
 
 def instruction_sets():

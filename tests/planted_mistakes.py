@@ -1314,6 +1314,49 @@ MISTAKES = (
         "        if self.verbose",
         "test_callbacks.py -k 'did_not_call or skipped'",
     ),
+    # ---- Steps called from Python
+    Mistake(
+        "kernels/libraries.py",
+        "zip(map(_call, calls), runs)",
+        "zip((call() for call in calls), runs)",
+        "test_direct.py -k between",
+    ),
+    Mistake(
+        "kernels/libraries.py",
+        "next(filter(itemgetter(0), zip(map(_call, calls), runs)), None)",
+        "next(filter(itemgetter(0), list(zip(map(_call, calls), runs))), None)",
+        "test_direct.py -k fails",
+    ),
+    Mistake(
+        "arguments/rates.py",
+        "return self.from_python.run(step).asnumpy()",
+        "return self.from_python.run(step + 1).asnumpy()",
+        "test_direct.py -k rates",
+    ),
+    Mistake(
+        "paths/fused/addresses.py",
+        "return table.copy()",
+        "return table",
+        "test_direct.py -k table",
+    ),
+    Mistake(
+        "paths/fused/joint.py",
+        'np.where(self.is_own.asnumpy(), sums, float("nan") if skipped else 0.0)',
+        'np.where(True, sums, float("nan") if skipped else 0.0)',
+        "test_multi.py -k 'clips_its_own and aot'",
+    ),
+    Mistake(
+        "paths/fused/joint.py",
+        'np.where(self.is_own.asnumpy(), sums, float("nan") if skipped else 0.0)',
+        "np.where(self.is_own.asnumpy(), sums, 0.0)",
+        "test_multi.py -k 'clips_its_own and aot'",
+    ),
+    Mistake(
+        "paths/fused/joint.py",
+        "seen.now(sums), own) for",
+        "sums, own) for",
+        "test_multi.py -k 'clips_its_own and aot'",
+    ),
     # ---- Several optimizers as one
     Mistake(
         "paths/fused/joint.py",
@@ -1329,8 +1372,8 @@ MISTAKES = (
     ),
     Mistake(
         "paths/fused/joint.py",
-        "RuleLaunches(own, own is last, by_address=True)",
-        "RuleLaunches(own, True, by_address=True)",
+        "DirectLaunches(own, own is last)",
+        "DirectLaunches(own, True)",
         "test_multi.py -k 'three_adamws and pynative'",
     ),
     Mistake(

@@ -114,12 +114,14 @@ def test_three_rules_follow_their_references_in_operators(mode):
     pair.check()
 
 
-@pytest.mark.parametrize("backend", ["aot", "composite"])
-def test_one_of_them_clips_its_own_gradients(backend):
+@pytest.mark.parametrize(
+    "backend, mode", [("aot", "pynative"), ("aot", "graph"), ("composite", "pynative")], indirect=["mode"]
+)
+def test_one_of_them_clips_its_own_gradients(backend, mode):
     """By the norm of these alone: the others are not clipped; one non-finite gradient still skips all."""
     own = {"AdamW": {"grad_clip_norm": 2.0}, "Lamb": {"skip_nonfinite": True}}
     pair = JointPair(["Lion", "AdamW", "Lamb"], own=own, backend=backend)
-    pair.run("pynative", 20 if backend == "aot" else 6, spoiled=(2, 4))
+    pair.run(mode, 20 if backend == "aot" else 6, spoiled=(2, 4))
     pair.check()
 
 

@@ -194,7 +194,7 @@ def test_the_kernel_of_owners_refuses_what_does_not_fit():
         }
         arrays = list({**given, **other}.values())
         library = libraries.library(libraries.LIBRARIES["CPU"].file)
-        return libraries.invoke(library, "ms_optim_orthogonalize", arrays, [x.ctypes.data for x in arrays])
+        return libraries.call_of(library, "ms_optim_orthogonalize", arrays, [x.ctypes.data for x in arrays])()
 
     wrong_dtype, wrong_size = 2, 3
     assert status() == 0

@@ -8,7 +8,7 @@ import sys
 from runtime import AS_IT_COMES
 from sources import TESTS
 
-FILES = ("test_conformance.py", "test_programs.py", "test_release.py")
+FILES = ("test_conformance.py", "test_direct.py", "test_programs.py", "test_release.py")
 # In Graph mode operators are handed on in another way, and of MindSpore's own the package takes no addresses.
 CHOICE = "not graph and not composite and not plain and AdamW"
 

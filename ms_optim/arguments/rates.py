@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name for it
@@ -31,6 +33,7 @@ class Rates(nn.Cell):
     fixed: tuple[Tensor | Parameter, ...]
     schedules: tuple[nn.Cell, ...]
     count: int
+    from_python: CompiledRates
     _seen: list[dict[tuple[int, str], Any]]
 
     def __init__(self, rates: Sequence[Any]):
@@ -40,6 +43,7 @@ class Rates(nn.Cell):
         self.count = len(rates)
         unregistered(self, schedules=tuple(rate for rate in rates if isinstance(rate, nn.Cell)))
         self._seen = [_settings(schedule) for schedule in self.schedules]
+        unregistered(self, from_python=CompiledRates(self))
 
     def construct(self, step: Tensor) -> Tensor:
         """Return the rates of a step, counted from 0: float32 of shape (rates,)."""
@@ -49,6 +53,12 @@ class Rates(nn.Cell):
         for schedule in self.schedules:
             values += (_number(schedule(step)),)
         return ops.stack(values)
+
+    def now(self, step: Tensor) -> np.ndarray:
+        """Return the same to Python, which calls no operator if all rates are fixed."""
+        if self.schedules:
+            return self.from_python.run(step).asnumpy()
+        return np.array([rate.asnumpy().reshape(()) for rate in self.fixed], np.float32)
 
     def at(self, step: Tensor) -> list[float]:
         """Return the rates of a step, counted from 0, to Python."""
@@ -75,6 +85,23 @@ class Rates(nn.Cell):
                         "steps go on with the first value. Pass a number as the rate, and set "
                         "optimizer.param_groups[0]['lr']."
                     )
+
+
+class CompiledRates(nn.Cell):
+    """Rates that are called from Python, compiled separately.
+
+    MindSpore records on a Cell which of its methods it compiled last, and uses that as the Cell's ``construct`` when it
+    compiles a graph that contains the Cell. Therefore this is not a method of :class:`Rates`.
+    """
+
+    def __init__(self, rates: Rates):
+        super().__init__(auto_prefix=False)
+        unregistered(self, rates=rates)
+
+    @ms.jit(backend="ms_backend")
+    def run(self, step):
+        """Return the rates of a step."""
+        return self.rates(step)
 
 
 def _settings(schedule: nn.Cell) -> dict[tuple[int, str], Any]:

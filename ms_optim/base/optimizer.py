@@ -315,10 +315,8 @@ class FusedOptimizer(Statement, nn.Optimizer):
         self._rates.check(self.cls_name)
         gradients = check_gradients(self.cls_name, self._layout.names, self._layout.shapes, gradients)
         with contextlib.nullcontext() if self._has_run else _compiling:
-            done = self._path.run_by_address(self.global_step, self._path.addresses.fill(gradients))
+            self._path.run_by_address(self.global_step, gradients)
         object.__setattr__(self, "_has_run", True)
-        # Wait for the operator: it may run later, when the gradients may have been freed.
-        done.data_ptr()
         return self._succeeded
 
     def _check_begin(self):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CompressedByAddress(nn.Cell):
-    """The parts of a step that is called from Python, compiled separately; see paths/fused/step.py.
+    """The parts of a step that is called from Python, compiled separately; see CompiledRates.
 
     The parts of several simulated workers are called one by one: see simulated_workers.py.
     """
@@ -96,7 +96,7 @@ class CompressedPath(nn.Cell):
         # For each form: the inputs before the tensors, the weights, what is held for them, and the form's flag.
         tensors = (*held.states, *held.masters, *held.averages)
         forms = [((dgc_worker, *held.counters), tuple(held.parameters), tensors, 0)]
-        self.addresses = None
+        self.addresses: Any = None
         if settings.device == "CPU":
             forms.append(((Tensor(schedule.own_worker),), (), (), SharedFlag.BY_ADDRESS))
             self.by_address = CompressedByAddress(self)
@@ -142,10 +142,11 @@ class CompressedPath(nn.Cell):
                 done = self.exchanges[0][k](numbers, sums, skipping, gradients)
         return done
 
-    def run_by_address(self, step, addresses):
-        """Take a step, called from Python, on the tensors in a table of addresses; Python knows the period."""
+    def run_by_address(self, step, gradients):
+        """Take a step, called from Python, which knows the period of training."""
         known = self.schedule.place(step) if self.worker_count > 1 else 0
-        return self.by_address.run(step, addresses, known)
+        # Wait for the operators: they may run later, when the gradients may have been freed.
+        self.by_address.run(step, self.addresses.fill(gradients), known).data_ptr()
 
     def numbers_at(self, step):
         """Return the constants and the rates of a step."""

@@ -6,7 +6,8 @@ import ctypes
 import functools
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter, methodcaller
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from mindspore import Parameter, Tensor
 
 from ..questions import data_pointers_of
 from . import description
+from .interface import Status
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1]  # the package's
 
@@ -96,25 +98,26 @@ def wire_words(size: int, chunk: int, density: float, bits: int) -> int:
     return words(ctypes.c_int64(size), ctypes.c_int64(chunk), ctypes.c_double(density), ctypes.c_int(bits))
 
 
-def invoke(
+def call_of(
     library: ctypes.CDLL,
     function: str,
     tensors: Sequence[Tensor | np.ndarray],
     addresses: Sequence[int],
     stream: int | None = None,
-) -> int:
-    """Call an operator of a library as MindSpore does, and return its status.
+) -> Callable[[], int]:
+    """Return what calls an operator of a library as MindSpore does, and returns its status.
 
     Args:
         library: The library.
         function: The operator's name.
         tensors: Inputs and outputs in order; only their shapes and dtypes are read.
-        addresses: The addresses of their data.
+        addresses: The addresses of their data, which must stay alive until the call.
         stream: The stream of a GPU.
     """
     n = len(tensors)
     shapes = [(ctypes.c_int64 * max(1, x.ndim))(*x.shape) for x in tensors]
-    return getattr(library, function)(
+    return functools.partial(
+        getattr(library, function),
         n,
         (ctypes.c_void_p * n)(*addresses),
         (ctypes.c_int * n)(*[x.ndim for x in tensors]),
@@ -125,24 +128,43 @@ def invoke(
     )
 
 
-def run_here(operator: str, inputs: Sequence[Tensor | np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-    """Run an operator of the library for CPU directly on the current memory of its inputs, without MindSpore's queue.
+class Run(NamedTuple):
+    """A run of an operator of the library for CPU on the current memory of its inputs, without MindSpore's queue.
 
     A graph would continue to use the memory that a parameter had when the graph first ran.
 
-    Args:
+    Attributes:
         operator: Its name, without ``ms_optim_``.
         inputs: Tensors in host memory, and arrays.
         outputs: Arrays that it writes.
+    """
+
+    operator: str
+    inputs: Sequence[Tensor | np.ndarray]
+    outputs: Sequence[np.ndarray]
+
+
+_call = methodcaller("__call__")
+
+
+def run_here(*runs: Run) -> None:
+    """Run operators of the library for CPU one after the other.
+
+    Between them, Python executes no line of its own: an interrupt such as Ctrl-C comes before the first or after the
+    last.
 
     Raises:
-        RuntimeError: If it rejects its inputs.
+        RuntimeError: If one rejects its inputs; those after it do not run.
     """
-    given = [*inputs, *outputs]
-    addresses = [x.ctypes.data if isinstance(x, np.ndarray) else address_of(x) for x in given]
-    status = invoke(library(LIBRARIES["CPU"].file), f"ms_optim_{operator}", given, addresses)
-    if status != 0:
-        raise RuntimeError(f"The kernel '{operator}' failed with status {status}.")
+    calls = []
+    for run in runs:
+        given = [*run.inputs, *run.outputs]
+        addresses = [x.ctypes.data if isinstance(x, np.ndarray) else address_of(x) for x in given]
+        calls.append(call_of(library(LIBRARIES["CPU"].file), f"ms_optim_{run.operator}", given, addresses))
+    failed = next(filter(itemgetter(0), zip(map(_call, calls), runs)), None)
+    if failed is not None:
+        status, run = failed
+        raise RuntimeError(f"The kernel '{run.operator}' failed: {Status(status).name}.")
 
 
 def workspace_bytes(library: ctypes.CDLL, rule: str, shapes: Sequence[tuple[int, ...]], centralizes: bool) -> int:

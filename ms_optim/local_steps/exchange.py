@@ -73,7 +73,7 @@ class Launch(nn.Cell):
         """
         if not self.made:
             self.prepare()
-        libraries.run_here(self.name, [*self.numbers, *given, *self.tensors], self.made)
+        libraries.run_here(libraries.Run(self.name, [*self.numbers, *given, *self.tensors], self.made))
         return self.made
 
 

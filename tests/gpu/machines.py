@@ -15,7 +15,7 @@ from tolerances import TOLERANCE
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.kernels.interface import CODE_BLOCK, SharedFlag
-from ms_optim.kernels.libraries import invoke
+from ms_optim.kernels.libraries import call_of
 
 SIZES = [(), (1,), (7,), (127,), (129,), (255,), (257,), (4097,), (13, 11), (6, 4, 3, 3), (3, 8193)]
 # Operators that keep numbers to weigh steps by, which stand before the weights.
@@ -58,7 +58,7 @@ class StandIn:
     def call(self, function, arrays):
         """Run an operator."""
         arrays = [*arrays, workspace_of(self.library, function, arrays)]
-        return invoke(self.library, function, arrays, [a.ctypes.data for a in arrays])
+        return call_of(self.library, function, arrays, [a.ctypes.data for a in arrays])()
 
 
 class Cuda:
@@ -76,7 +76,7 @@ class Cuda:
         arrays = [*arrays, workspace_of(self.library, function, arrays)]
         there = [torch.from_numpy(np.frombuffer(a.tobytes() or b"\0", np.uint8).copy()).cuda() for a in arrays]
         stream = torch.cuda.current_stream().cuda_stream
-        status = invoke(self.library, function, arrays, [t.data_ptr() for t in there], stream)
+        status = call_of(self.library, function, arrays, [t.data_ptr() for t in there], stream)()
         torch.cuda.synchronize()
         for a, t in zip(arrays[:-1], there):
             a[...] = np.frombuffer(t.cpu().numpy().tobytes()[: a.nbytes], a.dtype).reshape(a.shape)

@@ -26,7 +26,7 @@ import ms_optim
 from ms_optim.kernels import description, libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.kernels.interface import MuonFlag, SharedFlag
-from ms_optim.kernels.libraries import invoke
+from ms_optim.kernels.libraries import call_of
 
 pytestmark = pytest.mark.proof(*BUILT, "ms_optim/states", "ms_optim/optimizers", "ms_optim/base", "ms_optim/paths")
 # Rules that have no kernel of their own there.
@@ -243,8 +243,8 @@ def test_a_workspace_that_does_not_fit_is_refused(stand_in):
     needed = machines.workspace_bytes(stand_in.library, made.function, made.arrays)
     for workspace, status in ((np.zeros(needed - 1, np.uint8), 3), (np.zeros(needed, np.int8), 2)):
         arrays = [*made.arrays, workspace]
-        assert invoke(stand_in.library, made.function, arrays, [a.ctypes.data for a in arrays]) == status
-    assert invoke(stand_in.library, made.function, [], []) == 1
+        assert call_of(stand_in.library, made.function, arrays, [a.ctypes.data for a in arrays])() == status
+    assert call_of(stand_in.library, made.function, [], [])() == 1
 
 
 @pytest.mark.skipif(not CUDA.exists(), reason="libms_optim_cuda.so was not built: that needs nvcc")
@@ -261,7 +261,7 @@ def test_without_a_gpu_the_library_loads_and_says_so():
         pytest.skip("there is a GPU")
     made = small()
     arrays = [*made.arrays, machines.workspace_of(library, made.function, made.arrays)]
-    assert invoke(library, made.function, arrays, [a.ctypes.data for a in arrays]) == 6
+    assert call_of(library, made.function, arrays, [a.ctypes.data for a in arrays])() == 6
 
 
 # Only who installed the package knows whether it was asked for with MS_OPTIM_CUDA=1.

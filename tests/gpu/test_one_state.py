@@ -19,7 +19,7 @@ from sources import ROOT, TESTS
 
 from ms_optim.kernels import description, interface
 from ms_optim.kernels.interface import SharedFlag
-from ms_optim.kernels.libraries import invoke
+from ms_optim.kernels.libraries import call_of
 
 pytestmark = pytest.mark.proof(*BUILT)
 SETS = ("avx512", "avx2", "baseline")
@@ -72,7 +72,7 @@ def stand_in(folder):
 
 
 def call_on(library):
-    return lambda function, arrays: invoke(library, function, arrays, [a.ctypes.data for a in arrays])
+    return lambda function, arrays: call_of(library, function, arrays, [a.ctypes.data for a in arrays])()
 
 
 @pytest.fixture(autouse=True)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from ...arguments.options import stage_reading_all
 from ...kernels import table as kernels
+from ...kernels.libraries import Run, run_here
 from ...unregistered import unregistered
 from ..operators.selection import chosen, picked
 from .addresses import AddressTable
 from .launches import MOST_LAUNCHES, Maker, no_sums, phases_of_rule, run_launches
 from .matrix_passes import LARGEST, MatrixPassesPath
-from .step import ByAddress
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..parts import Parts
 
 
@@ -27,21 +29,17 @@ class RuleLaunches(nn.Cell):
     Args:
         parts: The parts of the rule.
         commits: Whether its last launch counts the step.
-        by_address: Whether launches take a table of addresses instead of tensors.
     """
 
-    def __init__(self, parts: Parts, commits: bool, by_address: bool = False):
+    def __init__(self, parts: Parts, commits: bool):
         super().__init__(auto_prefix=False)
         count, most, maker = parts.layout.count, parts.rule.at_most, Maker(parts)
-        at_most = count if by_address else max(most or count, -(-count // MOST_LAUNCHES))
+        at_most = max(most or count, -(-count // MOST_LAUNCHES))
         self.measures = stage_reading_all(parts.options) is not None
         phases = phases_of_rule(count, at_most, self.measures, commits)
         self.constants, self.no_sums = maker.constants, no_sums()
         self.not_measured = Tensor(np.zeros((count, len(kernels.SUMS))))
-        if by_address:
-            self.launches = maker.made_by_address([stages for ((stages, _),) in phases])
-        else:
-            self.launches = nn.CellList([maker.made(launch) for phase in phases for launch in phase])
+        self.launches = nn.CellList([maker.made(launch) for phase in phases for launch in phase])
         first = len(phases[0]) if self.measures else 0
         self.measuring, self.moving = tuple(range(first)), tuple(range(first, len(self.launches)))
 
@@ -54,6 +52,35 @@ class RuleLaunches(nn.Cell):
     def move(self, rates, sums, gradients):
         """Update all parameters, given the sums of the gradients of all rules."""
         return run_launches(self.launches, self.moving, self.constants, rates, sums, gradients)
+
+
+class DirectLaunches:
+    """The launches of one of several rules in a step that is called from Python: each takes a table of addresses.
+
+    Args:
+        parts: The parts of the rule.
+        commits: Whether its last launch counts the step.
+    """
+
+    def __init__(self, parts: Parts, commits: bool):
+        count, maker = parts.layout.count, Maker(parts)
+        phases = phases_of_rule(count, count, stage_reading_all(parts.options) is not None, commits)
+        self.constants, self.no_sums = maker.constants, no_sums()
+        self.not_measured = np.zeros((count, len(kernels.SUMS)))
+        *self.measuring, self.moving = [maker.direct(stages) for ((stages, _),) in phases]
+
+    def measure(self, rates: np.ndarray, table: NDArray[np.int64]) -> np.ndarray:
+        """Return the sums of the gradients; zeros if nothing depends on them before weights move."""
+        sums = self.not_measured
+        for launch in self.measuring:
+            run = launch.run(self.constants, rates, self.no_sums, table)
+            run_here(run)
+            (sums,) = run.outputs
+        return sums
+
+    def move(self, rates: np.ndarray, sums: np.ndarray, table: NDArray[np.int64]) -> Run:
+        """Return what updates all parameters, given the sums of the gradients of all rules."""
+        return self.moving.run(self.constants, rates, sums, table)
 
 
 class OwnNorm(nn.Cell):
@@ -71,6 +98,11 @@ class OwnNorm(nn.Cell):
         self.is_own = Tensor((rows >= parts.layout.rows.start) & (rows < parts.layout.rows.stop))
         self.unscale, self.skips = parts.settings.unscale, parts.options.skip_nonfinite
 
+    def now(self, sums: np.ndarray) -> np.ndarray:
+        """Return the same to Python."""
+        skipped = self.skips and not self.unscale * np.sqrt(sums[:, 0].sum()) <= LARGEST
+        return np.where(self.is_own.asnumpy(), sums, float("nan") if skipped else 0.0)
+
     def construct(self, sums):
         """Return the sums of the rule's own gradients, and in other rows 0 or NaN."""
         others = ops.zeros_like(sums)
@@ -80,18 +112,30 @@ class OwnNorm(nn.Cell):
         return ops.where(self.is_own, sums, others)
 
 
-def seen_by(parts: Parts, has_one_norm: bool) -> nn.Cell:
+class AllNorms(nn.Cell):
+    """The sums of all gradients, for a rule that clips by the norm of all, or does not clip."""
+
+    def now(self, sums: np.ndarray) -> np.ndarray:
+        """Return the same to Python."""
+        return sums
+
+    def construct(self, sums):
+        """Return the sums."""
+        return sums
+
+
+def seen_by(parts: Parts, has_one_norm: bool) -> AllNorms | OwnNorm:
     """Return what gives a rule, from the sums of all gradients, the sums by which it decides.
 
     Args:
         parts: The parts of the rule.
         has_one_norm: Whether the norm of all rules' gradients is clipped.
     """
-    return nn.Identity() if has_one_norm or parts.options.grad_clip_norm is None else OwnNorm(parts)
+    return AllNorms() if has_one_norm or parts.options.grad_clip_norm is None else OwnNorm(parts)
 
 
 class JointAddresses:
-    """The tables of addresses of all rules, one below the other, which steps called from Python fill.
+    """The tables of addresses of all rules, which steps called from Python fill.
 
     Args:
         parts: The parts of all rules.
@@ -101,10 +145,9 @@ class JointAddresses:
         self._tables = [AddressTable(own.held) for own in parts.members]
         self._rows = [slice(own.layout.rows.start, own.layout.rows.stop) for own in parts.members]
 
-    def fill(self, gradients: Sequence[Tensor]) -> Tensor:
+    def filled(self, gradients: Sequence[Tensor]) -> list[NDArray[np.int64]]:
         """Return the tables for a step with these gradients; the caller has checked the tensors."""
-        filled = [table.filled(gradients[rows]) for table, rows in zip(self._tables, self._rows)]
-        return Tensor(np.concatenate(filled))
+        return [table.filled(gradients[rows]) for table, rows in zip(self._tables, self._rows)]
 
 
 class JointFusedPath(nn.Cell):
@@ -122,7 +165,7 @@ class JointFusedPath(nn.Cell):
         addresses: The tables of addresses that steps called from Python fill; None if there are none.
     """
 
-    addresses: JointAddresses | None
+    addresses: Any
 
     def __init__(self, parts: Parts):
         super().__init__(auto_prefix=False)
@@ -143,41 +186,34 @@ class JointFusedPath(nn.Cell):
 
         self.rules = nn.CellList([launches(own) for own in members])
         if parts.settings.weights_on == "CPU":
-            self.rules_by_address = nn.CellList([RuleLaunches(own, own is last, by_address=True) for own in members])
-            self.by_address = ByAddress(self.launch_by_address)
+            unregistered(self, direct=tuple(DirectLaunches(own, own is last) for own in members))
             self.addresses = JointAddresses(parts)
-            # The rows of each rule's table: one for each tensor, and one more.
-            self.tables = tuple(
-                (own.layout.rows.start + k, own.layout.rows.stop + k + 1) for k, own in enumerate(members)
-            )
 
     def construct(self, rates, gradients):
-        """Take a step; return sums that are not needed, once the step is done."""
+        """Measure the gradients of all rules, if some rule depends on that, and then let each rule move.
+
+        Returns:
+            Sums that are not needed, once the step is done.
+        """
         own = ()
         for places in self.gradients_of:
             own += (picked(gradients, places),)
-        return self.launch_all(self.rules, rates, own)
-
-    def run_by_address(self, step, addresses):
-        """Take a step, called from Python, on the tensors in tables of addresses."""
-        return self.by_address.run(step, addresses)
-
-    def launch_by_address(self, step, addresses):
-        """Take a step on the tensors in tables of addresses."""
-        own = ()
-        for begin, end in self.tables:
-            own += ((addresses[begin:end],),)
-        return self.launch_all(self.rules_by_address, self.rates(step), own)
-
-    def launch_all(self, rules, rates, gradients):
-        """Measure the gradients of all rules, if some rule depends on that, and then let each rule move."""
         sums = self.no_sums
         if self.measures:
             found = ()
-            for k in range(len(rules)):
-                found += (rules[k].measure(rates, gradients[k]),)
+            for k in range(len(self.rules)):
+                found += (self.rules[k].measure(rates, own[k]),)
             sums = ops.concat(found)
         done = sums
-        for k in range(len(rules)):
-            done = rules[k].move(rates, self.seen[k](sums), gradients[k])
+        for k in range(len(self.rules)):
+            done = self.rules[k].move(rates, self.seen[k](sums), own[k])
         return done
+
+    def run_by_address(self, step, gradients):
+        """Take a step, called from Python, in the same way; an interrupt finds no rule or all rules moved."""
+        rates, tables = self.rates.now(step), self.addresses.filled(gradients)
+        sums = self.no_sums
+        if self.measures:
+            sums = np.concatenate([rule.measure(rates, own) for rule, own in zip(self.direct, tables)])
+        moves = [rule.move(rates, seen.now(sums), own) for rule, seen, own in zip(self.direct, self.seen, tables)]
+        run_here(*moves)

@@ -17,6 +17,7 @@ from ...kernels.interface import SharedFlag, launch
 from ...kernels.table import ALL_STAGES, APPLY_STAGE, COMMIT_STAGE, GRADIENT_STAGE, MOMENTS_STAGE
 from ...unregistered import unregistered
 from ..operators.selection import chosen, picked
+from .direct import DirectLaunch
 
 if TYPE_CHECKING:
     from ..parts import Parts
@@ -225,14 +226,11 @@ class Maker:
         places = chosen(planned.tensors) if returns else None
         return LaunchCell(kernel, flags, own_layout, counters, weights, held, places)
 
-    def made_by_address(self, stages: Sequence[int]) -> nn.CellList:
-        """Make launches of all tensors, which take a table of addresses instead of tensors."""
-        layout, rule = self.parts.layout, self.parts.rule
-        sums = [((layout.count, len(kernels.SUMS)), ms.float64)]
-        kernel = kernels.operator(rule.name, "CPU", interface.written(gradients=1, matrices=self.has_matrices), sums)
-        flags = [kernels.flags(one, self.shared + SharedFlag.BY_ADDRESS, rule.flags) for one in stages]
-        matrices = self.matrices_of(range(layout.count))
-        return nn.CellList([LaunchCell(kernel, one, Tensor(self.columns), matrices=matrices) for one in flags])
+    def direct(self, stages: int) -> DirectLaunch:
+        """Make a launch of all tensors, which takes a table of addresses instead of tensors."""
+        rule, layout = self.parts.rule, self.parts.layout
+        flags = interface.flags(stages, self.shared + SharedFlag.BY_ADDRESS, rule.flags)
+        return DirectLaunch(rule.name, flags, self.columns, self.matrices_of(range(layout.count)))
 
     def matrices_of(self, tensors: Sequence[int]) -> tuple[Tensor, ...]:
         """Return the inputs of a launch that describe matrices; an empty tuple for other rules."""

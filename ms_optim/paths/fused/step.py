@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
 from ...arguments.options import stage_reading_all
+from ...kernels.libraries import run_here
 from ...kernels.table import GRADIENT_STAGE
 from ...unregistered import unregistered
 from .addresses import AddressTable
@@ -16,26 +16,6 @@ from .launches import MOST_LAUNCHES, Maker, no_sums, phases_of, phases_of_parts,
 
 if TYPE_CHECKING:
     from ..parts import Parts
-
-
-class ByAddress(nn.Cell):
-    """The step that is called from Python, compiled separately.
-
-    MindSpore records on a Cell which of its methods it compiled last, and uses that as the Cell's ``construct`` when it
-    compiles a graph that contains the Cell. Therefore this is not a method of the optimizer.
-    """
-
-    def __init__(self, launch_all):
-        super().__init__(auto_prefix=False)
-        unregistered(self, launch_all=launch_all)
-
-    @ms.jit(backend="ms_backend")
-    def run(self, step, addresses):
-        """Run the step on the tensors in a table of addresses.
-
-        With a variable number of tables, MindSpore would keep the optimizer alive for good.
-        """
-        return self.launch_all(step, addresses)
 
 
 class FusedPath(nn.Cell):
@@ -59,7 +39,7 @@ class FusedPath(nn.Cell):
         addresses: The table of addresses that steps called from Python fill; None if there is none.
     """
 
-    addresses: AddressTable | None
+    addresses: Any
 
     def __init__(
         self,
@@ -94,9 +74,8 @@ class FusedPath(nn.Cell):
         places = iter(range(len(self.launches)))
         self.phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
         if parts.settings.weights_on == "CPU" and not parts.settings.is_parallel and ranges is None:
-            self.launches_by_address = maker.made_by_address([stages for ((stages, _),) in planned(count)])
-            self.phases_by_address = tuple((k,) for k in range(len(self.launches_by_address)))
-            self.by_address = ByAddress(self.launch_by_address)
+            (((stages, _),),) = planned(count)
+            unregistered(self, direct=maker.direct(stages))
             self.addresses = AddressTable(parts.held)
 
     def exchanged_after(self, phases):
@@ -108,23 +87,16 @@ class FusedPath(nn.Cell):
 
     def construct(self, rates, gradients):
         """Take a step; return sums that are not needed, once the step is done."""
-        return self.launch_all(self.launches, self.phases, rates, gradients)
-
-    def run_by_address(self, step, addresses):
-        """Take a step, called from Python, on the tensors in a table of addresses."""
-        return self.by_address.run(step, addresses)
-
-    def launch_by_address(self, step, addresses):
-        """Take a step on the tensors in a table of addresses, with one launch per phase for any number of tensors."""
-        return self.launch_all(self.launches_by_address, self.phases_by_address, self.rates(step), (addresses,))
-
-    def launch_all(self, launches, phases, rates, gradients):
-        """Run the launches of all phases."""
         sums = self.no_sums
-        for place, phase in enumerate(phases):
-            made = run_launches(launches, phase, self.constants, rates, sums, gradients)
+        for place, phase in enumerate(self.phases):
+            made = run_launches(self.launches, phase, self.constants, rates, sums, gradients)
             sums = self.whole(place == 0, made, sums) if self.is_exchanged[place] else made
         return sums
+
+    def run_by_address(self, step, gradients):
+        """Take a step, called from Python, in one launch for any number of tensors."""
+        rates = self.rates.now(step)
+        run_here(self.direct.run(self.constants, rates, self.no_sums, self.addresses.filled(gradients)))
 
     def whole(self, is_first, sums, known):
         """Return the sums of whole tensors from the sums of the parts that the processes have.

@@ -1334,12 +1334,6 @@ MISTAKES = (
         "test_direct.py -k rates",
     ),
     Mistake(
-        "paths/fused/addresses.py",
-        "return table.copy()",
-        "return table",
-        "test_direct.py -k table",
-    ),
-    Mistake(
         "paths/fused/joint.py",
         'np.where(self.is_own.asnumpy(), sums, float("nan") if skipped else 0.0)',
         'np.where(True, sums, float("nan") if skipped else 0.0)',

@@ -16,7 +16,7 @@ from refusals import refused
 from ms_optim import AdamW, Lamb, MultiOptimizer, Muon
 from ms_optim.arguments.rates import Rates
 from ms_optim.kernels import libraries
-from ms_optim.kernels.interface import AddressColumn, Stage, Status
+from ms_optim.kernels.interface import Stage, Status
 from ms_optim.schedules import LinearWeightDecay, PowerCoolLR
 
 SIZE = 1000
@@ -106,15 +106,6 @@ def test_the_rates_of_a_step_are_those_of_a_graph():
         count = Tensor([step], mstype.int32)
         np.testing.assert_array_equal(rates.now(count), rates.construct(count).asnumpy())
     np.testing.assert_array_equal(Rates([tensor([0.3], "float32")]).now(count), np.float32([0.3]))
-
-
-def test_each_step_has_a_table_of_its_own():
-    optimizer, params = one()
-    gradients = [tuple(ops.ones_like(p) for p in params) for _ in range(2)]
-    first, second = (optimizer._path.addresses.filled(given) for given in gradients)
-    column = AddressColumn.GRADIENT_ADDRESS
-    for table, given in ((first, gradients[0]), (second, gradients[1])):
-        assert table[: len(params), column].tolist() == [g.data_ptr() for g in given]
 
 
 def test_a_kernel_that_fails_is_named_and_those_after_it_do_not_run(monkeypatch):

@@ -66,7 +66,7 @@ class AddressTable:
         return Tensor(self.filled(gradients))
 
     def filled(self, gradients: Sequence[Tensor]) -> NDArray[np.int64]:
-        """Return the table as an array."""
+        """Return the table as an array, which the next step fills again."""
         table, n = self._table, len(gradients)
         table[self._places] = addresses_of(self._tensors)
         table[:n, AddressColumn.GRADIENT_ADDRESS] = addresses_of(gradients)
@@ -74,4 +74,4 @@ class AddressTable:
         if dtypes != self._gradient_dtypes:
             table[:n, AddressColumn.GRADIENT_TYPE] = [DTYPES[dtype] for dtype in dtypes]
             self._gradient_dtypes = dtypes
-        return table.copy()  # a step of another thread fills it again
+        return table

@@ -4,14 +4,15 @@ import ctypes
 import functools
 import signal
 
-import mindspore as ms
 import numpy as np
 import pytest
-from harness import digest_of, numbers, tensor
+from cases import CASES, SCENARIOS, for_each
+from harness import Pair, digest_of, numbers, tensor
 from interrupting import at_every_line
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 from refusals import refused
+from runtime import set_mode
 
 from ms_optim import AdamW, Lamb, MultiOptimizer, Muon
 from ms_optim.arguments.rates import Rates
@@ -44,7 +45,7 @@ KINDS = pytest.mark.parametrize("make", [one, several], ids=["AdamW", "MultiOpti
 
 @KINDS
 def test_an_operator_called_before_a_step_reads_the_weights_before_it(make):
-    ms.set_context(mode=ms.PYNATIVE_MODE)
+    set_mode("pynative")
     optimizer, params = make()
     slow = Parameter(tensor(np.full((600, 600), 1 / 600), "float32"), name="slow")
     gradients = tuple(ops.ones_like(p) for p in params)
@@ -62,7 +63,7 @@ def test_an_operator_called_before_a_step_reads_the_weights_before_it(make):
 
 @KINDS
 def test_a_step_interrupted_anywhere_was_taken_whole_or_not_at_all(make):
-    ms.set_context(mode=ms.PYNATIVE_MODE)
+    set_mode("pynative")
     (optimizer, params), (twin, _) = make(), make()
     gradients = tuple(ops.ones_like(p) for p in params)
     optimizer(gradients), twin(gradients)  # what is compiled at the first step is no line of a later one
@@ -77,8 +78,18 @@ def test_a_step_interrupted_anywhere_was_taken_whole_or_not_at_all(make):
     assert twin.global_step.asnumpy() > 2  # the last attempt is a step, and those that were interrupted late are
 
 
+@for_each([{"case": case} for case in CASES if case.name != "DGCMomentum"])
+def test_a_step_is_one_call_of_the_kernel(case, monkeypatch):
+    set_mode("pynative")
+    pair, called = Pair(case, SCENARIOS["grouped"], case.variants.get("all_in_one"), backend="aot"), []
+    real = libraries.call_of
+    monkeypatch.setattr(libraries, "call_of", lambda *given: called.append(given[1]) or real(*given))
+    pair.run("pynative", 1)
+    assert len(called) == 1
+
+
 def test_an_interrupt_between_two_rules_waits_for_the_last(monkeypatch):
-    ms.set_context(mode=ms.PYNATIVE_MODE)
+    set_mode("pynative")
     optimizer, params = several()
     gradients = tuple(ops.ones_like(p) for p in params)
     real, raised = libraries.call_of, functools.partial(ctypes.CDLL(None)["raise"], int(signal.SIGUSR1))

@@ -226,6 +226,14 @@ class Maker:
         places = chosen(planned.tensors) if returns else None
         return LaunchCell(kernel, flags, own_layout, counters, weights, held, places)
 
+    def made_by_address(self, stages: Sequence[int]) -> nn.CellList:
+        """Make launches of all tensors for a compiled step, which take a table of addresses instead of tensors."""
+        rule, sums = self.parts.rule, [((self.parts.layout.count, len(kernels.SUMS)), ms.float64)]
+        kernel = kernels.operator(rule.name, "CPU", interface.written(gradients=1, matrices=self.has_matrices), sums)
+        flags = [kernels.flags(one, self.shared + SharedFlag.BY_ADDRESS, rule.flags) for one in stages]
+        matrices = self.matrices_of(range(self.parts.layout.count))
+        return nn.CellList([LaunchCell(kernel, one, Tensor(self.columns), matrices=matrices) for one in flags])
+
     def direct(self, stages: int) -> DirectLaunch:
         """Make a launch of all tensors, which takes a table of addresses instead of tensors."""
         rule, layout = self.parts.rule, self.parts.layout

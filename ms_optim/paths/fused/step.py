@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
@@ -16,6 +17,24 @@ from .launches import MOST_LAUNCHES, Maker, no_sums, phases_of, phases_of_parts,
 
 if TYPE_CHECKING:
     from ..parts import Parts
+
+
+class PhasesByAddress(nn.Cell):
+    """A step on parts of tensors that is called from Python: compiled, so that an interrupt finds no phase or all done.
+
+    MindSpore records on a Cell which of its methods it compiled last, and uses that as the Cell's ``construct`` when it
+    compiles a graph that contains the Cell. Therefore this is not a method of the path.
+    """
+
+    def __init__(self, path: FusedPath, launches: nn.CellList):
+        super().__init__(auto_prefix=False)
+        unregistered(self, path=path)
+        self.launches, self.phases = launches, tuple((k,) for k in range(len(launches)))
+
+    @ms.jit(backend="ms_backend")
+    def run(self, step, addresses):
+        """Run the step on the tensors in a table of addresses."""
+        return self.path.run_phases(self.launches, self.phases, self.path.rates(step), (addresses,))
 
 
 class FusedPath(nn.Cell):
@@ -74,8 +93,11 @@ class FusedPath(nn.Cell):
         places = iter(range(len(self.launches)))
         self.phases = tuple(tuple(next(places) for _ in phase) for phase in phases)
         if parts.settings.weights_on == "CPU" and not parts.settings.is_parallel and ranges is None:
-            (((stages, _),),) = planned(count)
-            unregistered(self, direct=maker.direct(stages))
+            stages = [stages for ((stages, _),) in planned(count)]
+            if exchange is None:
+                unregistered(self, direct=maker.direct(*stages))
+            else:
+                self.by_address = PhasesByAddress(self, maker.made_by_address(stages))
             self.addresses = AddressTable(parts.held)
 
     def exchanged_after(self, phases):
@@ -87,16 +109,24 @@ class FusedPath(nn.Cell):
 
     def construct(self, rates, gradients):
         """Take a step; return sums that are not needed, once the step is done."""
+        return self.run_phases(self.launches, self.phases, rates, gradients)
+
+    def run_phases(self, launches, phases, rates, gradients):
+        """Run the launches of all phases."""
         sums = self.no_sums
-        for place, phase in enumerate(self.phases):
-            made = run_launches(self.launches, phase, self.constants, rates, sums, gradients)
+        for place, phase in enumerate(phases):
+            made = run_launches(launches, phase, self.constants, rates, sums, gradients)
             sums = self.whole(place == 0, made, sums) if self.is_exchanged[place] else made
         return sums
 
     def run_by_address(self, step, gradients):
-        """Take a step, called from Python, in one launch for any number of tensors."""
-        rates = self.rates.now(step)
-        run_here(self.direct.run(self.constants, rates, self.no_sums, self.addresses.filled(gradients)))
+        """Take a step, called from Python, with one launch per phase for any number of tensors."""
+        if self.exchange is None:
+            rates, table = self.rates.now(step), self.addresses.filled(gradients)
+            run_here(self.direct.run(self.constants, rates, self.no_sums, table))
+        else:
+            # Wait for the operators: they may run later, when the gradients may have been freed.
+            self.by_address.run(step, self.addresses.fill(gradients)).data_ptr()
 
     def whole(self, is_first, sums, known):
         """Return the sums of whole tensors from the sums of the parts that the processes have.

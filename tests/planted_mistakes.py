@@ -1092,6 +1092,36 @@ MISTAKES = (
     ),
     Mistake(
         "ops/cpu/chunk_passes.h",
+        "if (kDirectsAgain<Rule> && first < n) {",
+        "if (first > n) {",
+        "test_kernels.py -k vanish",
+    ),
+    Mistake(
+        "ops/cpu/chunk_passes.h",
+        "n - first, before + first, g + first, s, d, nullptr",
+        "n - first, w + first, g + first, s, d, nullptr",
+        "test_kernels.py -k vanish",
+    ),
+    Mistake(
+        "ops/cpu/chunk_passes.h",
+        "return IsExact(total) ? total : ExactSumSquares(directions()[k], n);",
+        "return total;",
+        "test_kernels.py -k vanish",
+    ),
+    Mistake(
+        "ops/cpu/chunk_passes.h",
+        "auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);",
+        "auto *d = b.direction;",
+        "test_kernels.py -k vanish",
+    ),
+    Mistake(
+        "ops/cpu/chunk_passes.h",
+        "RuleTile<Rule, 0>(",
+        "RuleTile<Rule, kNewStates>(",
+        "test_kernels.py -k vanish",
+    ),
+    Mistake(
+        "ops/cpu/chunk_passes.h",
         "Moved<2>(p, direction[0], w[i])",
         "Moved<2>(p, w[i], direction[0])",
         "test_weight_norms.py -k 'kernels_follow and AdamW'",

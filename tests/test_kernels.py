@@ -13,7 +13,7 @@ from parity import EVERYTHING, RULES, check_launches
 
 from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
-from ms_optim.kernels.interface import SharedFlag
+from ms_optim.kernels.interface import CODE_BLOCK, SharedFlag, Statistic
 
 BY_NAME = {rule[0].removeprefix("ms_optim_"): rule for rule in RULES}
 pytestmark = pytest.mark.skipif(
@@ -71,8 +71,30 @@ def test_norms_survive_squares_that_float32_cannot_hold(magnitude):
     launch = Launch("ms_optim_adamw", [w], [g], states, (0.9, 0.999, 1e-8), 4, shared=SharedFlag.SKIP_NONFINITE)
     assert launch.run() == 0
     expected = np.float64(np.float32(magnitude)) * np.sqrt(5000)
-    assert launch.statistics[0, :2] == pytest.approx([expected, expected], rel=1e-6)
+    assert launch.statistics[0, :2] == pytest.approx([expected, expected], rel=1e-6, abs=0)
     assert launch.skipped[0] == 0
+
+
+@pytest.mark.parametrize("size", [5000, 1024, 37])
+@pytest.mark.parametrize("name, states", [("adamw", "su"), ("adamw_amsgrad", "suu"), ("lamb", "su"), ("momentum", "s")])
+@pytest.mark.parametrize("in_codes", [False, True])
+def test_norms_of_updates_survive_directions_whose_squares_vanish(name, states, in_codes, size):
+    """Beside gradients of 1e-30 an epsilon of 1e-8 leaves directions of 1e-22, by which such small weights move."""
+    function, _, constants, flags, _ = BY_NAME[name]
+    rng = np.random.default_rng(0)
+    g, w = (rng.standard_normal(size).astype(np.float32) * np.float32(scale) for scale in (1e-30, 1e-22))
+    before, scales = w.astype(np.float64), []
+    held = [[np.zeros(size, np.float32)] for _ in states]
+    if in_codes:  # signed and unsigned ones
+        held = [[np.zeros(size, np.int8 if kind == "s" else np.uint8)] for kind in states]
+        scales = [[np.zeros(-(-size // CODE_BLOCK), np.float32)] for _ in states]
+    launch = Launch(function, [w], [g], held, constants, flags, (1.0, 0.1), [[0, 1, 0, 0]], scales=scales)
+    for _ in range(3):
+        assert launch.run() == 0
+        moved = np.linalg.norm(w - before)
+        assert 0 < moved < 1e-19
+        assert launch.statistics[0, Statistic.UPDATE_NORM] == pytest.approx(moved, rel=1e-5, abs=0)
+        before = w.astype(np.float64)
 
 
 @pytest.mark.parametrize("poison", [0.0, np.nan])

@@ -142,8 +142,20 @@ MS_OPTIM_FN void MoveTile(const Task &task, int n, float (*d)[kTile], float *w) 
 }
 
 // The work of a loop over a tile: it makes new states from the gradient, which it may drop, adds up sums, and moves
-// weights, along directions and maybe along themselves.
-enum RulePart : unsigned { kNewStates = 1, kSumUp = 2, kMoveWeights = 4, kDropStates = 8, kAlongWeights = 16 };
+// weights, along directions and maybe along themselves. It may drop the directions, too: they are needed again only
+// where float32 has lost a sum of their squares, and storing them takes a twentieth of the time.
+enum RulePart : unsigned {
+  kNewStates = 1,
+  kSumUp = 2,
+  kMoveWeights = 4,
+  kDropStates = 8,
+  kAlongWeights = 16,
+  kDropDirections = 32
+};
+
+// Whether the directions of a tile can be made again from its new states.
+template <class Rule>
+constexpr bool kDirectsAgain = !Rule::kDirectsFirst && !Rule::kStartsAtWeights;
 
 template <class Rule, unsigned kParts>
 void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, const float *__restrict g,
@@ -166,7 +178,7 @@ void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, co
       if (kSecond) s1[i] = state[1];
       if (kThird) s2[i] = state[2];
     }
-    if ((kParts & kSumUp) != 0 || (kParts & kMoveWeights) == 0) {
+    if ((kParts & kDropDirections) == 0 && ((kParts & kSumUp) != 0 || (kParts & kMoveWeights) == 0)) {
       d0[i] = direction[0];
       if (Rule::kDirections > 1) d1[i] = direction[1];
     }
@@ -335,35 +347,41 @@ int CodedBlocks(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
   return first;
 }
 
-// Computes new states, and the directions with their sums. A layer-wise rule must move along the directions whose norms
-// it took: states of lower precision are stored and read back before the directions are computed.
-template <class Rule, bool kMove>
+// Computes new states, to which s then points, and the sums of the directions, and does what kMore says besides. A
+// layer-wise rule must move along the directions whose norms it took: states of lower precision are stored and read
+// back before the directions are computed.
+template <class Rule, unsigned kMore>
 void StatesAndDirections(const Rule &rule, const Tensor &t, const Task &task, int64_t begin, int n, float *w,
-                         const float *g, const uint32_t *noise, float (*d)[kTile], float *before, Buffers &b,
+                         const float *g, const uint32_t *noise, float **s, float (*d)[kTile], float *before, Buffers &b,
                          TileSums<Rule> &sums) {
-  static_assert(!kMove || !Rule::kLayerwise, "a layer-wise rule moves in a pass of its own");
-  float *s[Rule::kStates];
+  static_assert((kMore & kMoveWeights) == 0 || !Rule::kLayerwise, "a layer-wise rule moves in a pass of its own");
   for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
   const bool again = Rule::kLayerwise && task.low_states;
   if (again) {
-    RuleTile<Rule, kNewStates>(rule, task, n, w, g, s, d, before, sums);
+    RuleTile<Rule, kNewStates | kMore>(rule, task, n, w, g, s, d, before, sums);
   } else {
-    RuleTile<Rule, kNewStates | kSumUp | (kMove ? kMoveWeights : 0u)>(rule, task, n, w, g, s, d, before, sums);
+    RuleTile<Rule, kNewStates | kSumUp | kMore>(rule, task, n, w, g, s, d, before, sums);
   }
   if (!task.low_states) return;
   for (int k = 0; k < Rule::kStates; ++k) StoreState(t, k, begin, n, s[k], noise);
   if (!again) return;
   for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
-  RuleTile<Rule, kSumUp>(rule, task, n, w, g, s, d, before, sums);
+  RuleTile<Rule, kSumUp | kMore>(rule, task, n, w, g, s, d, before, sums);
 }
 
-template <class Rule>
-void AddTileSums(const TileSums<Rule> &sums, const float *g, const float *w, float (*d)[kTile], int n, double *sum) {
+// Adds the sums of a tile to those of its chunk. directions() returns the rows of directions, if they are needed.
+template <class Rule, class Directions>
+void AddTileSums(const TileSums<Rule> &sums, const float *g, const float *w, int n, double *sum,
+                 Directions directions) {
+  const auto of_directions = [&](enum Sum which, int k) __attribute__((always_inline)) {
+    const double total = sums.Total(which);
+    return IsExact(total) ? total : ExactSumSquares(directions()[k], n);
+  };
   sum[kGradientSum] += ExactWhereLost(sums.Total(kGradientSum), g, n);
   sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
-  sum[kDirectionSum] += ExactWhereLost(sums.Total(kDirectionSum), d[0], n);
+  sum[kDirectionSum] += of_directions(kDirectionSum, 0);
   if constexpr (Rule::kDirections > 1) {
-    sum[kDirection2Sum] += ExactWhereLost(sums.Total(kDirection2Sum), d[1], n);
+    sum[kDirection2Sum] += of_directions(kDirection2Sum, 1);
     sum[kDirectionsDot] += sums.Total(kDirectionsDot);
   }
 }
@@ -380,17 +398,25 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chu
     if (kMove && t.average != nullptr) FetchTile(t.average + begin, n);
     StartTile<Rule>(t, task, begin, n, w);
     if (noisy_weight) FillNoise(task.noise, begin, n, b.noise);
+    float *s[Rule::kStates], *before = kMove ? b.weight_before : w;
     int first = 0;
     if constexpr (kMove && kHasCodedBlocks<Rule>) first = CodedBlocks(rule, task, t, begin, n, w, g, b, sums);
+    // The directions are rows of kTile elements. A pointer to such rows that begins at the column `first` gives each
+    // row from this column on: d[k][i] is b.direction[k][first + i].
+    auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
     if (first < n) {
       if (task.low_states && !noisy_weight) FillNoise(task.noise, begin + first, n - first, b.noise + first);
-      // The directions are rows of kTile elements. A pointer to such rows that begins at the column `first` gives each
-      // row from this column on: d[k][i] is b.direction[k][first + i].
-      auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
-      StatesAndDirections<Rule, kMove>(rule, t, task, begin + first, n - first, w + first, g + first, b.noise + first,
-                                       d, b.weight_before + first, b, sums);
+      constexpr unsigned kMore = (kMove ? kMoveWeights : 0u) | (kDirectsAgain<Rule> ? kDropDirections : 0u);
+      StatesAndDirections<Rule, kMore>(rule, t, task, begin + first, n - first, w + first, g + first, b.noise + first,
+                                       s, d, before + first, b, sums);
     }
-    AddTileSums(sums, g, kMove ? b.weight_before : w, b.direction, n, sum);
+    AddTileSums(sums, g, before, n, sum, [&] {
+      if (kDirectsAgain<Rule> && first < n) {
+        TileSums<Rule> unused;
+        RuleTile<Rule, 0>(rule, task, n - first, before + first, g + first, s, d, nullptr, unused);
+      }
+      return b.direction;
+    });
     if (kMove) {
       StoreWeight(t, begin, n, w, noisy_weight ? b.noise : nullptr);
       AverageTile(t, task, begin, n, b.weight);

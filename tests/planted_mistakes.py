@@ -1092,14 +1092,14 @@ MISTAKES = (
     ),
     Mistake(
         "ops/cpu/chunk_passes.h",
-        "if (kDirectsAgain<Rule> && first < n) {",
-        "if (first > n) {",
+        "if (first < n) DirectAgain(",
+        "if (first > n) DirectAgain(",
         "test_kernels.py -k vanish",
     ),
     Mistake(
         "ops/cpu/chunk_passes.h",
-        "n - first, before + first, g + first, s, d, nullptr",
-        "n - first, w + first, g + first, s, d, nullptr",
+        "n - first, before + first, g + first, s, d);",
+        "n - first, w + first, g + first, s, d);",
         "test_kernels.py -k vanish",
     ),
     Mistake(

@@ -27,11 +27,11 @@ def parameters(*names):
     return [Parameter(tensor(np.linspace(-1, 1, SIZE).reshape(50, 20), "float32"), name=name) for name in names]
 
 
-def several(**clipping):
+def several():
     """Return an optimizer of three rules, of which one clips its own gradients, and its parameters."""
     a, b, c = parameters("a", "b", "c")
     parts = [AdamW([a], PowerCoolLR(0.1, 0.001, 900)), Lamb([b], 0.1, grad_clip_norm=0.5), Muon([c], 0.1)]
-    return MultiOptimizer(parts, **clipping), [a, b, c]
+    return MultiOptimizer(parts), [a, b, c]
 
 
 def one():

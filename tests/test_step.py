@@ -230,7 +230,7 @@ import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 from cases import CASES, SHAPES, SMALL, Scenario, grouped
 from harness import Pair, numbers, tensor
-from runtime import set_mode, spare_threads
+from runtime import spare_threads
 spare_threads()
 for run in range(int(sys.argv[2])):
     for case in CASES:

@@ -117,10 +117,17 @@ struct TileSums {
   MS_OPTIM_FN double Total(enum Sum sum) const { return SumOfLanes(lane[sum]); }
 };
 
+// The sums of what a loop reads are added up before it stores anything. Later, compilers read it once more, and wait
+// for the stores: large tensors begin at the same place of a page, and a processor takes addresses with the same last
+// twelve bits for the same one until the store is done.
 template <class Rule>
-MS_OPTIM_FN void AddElement(float w, float g, const float *d, int lane, TileSums<Rule> &sums) {
+MS_OPTIM_FN void AddGiven(float w, float g, int lane, TileSums<Rule> &sums) {
   sums.lane[kGradientSum][lane] += g * g;
   sums.lane[kWeightSum][lane] += w * w;
+}
+
+template <class Rule>
+MS_OPTIM_FN void AddDirections(const float *d, int lane, TileSums<Rule> &sums) {
   sums.lane[kDirectionSum][lane] += d[0] * d[0];
   if constexpr (Rule::kDirections > 1) {
     sums.lane[kDirection2Sum][lane] += d[1] * d[1];
@@ -171,8 +178,9 @@ void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, co
   float *__restrict d0 = d[0], *__restrict d1 = d[1];
   ForLanes(n, [&](int i, int lane) __attribute__((always_inline)) {
     float state[] = {s0[i], kSecond ? s1[i] : 0.0f, kThird ? s2[i] : 0.0f}, direction[kMaxDirections];
+    if (kParts & kSumUp) AddGiven<Rule>(w[i], g[i], lane, sums);
     Advance<Rule, (kParts & kNewStates) != 0>(r, p, w[i], g[i], state, direction);
-    if (kParts & kSumUp) AddElement<Rule>(w[i], g[i], direction, lane, sums);
+    if (kParts & kSumUp) AddDirections<Rule>(direction, lane, sums);
     if ((kParts & kNewStates) != 0 && (kParts & kDropStates) == 0) {
       s0[i] = state[0];
       if (kSecond) s1[i] = state[1];
@@ -227,8 +235,9 @@ void ConvertedBlock(const Rule &rule, const Task &task, const Tensor &t, int64_t
     for (int lane = 0; lane < kLanes; ++lane) {
       float state[] = {First::Decode(code0[lane], 1.0f), Second::Decode(code1[lane], 1.0f), 0.0f};
       float direction[kMaxDirections];
+      AddGiven<Rule>(w[i + lane], g[i + lane], lane, sums);
       Advance<Rule, true>(r, p, w[i + lane], g[i + lane], state, direction);
-      AddElement<Rule>(w[i + lane], g[i + lane], direction, lane, sums);
+      AddDirections<Rule>(direction, lane, sums);
       d[i + lane] = direction[0];
       before[i + lane] = w[i + lane];
       w[i + lane] -= Moved<1>(p, direction[0], 0.0f);
@@ -296,8 +305,9 @@ template <class Rule, class Format>
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) {
       float state[] = {s0[i + lane], kSecond ? s1[i + lane] : 0.0f, 0.0f}, direction[] = {d[i + lane], 0.0f};
+      AddGiven<Rule>(w[i + lane], g[i + lane], lane, sums);
       if (!Rule::kDirectsFirst) Advance<Rule, false>(r, p, w[i + lane], g[i + lane], state, direction);
-      AddElement<Rule>(w[i + lane], g[i + lane], direction, lane, sums);
+      AddDirections<Rule>(direction, lane, sums);
       d[i + lane] = direction[0];
       before[i + lane] = w[i + lane];
       w[i + lane] -= Moved<1>(p, direction[0], 0.0f);

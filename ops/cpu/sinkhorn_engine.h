@@ -73,6 +73,8 @@ struct HeldRows {
     return rows[k][j];
   }
   template <int k>
+  MS_OPTIM_FN void Put(int64_t, float) const {}
+  template <int k>
   MS_OPTIM_FN void Fetch(int64_t j) const {
     FetchAhead(rows[k] + j);
   }
@@ -94,11 +96,14 @@ struct MadeRows {
   MS_OPTIM_FN float At(int64_t j, int lane) {
     const float g = gradients[k][j];
     float state = rows[k][j], element;
+    lanes[k][lane] += g * g;
     rule.Moments(factor * g, &state);
     rule.Directions(0.0f, factor * g, &state, &element);
-    rows[k][j] = element;
-    lanes[k][lane] += g * g;
     return element;
+  }
+  template <int k>
+  MS_OPTIM_FN void Put(int64_t j, float element) const {
+    rows[k][j] = element;
   }
   template <int k>
   MS_OPTIM_FN void Fetch(int64_t j) const {
@@ -115,7 +120,8 @@ struct MadeRows {
 
 // Computes for rows the sums of squares of the products of their elements and the factors of columns. Several rows at
 // once keep memory busier than one after the other. In the same loop (kAdds), rows that were read before enter the sums
-// of the columns: their arithmetic takes the time in which memory delivers the next ones.
+// of the columns: their arithmetic takes the time in which memory delivers the next ones. Elements that are made
+// are stored after all reads: rows are often whole pages apart (see AddGiven).
 template <bool kAdds, class Source>
 void SumRows(Source &source, const float *factors, int64_t columns, double *totals, const Factored &before = {},
              double *sums = nullptr) {
@@ -129,15 +135,25 @@ void SumRows(Source &source, const float *factors, int64_t columns, double *tota
     const float *c = factors + begin;
     float lanes[4][kLanes] = {};
     const auto add = [&](int i, int lane) __attribute__((always_inline)) {
-      const float p0 = from.template At<0>(begin + i, lane) * c[i];
+      const int64_t j = begin + i;
+      const float e0 = from.template At<0>(j, lane), p0 = e0 * c[i];
       lanes[0][lane] += p0 * p0;
-      if (kRows == 1) return;
-      const float p1 = from.template At<kLast / 3>(begin + i, lane) * c[i],
-                  p2 = from.template At<2 * kLast / 3>(begin + i, lane) * c[i],
-                  p3 = from.template At<kLast>(begin + i, lane) * c[i];
-      lanes[1][lane] += p1 * p1;
-      lanes[2][lane] += p2 * p2;
-      lanes[3][lane] += p3 * p3;
+      float e1 = 0.0f, e2 = 0.0f, e3 = 0.0f;
+      if (kRows > 1) {
+        e1 = from.template At<kLast / 3>(j, lane);
+        e2 = from.template At<2 * kLast / 3>(j, lane);
+        e3 = from.template At<kLast>(j, lane);
+        const float p1 = e1 * c[i], p2 = e2 * c[i], p3 = e3 * c[i];
+        lanes[1][lane] += p1 * p1;
+        lanes[2][lane] += p2 * p2;
+        lanes[3][lane] += p3 * p3;
+      }
+      from.template Put<0>(j, e0);
+      if (kRows > 1) {
+        from.template Put<kLast / 3>(j, e1);
+        from.template Put<2 * kLast / 3>(j, e2);
+        from.template Put<kLast>(j, e3);
+      }
     };
     const int whole = n / kLanes * kLanes;
     for (int i = 0; i < whole; i += kLanes) {
@@ -147,15 +163,16 @@ void SumRows(Source &source, const float *factors, int64_t columns, double *tota
         from.template Fetch<2 * kLast / 3>(begin + i);
         from.template Fetch<kLast>(begin + i);
       }
+      if (kAdds) {
+        MS_OPTIM_IVDEP
+        for (int lane = 0; lane < kLanes; ++lane) own.AddTo(sums, begin + i + lane);
+      }
       MS_OPTIM_IVDEP
       for (int lane = 0; lane < kLanes; ++lane) add(i + lane, lane);
-      if (!kAdds) continue;
-      MS_OPTIM_IVDEP
-      for (int lane = 0; lane < kLanes; ++lane) own.AddTo(sums, begin + i + lane);
     }
     for (int i = whole; i < n; ++i) {
-      add(i, i - whole);
       if (kAdds) own.AddTo(sums, begin + i);
+      add(i, i - whole);
     }
     for (int k = 0; k < kRows; ++k) {
       const double sum = SumOfPairs(lanes[k]);
@@ -668,12 +685,13 @@ class SinkhornEngine : StepEngine {
       __builtin_prefetch(gradient + (begin + i + kTile) * gradient_bytes, 0, 2);
     };
     ForLanes(n, fetch, [&](int i, int lane) __attribute__((always_inline)) {
+      const float momentum = kRestores ? rule.MomentumOf(elements[i], of_gradient * g[i]) : 0.0f;
       const float update = kIsZero ? 0.0f : elements[i] * c[i] * factor;
+      sums.lane[kWeightSum][lane] += w[i] * w[i];
       float d[kMaxDirections];
       Advance<KnownDirection, false>(KnownDirection{}, unscaled, w[i], update, nullptr, d);
-      sums.lane[kWeightSum][lane] += w[i] * w[i];
       sums.lane[kDirectionSum][lane] += d[0] * d[0];
-      if (kRestores) elements[i] = rule.MomentumOf(elements[i], of_gradient * g[i]);
+      if (kRestores) elements[i] = momentum;
       directions[i] = d[0];
       before[i] = w[i];
       w[i] -= Moved<1>(unscaled, d[0], 0.0f);

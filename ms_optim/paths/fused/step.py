@@ -33,7 +33,10 @@ class PhasesByAddress(nn.Cell):
 
     @ms.jit(backend="ms_backend")
     def run(self, step, addresses):
-        """Run the step on the tensors in a table of addresses."""
+        """Run the step on the tensors in a table of addresses.
+
+        With a variable number of tables, MindSpore would keep the optimizer alive for good.
+        """
         return self.path.run_phases(self.launches, self.phases, self.path.rates(step), (addresses,))
 
 

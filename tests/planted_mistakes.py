@@ -386,7 +386,25 @@ MISTAKES = (
     Mistake(
         "ops/cpu/sinkhorn_engine.h",
         "    lanes[k][lane] += g * g;\n",
-        "    lanes[k][lane] += element * element;\n",
+        "    lanes[k][lane] += state * state;\n",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "from.template Put<kLast>(j, e3);",
+        "from.template Put<kLast>(j, e2);",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "      from.template Put<0>(j, e0);\n",
+        "      from.template Put<0>(j, p0);\n",
+        "test_sinkhorn.py -k 'zipf and aot'",
+    ),
+    Mistake(
+        "ops/cpu/sinkhorn_engine.h",
+        "if (kRestores) elements[i] = momentum;",
+        "if (kRestores && !kIsZero) elements[i] = momentum;",
         "test_sinkhorn.py -k 'zipf and aot'",
     ),
     Mistake(
@@ -1089,6 +1107,18 @@ MISTAKES = (
         "    if (!stores_first) {\n",
         "    if (true) {\n",
         "test_weight_norms.py -k 'kernels_follow and AdamW'",
+    ),
+    Mistake(
+        "ops/cpu/chunk_passes.h",
+        "sums.lane[kWeightSum][lane] += w * w;",
+        "sums.lane[kWeightSum][lane] += w * g;",
+        "test_conformance.py -k 'test_variant and Lamb'",
+    ),
+    Mistake(
+        "ops/cpu/chunk_passes.h",
+        "sums.lane[kGradientSum][lane] += g * g;",
+        "sums.lane[kGradientSum][lane] += g;",
+        "test_callbacks.py",
     ),
     Mistake(
         "ops/cpu/chunk_passes.h",

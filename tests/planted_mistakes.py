@@ -405,7 +405,7 @@ MISTAKES = (
         "ops/cpu/sinkhorn_engine.h",
         "if (kRestores) elements[i] = momentum;",
         "if (kRestores && !kIsZero) elements[i] = momentum;",
-        "test_sinkhorn.py -k 'zipf and aot'",
+        "test_sinkhorn.py",
     ),
     Mistake(
         "ops/cpu/sinkhorn_engine.h",

@@ -117,9 +117,9 @@ struct TileSums {
   MS_OPTIM_FN double Total(enum Sum sum) const { return SumOfLanes(lane[sum]); }
 };
 
-// The sums of what a loop reads are added up before it stores anything. Later, compilers read it once more, and wait
-// for the stores: large tensors begin at the same place of a page, and a processor takes addresses with the same last
-// twelve bits for the same one until the store is done.
+// Adds what a loop has read to sums, before the loop stores new states and weights. After that, compilers would read it
+// once more, and wait for the stores: large tensors begin at the same place of a page, and a processor takes addresses
+// with the same last twelve bits for the same one until the store is done.
 template <class Rule>
 MS_OPTIM_FN void AddGiven(float w, float g, int lane, TileSums<Rule> &sums) {
   sums.lane[kGradientSum][lane] += g * g;

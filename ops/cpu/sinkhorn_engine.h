@@ -120,8 +120,8 @@ struct MadeRows {
 
 // Computes for rows the sums of squares of the products of their elements and the factors of columns. Several rows at
 // once keep memory busier than one after the other. In the same loop (kAdds), rows that were read before enter the sums
-// of the columns: their arithmetic takes the time in which memory delivers the next ones. Elements that are made
-// are stored after all reads: rows are often whole pages apart (see AddGiven).
+// of the columns: their arithmetic takes the time in which memory delivers the next ones. Elements that are
+// made are stored after all reads: rows are often whole pages apart (see AddGiven).
 template <bool kAdds, class Source>
 void SumRows(Source &source, const float *factors, int64_t columns, double *totals, const Factored &before = {},
              double *sums = nullptr) {
@@ -667,8 +667,8 @@ class SinkhornEngine : StepEngine {
     });
   }
 
-  // A row, or the part of one in a tile. The processor is told what the loop reaches a tile later of weights and
-  // gradients: rows are too short for it to look ahead.
+  // A row, or the part of one in a tile. All is read before anything is stored (see AddGiven). The processor is told
+  // what the loop reaches a tile later of weights and gradients: rows are too short for it to look ahead.
   template <bool kIsZero, bool kRestores>
   void MoveRow(const Tensor &t, const Task &task, int64_t begin, int n, float *__restrict elements,
                const float *__restrict c, float factor, const float *__restrict g, float *__restrict w,

@@ -1,5 +1,6 @@
 """Attributes of a Cell that it does not register."""
 
+from types import FunctionType
 from typing import Any
 
 from mindspore import nn
@@ -13,3 +14,25 @@ def unregistered(cell: nn.Cell, **values: Any) -> None:
     """
     for name, value in values.items():
         object.__setattr__(cell, name, value)
+
+
+def bind_once(cell: nn.Cell) -> nn.Cell:
+    """Bind the methods of a Cell, and of the Cells that it holds, once and for all; return the Cell.
+
+    MindSpore parses a method again at every call in a graph, unless it is the same object: it knows what it has parsed
+    by identity, and Python binds a method anew at each look-up. A rule is called for each stack of tensors.
+    """
+    waiting, known = [cell], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in known:
+            continue
+        known.add(id(each))
+        for owner in type(each).__mro__:
+            if owner.__module__.startswith("mindspore."):
+                break
+            for name, member in vars(owner).items():
+                if isinstance(member, FunctionType) and not name.startswith("__") and name != "construct":
+                    each.__dict__.setdefault(name, getattr(each, name))
+        waiting += [held for held in (*each._cells.values(), *each.__dict__.values()) if isinstance(held, nn.Cell)]
+    return cell

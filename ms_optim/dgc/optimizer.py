@@ -11,6 +11,7 @@ from mindspore import Parameter, Tensor
 
 from ..arguments.gradients import check_gradients
 from ..base.optimizer import FusedOptimizer, Rule
+from ..unregistered import bind_once
 from ..workers.residuals import check_entry, check_residuals
 from ..workers.transport import Workers, together
 from .composite import CompressedCompositePath
@@ -78,7 +79,7 @@ class CompressedStep(FusedOptimizer):
 
     def _path_for(self, choice, parts):
         make = CompressedCompositePath if choice.path == "composite" else CompressedPath
-        return make(parts, self._schedule, self.dgc_worker)
+        return bind_once(make(parts, self._schedule, self.dgc_worker))
 
     def check_entries(self, entries: dict[str, Tensor]) -> None:
         """Raise an error if the entries are the residuals of another worker."""

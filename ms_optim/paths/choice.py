@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..arguments.words import warn_once
 from ..kernels import capabilities
 from ..kernels import table as kernels
+from ..unregistered import bind_once
 from .ascend.matrices import AscendMatricesPath
 from .ascend.tensor_by_tensor import TensorByTensorPath
 from .fused.adam_offload import CrossingPath
@@ -59,7 +60,7 @@ class Choice(NamedTuple):
 def path_for(choice: Choice, parts: Parts) -> nn.Cell:
     """Make the path that was chosen."""
     make = PATHS[choice.path]
-    return make(parts) if choice.akg is None else make(parts, choice.akg)
+    return bind_once(make(parts) if choice.akg is None else make(parts, choice.akg))
 
 
 def choose(parts: Parts) -> Choice:

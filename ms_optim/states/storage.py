@@ -238,6 +238,11 @@ class Held:
         place = self.state_places.get((k, i))
         return None if place is None else self.states[place]
 
+    def has_scales(self, i: int) -> bool:
+        """Return whether a state of a parameter is held as codes with scales."""
+        places = (self.state_places.get((k, i)) for k in range(max(self.state_counts)))
+        return any(place is not None and self.scale_places[place] >= 0 for place in places)
+
     def states_of_each(self) -> tuple[ParameterTuple, ...]:
         """Return, for each state of the rule, the states of all parameters; the parameter itself if it has none."""
         return tuple(

@@ -23,7 +23,7 @@ from .counting import Counting, RatesOfEach
 from .gathered_weights import WeightsByAllReduce, norms_of_parts, told_ratios
 from .held_stacks import HeldStacks
 from .slices import WholeNorms
-from .stacks import alone, column, own_rows, with_own_rows
+from .stacks import alone, column, own_rows, with_own_rows, without_others
 from .survey import Survey
 from .weight_norms import weight_norms_of
 
@@ -58,7 +58,7 @@ class CompositePath(nn.Cell):
         kinds = [kind for _, kind in rule.kinds]
         self.row_state = kinds.index(ROWS) if ROWS in kinds else -1
         self.weighs_steps, self.step_weights = rule.weighs_steps, ()
-        self.stacks = HeldStacks(parts, alone or akg is not None or not self.is_elementwise)
+        self.stacks = HeldStacks(parts, alone or akg is not None or not self.is_elementwise, mixes=True)
         self.may_be_averaged = self.stacks.averages is not None or parts.statement.averages_iterates
         of_slices = None if parts.slices is None else WholeNorms(parts.slices, self.dtype)
         self.survey = Survey(self.stacks, self.stacks.centralized, parts, of_slices)
@@ -246,7 +246,7 @@ class CompositePath(nn.Cell):
             read = self.stacks.decoded(new_states, weights, states)
             taken = (scalars, weights, self.statement.entering(gradients), column(decay, gradients), read)
             directions = self.statement.directions_of(*taken)
-        return weights, directions, new_states, old_states, ops.ones_like(sizes)
+        return weights, without_others(directions, parameters), new_states, old_states, ops.ones_like(sizes)
 
     def started(self, t, weights, states):
         """Return the states of a stack before the step; the first state may start as the weights."""

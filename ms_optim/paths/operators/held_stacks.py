@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, ops
@@ -16,7 +16,7 @@ from ...states.formats import FORMATS, Conversions
 from ...states.split_masters import restored_bits, split_bits
 from ...unregistered import unregistered
 from .averages import averages_of
-from .stacks import Stacks, stacked_places
+from .stacks import Stacks, stacked, stacked_places, unstacked, width_of
 
 if TYPE_CHECKING:
     from ..parts import Parts
@@ -29,11 +29,12 @@ class HeldStacks(Stacks):
     Args:
         parts: The parts that every path is built from.
         alone: Whether each parameter is a separate stack.
+        mixes: Whether parameters of different shapes may share a stack; the rule must treat each element independently.
         kinds: Further properties that the parameters of a stack must share, each a tuple with an entry for each
             parameter.
     """
 
-    def __init__(self, parts: Parts, alone: bool, *kinds: Sequence):
+    def __init__(self, parts: Parts, alone: bool, *kinds: Sequence, mixes: bool = False):
         layout, held, options, n = parts.layout, parts.held, parts.options, parts.layout.count
         has_master = held.has_master()
         own_kind = range(n) if alone else (0,) * n
@@ -41,10 +42,16 @@ class HeldStacks(Stacks):
         # The elements of each parameter that this process updates.
         ranges = [(0, size) for size in layout.sizes] if parts.shares is None else parts.shares.own.tolist()
         ranges = [tuple(own) if is_owned else (0, 0) for own, is_owned in zip(ranges, layout.owned)]
-        known = (layout.shapes, layout.dtypes, layout.options, has_master, layout.centralized, ranges, forms)
-        common = zip(own_kind, *known, *kinds)
         # If processes exchange for each stack, all of them have the same stacks.
         sizes = [layout.stacking(i) for i in range(n)]
+        shapes: list[Hashable] = list(layout.shapes)
+        mixes = mixes and not alone and parts.shares is None and options.weight_norm is None
+        for i in range(n) if mixes else ():
+            if forms[i] < 0 and layout.sizes[i] > 0 and not layout.centralized[i] and not held.has_scales(i):
+                shapes[i] = width = width_of(layout.sizes[i])
+                sizes[i], ranges[i] = (width, 1), (0, width)
+        known = (shapes, layout.dtypes, layout.options, has_master, layout.centralized, ranges, forms)
+        common = zip(own_kind, *known, *kinds)
         super().__init__(stacked_places(list(common), sizes, layout.most_stacked))
         first = [stack[0] for stack in self.places]
         self.owned = tuple(ranges[i] != (0, 0) or layout.sizes[i] == 0 for i in first)
@@ -58,7 +65,7 @@ class HeldStacks(Stacks):
         self.rounds_weights = options.stochastic_rounding
         rounds_masters = any(p.dtype == mstype.int8 for p in held.masters)
         self.draws_noise = len(low) > 0 or self.rounds_weights or rounds_masters
-        self.noise: Any = bits.Noise(parts.settings.seed, max(layout.sizes)) if self.draws_noise else None
+        self.noise: Any = bits.Noise(parts.settings.seed, max(end for _, end in ranges)) if self.draws_noise else None
         self.averages = averages_of(options)
         columns = [self.by_stack(held.parameters), self.by_stack(held.masters_or_weights())]
         columns += [tuple(has_master[i] for i in first)]
@@ -86,7 +93,7 @@ class HeldStacks(Stacks):
 
     def integers(self, parameters):
         """Return the values of a stack's parameters in int32."""
-        return ops.stack(self.each(_in_int32, parameters))
+        return stacked(self.each(_in_int32, parameters))
 
     def own(self, stack, place):
         """Return the elements of a stack of whole tensors that this process updates: flat, unless these are all.
@@ -137,8 +144,8 @@ class HeldStacks(Stacks):
         if self.is_sharded:
             stack = stack.reshape((F.shape(stack)[0], *F.shape(parameters[0])))
         if dtype == mstype.bfloat16:
-            return self.each(write, parameters, ops.unstack(stack, 0))
-        return self.each(self.assign, parameters, ops.unstack(F.cast(stack, dtype), 0))
+            return self.each(write, parameters, unstacked(stack, parameters))
+        return self.each(self.assign, parameters, unstacked(F.cast(stack, dtype), parameters))
 
     def write_weights(self, step, parameters, masters, has_master, noise, states):
         """Write the weights of a stack, with their masters and averages; a graph must also depend on the result.

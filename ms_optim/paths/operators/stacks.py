@@ -1,8 +1,12 @@
-"""Stacks of tensors of one shape: MindSpore compiles a rule once for each stack instead of once for each tensor."""
+"""Stacks of tensors: MindSpore compiles a rule once for each shape of a stack instead of once for each tensor.
+
+Small tensors of different shapes share a stack: each is a row, with zeros behind its elements.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -12,12 +16,17 @@ from mindspore.ops import composite as C  # noqa: N812 - MindSpore's own name fo
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 from mindspore.ops.primitive import constexpr
 
-from ...rules.arithmetic import expanded
+from ...rules.arithmetic import expanded, selected
 from .selection import MOST_TURNS, chosen, in_parts, picked
+
+_each, _map = C.Map(), C.HyperMap()
 
 # Stacks are copies: a step holds a few copies of a stack of up to this many elements, or of the largest tensor.
 MOST_ELEMENTS = 1 << 22
 MOST_TENSORS = 256
+# The elements of a row that has zeros behind a tensor's elements. Few widths are few shapes to compile, and rows of up
+# to 64 KB take little memory.
+WIDTHS = (1 << 10, 1 << 12, 1 << 14)
 
 
 def stacked_places(
@@ -66,6 +75,26 @@ def _are_float32(dtypes):
     return all(dtype == mstype.float32 for dtype in dtypes)
 
 
+def width_of(size: int) -> int:
+    """Return the elements of a row for a tensor that shares a stack with tensors of other shapes."""
+    return next((width for width in WIDTHS if size <= width), size)
+
+
+@constexpr
+def _width(shapes):
+    """Return the elements of a row of a stack; 0 if the tensors have one shape, and a row has it too."""
+    return 0 if len(set(shapes)) == 1 else width_of(max(math.prod(shape) for shape in shapes))
+
+
+@constexpr
+def _elements_of(shapes):
+    """Return where the rows of a stack hold elements of tensors and not zeros; None if they do everywhere."""
+    width, sizes = width_of(max(math.prod(shape) for shape in shapes)), [math.prod(shape) for shape in shapes]
+    if len(set(shapes)) == 1 or min(sizes) == width:
+        return None
+    return Tensor(np.arange(width) < np.array(sizes)[:, None])
+
+
 def in_float32(tensor):
     """Return a tensor in float32."""
     return F.cast(tensor, mstype.float32)
@@ -81,8 +110,42 @@ def column(numbers, like):
     return expanded(numbers.reshape(F.shape(numbers) + (1,) * (len(F.shape(like)) - 1)), like)
 
 
+def _as_wide_row(tensor, width):
+    flat = tensor.reshape((-1,))
+    lacking = width - F.shape(flat)[0]
+    return ops.concat((flat, ops.zeros((lacking,), F.dtype(flat)))) if lacking > 0 else flat
+
+
+def _of_row(row, tensor):
+    """Return the elements in a row of a stack in the shape of a tensor."""
+    return row[: F.shape(tensor.reshape((-1,)))[0]].reshape(F.shape(tensor))
+
+
+def stacked(tensors):
+    """Return a stack of tensors of one dtype."""
+    width = _width(_map(F.shape, tensors))
+    return ops.stack(_each(_as_wide_row, tensors, (width,) * len(tensors)) if width > 0 else tensors)
+
+
+def unstacked(stack, tensors):
+    """Return the tensors of a stack in the shapes of those that it was made of."""
+    rows = ops.unstack(stack, 0)
+    return _each(_of_row, rows, tensors) if _width(_map(F.shape, tensors)) > 0 else rows
+
+
+def without_others(stacks, tensors):
+    """Return stacks, in a tuple, with zeros where no tensor has an element: a rule may make anything of zeros."""
+    elements = _elements_of(_map(F.shape, tensors))
+    if elements is None:
+        return stacks
+    found = ()
+    for stack in stacks:
+        found += (selected(elements, stack, ops.zeros_like(stack)),)
+    return found
+
+
 class Stacks(nn.Cell):
-    """Stacks of tensors, each a tensor whose first dimension counts those of one shape.
+    """Stacks of tensors, each a tensor whose first dimension counts those of one shape, or those in rows of one width.
 
     Args:
         places: For each stack, the indices of its tensors among all.
@@ -123,7 +186,7 @@ class Stacks(nn.Cell):
         written.
         """
         is_float32 = F.dtype(parameters[0]) == mstype.float32
-        return ops.stack(parameters if is_float32 else self.each(in_float32, parameters))
+        return stacked(parameters if is_float32 else self.each(in_float32, parameters))
 
     def spread(self, rows: Tensor, stacks: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return, for each stack, the rows of its tensors from a table with a row for each tensor."""
@@ -171,4 +234,4 @@ def alone(tensor):
 
 
 def _stack_at(tensors, slices):
-    return ops.stack(picked(tensors, slices))
+    return stacked(picked(tensors, slices))

@@ -2,9 +2,10 @@
 
     python benchmarks/first_step.py --parameters 500 2000 5000
     python benchmarks/first_step.py --parameters 500 --backend composite --rows AdamW nn.AdamWeightDecay
+    python benchmarks/first_step.py --parameters 12 --shapes 12 --backend composite
 
-Parameters alternately have 2 and 4 elements, so that the step itself takes almost no time. Each row runs in a separate
-process. Times are CPU time in seconds.
+Parameters have 2 elements, 2 by 2, 4, 5, ... in turn, so that the step itself takes almost no time. Each row runs
+in a separate process. Times are CPU time in seconds.
 """
 
 import argparse
@@ -47,12 +48,11 @@ def processor_seconds():
     return used.ru_utime + used.ru_stime
 
 
-def measure(row, count, backend):
+def measure(row, count, shapes, backend):
     """Print the time of the first step, and of the second one."""
     ms.set_context(mode=ms.GRAPH_MODE)
-    params = [
-        Parameter(Tensor(np.full((2, 2) if k % 2 else 2, k + 1.0, np.float32)), name=f"w{k}") for k in range(count)
-    ]
+    shape_of = [(2,), (2, 2), *((2 + k,) for k in range(2, shapes))][:shapes]
+    params = [Parameter(Tensor(np.full(shape_of[k % shapes], k + 1.0, np.float32)), name=f"w{k}") for k in range(count)]
     gradients = [Tensor(np.ones(p.shape, np.float32)) for p in params]
     step = Step(ROWS[row](params, backend))
     begin = processor_seconds()
@@ -68,18 +68,20 @@ def main():
     """Measure each row in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, nargs="+", default=[500])
+    parser.add_argument("--shapes", type=int, default=2, help="how many shapes they have")
     parser.add_argument("--backend", choices=["auto", "aot", "composite"], default="auto")
     parser.add_argument("--rows", choices=list(ROWS), nargs="+", default=list(ROWS))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.here:
-        measure(given.rows[0], given.parameters[0], given.backend)
+        measure(given.rows[0], given.parameters[0], given.shapes, given.backend)
         return
     print(f"| backend {given.backend} | parameters | first step, s of processor | second step, ms |\n|---|---|---|---|")
     for count in given.parameters:
         for row in given.rows:
             command = [sys.executable, __file__, "--here", "--rows", row, "--parameters", str(count)]
-            subprocess.run([*command, "--backend", given.backend], check=True, stderr=subprocess.DEVNULL)
+            command += ["--shapes", str(given.shapes), "--backend", given.backend]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The composite path's stacks: tensors of one shape that are updated together."""
+"""The composite path's stacks: tensors that are updated together."""
 
 import mindspore as ms
 import numpy as np
@@ -79,6 +79,49 @@ def test_a_rule_of_whole_tensors_sees_one_at_a_time(mode):
     for k, p in enumerate(params):
         np.testing.assert_allclose(p.asnumpy(), weights[k], rtol=2e-6, atol=1e-7, err_msg=p.name)
         np.testing.assert_allclose(optimizer.states[k].asnumpy(), momenta[k], rtol=2e-6, atol=1e-7)
+
+
+class Reciprocal(FusedOptimizer):
+    """A rule that makes infinities and other numbers of the zeros behind a tensor's elements."""
+
+    def __init__(self, params, learning_rate, **shared):
+        rule = Rule("reciprocal", ("sum",), is_elementwise=True)
+        super().__init__(params, learning_rate, 0.0, rule, **{"backend": "composite", **shared})
+
+    def directions(self, scalars, weight, gradient, weight_decay, states):
+        return (1.0 / (weight + gradient) + states[0],), (states[0] + 1.0 + gradient,)
+
+    def coefficients(self, learning_rate, weight_decay, weight_norm, direction_norms):
+        return (learning_rate / direction_norms[0],), 1.0 / direction_norms[0]
+
+
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE], ids=["graph", "pynative"])
+def test_tensors_of_several_shapes_share_a_stack_and_nothing_behind_their_elements_counts(mode):
+    ms.set_context(mode=mode)
+    rng = np.random.default_rng(2)
+    # Rows of 1,024 and of 4,096 elements, and large tensors of one size. Four have one shape; five are a stack of it.
+    shapes = [(3, 4), (40, 30), (), (150, 120), (5,), (30, 41), *[(7, 3)] * 4, (1024,), (120, 150)]
+    shapes += [*[(6,)] * 5, (4096,)]
+    weights = [1.0 + rng.random(shape) for shape in shapes]
+    params = [Parameter(tensor(w, "float32"), name=f"w{k}") for k, w in enumerate(weights)]
+    optimizer = Reciprocal(params, 0.1, grad_clip_norm=1e6)
+    stacks = sorted(sorted(places) for places in optimizer._path.stacks.places)
+    assert stacks == [[0, 2, 4, 6, 7, 8, 9, 10], [1, 5, 17], [3, 11], [12, 13, 14, 15, 16]]
+    states = [np.zeros(shape) for shape in shapes]
+    step = Step(optimizer)
+    for _ in range(4):
+        gradients = [rng.random(shape) for shape in shapes]
+        step(*(tensor(g, "float32") for g in gradients))
+        found = optimizer.statistics.asnumpy()
+        for k, g in enumerate(gradients):
+            d = 1.0 / (weights[k] + g) + states[k]
+            expected = [np.linalg.norm(x) for x in (g, weights[k])] + [0.1, 1.0 / np.linalg.norm(d)]
+            np.testing.assert_allclose(found[k, :4], expected, rtol=2e-6, err_msg=f"statistics of {shapes[k]}")
+            states[k] = states[k] + 1.0 + g
+            weights[k] = weights[k] - 0.1 / np.linalg.norm(d) * d
+    for k, p in enumerate(params):
+        np.testing.assert_allclose(p.asnumpy(), weights[k], rtol=2e-6, atol=1e-7, err_msg=f"{shapes[k]}")
+        np.testing.assert_allclose(optimizer.states[k].asnumpy(), states[k], rtol=2e-6, atol=1e-7)
 
 
 # Several stacks of one type, of one tensor and of more; dtypes that CPU operators do not stack; gradients of others.

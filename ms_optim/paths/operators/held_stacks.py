@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from ...states.formats import FORMATS, Conversions
 from ...states.split_masters import restored_bits, split_bits
 from ...unregistered import unregistered
 from .averages import averages_of
-from .stacks import Stacks, stacked, stacked_places, unstacked, width_of
+from .stacks import MOST_MIXED, Stacks, stacked, stacked_places, unstacked, width_of
 
 if TYPE_CHECKING:
     from ..parts import Parts
@@ -45,11 +46,9 @@ class HeldStacks(Stacks):
         # If processes exchange for each stack, all of them have the same stacks.
         sizes = [layout.stacking(i) for i in range(n)]
         shapes: list[Hashable] = list(layout.shapes)
-        mixes = mixes and not alone and parts.shares is None and options.weight_norm is None
-        for i in range(n) if mixes else ():
-            if forms[i] < 0 and layout.sizes[i] > 0 and not layout.centralized[i] and not held.has_scales(i):
-                shapes[i] = width = width_of(layout.sizes[i])
-                sizes[i], ranges[i] = (width, 1), (0, width)
+        for i in _mixed(parts, forms) if mixes and not alone else ():
+            shapes[i] = width = width_of(layout.sizes[i])
+            sizes[i], ranges[i] = (width, 1), (0, width)
         known = (shapes, layout.dtypes, layout.options, has_master, layout.centralized, ranges, forms)
         common = zip(own_kind, *known, *kinds)
         super().__init__(stacked_places(list(common), sizes, layout.most_stacked))
@@ -254,6 +253,19 @@ class HeldStacks(Stacks):
                 of_blocks = held[self.scale_column + k]
                 written += (self.write_stack(of_blocks, ops.where(applied, scales, ops.stack(of_blocks))),)
         return written
+
+
+def _mixed(parts, forms):
+    """Return the indices of parameters that share a stack with those of other shapes: few are of one shape.
+
+    Matrices, codes, means of gradients and norms that are held depend on shapes; shares of states are no whole tensors.
+    """
+    layout, held = parts.layout, parts.held
+    if parts.shares is not None or parts.options.weight_norm is not None or not all(layout.owned):
+        return []
+    count = collections.Counter(layout.shapes)
+    few = [i for i in range(layout.count) if count[layout.shapes[i]] <= MOST_MIXED and layout.sizes[i] > 0]
+    return [i for i in few if forms[i] < 0 and not layout.centralized[i] and not held.has_scales(i)]
 
 
 def _in_int32(tensor):

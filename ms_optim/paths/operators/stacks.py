@@ -27,6 +27,9 @@ MOST_TENSORS = 256
 # The elements of a row that has zeros behind a tensor's elements. Few widths are few shapes to compile, and rows of up
 # to 64 KB take little memory.
 WIDTHS = (1 << 10, 1 << 12, 1 << 14)
+# The most tensors of one shape that share a stack with others. Each takes operators of its own to become a row: a step
+# takes as long with four of each shape as with a stack for each, and longer with eight.
+MOST_MIXED = 4
 
 
 def stacked_places(

@@ -1478,6 +1478,66 @@ MISTAKES = (
         "k",
         "test_multi.py -k masters_of_another_format",
     ),
+    Mistake(
+        "paths/operators/composite.py",
+        "without_others(directions, parameters), new_states",
+        "directions, new_states",
+        "test_stacks.py -k share_a_stack",
+    ),
+    Mistake(
+        "paths/operators/stacks.py",
+        "np.arange(width) < np.array(sizes)",
+        "np.arange(width) <= np.array(sizes)",
+        "test_stacks.py -k share_a_stack",
+    ),
+    Mistake(
+        "paths/operators/stacks.py",
+        "return row[: F.shape(tensor.reshape((-1,)))[0]].reshape",
+        "return row[-F.shape(tensor.reshape((-1,)))[0] :].reshape",
+        "test_stacks.py -k share_a_stack",
+    ),
+    Mistake(
+        "paths/operators/stacks.py",
+        "(flat, ops.zeros((lacking,), F.dtype(flat)))",
+        "(flat, ops.ones((lacking,), F.dtype(flat)))",
+        "test_stacks.py -k share_a_stack",
+    ),
+    Mistake(
+        "paths/operators/held_stacks.py",
+        "shapes[i] = width = width_of(layout.sizes[i])",
+        "shapes[i] = layout.shapes[i][:1]; width = width_of(layout.sizes[i])",
+        "test_stacks.py -k share",
+    ),
+    Mistake(
+        "paths/operators/held_stacks.py",
+        " and not held.has_scales(i)",
+        "",
+        "test_stacks.py -k that_matter",
+    ),
+    Mistake(
+        "paths/operators/held_stacks.py",
+        " and not layout.centralized[i]",
+        "",
+        "test_stacks.py -k that_matter",
+    ),
+    Mistake(
+        "paths/operators/held_stacks.py",
+        " or parts.options.weight_norm is not None",
+        "",
+        "test_stacks.py -k that_matter",
+    ),
+    Mistake(
+        "paths/operators/held_stacks.py",
+        "max(end for _, end in ranges)",
+        "max(layout.sizes)",
+        "test_stacks.py test_low_precision.py test_formats_in_operators.py",
+    ),
+    Mistake(
+        "unregistered.py",
+        "each.__dict__.setdefault(name, getattr(each, name))",
+        "getattr(each, name)",
+        "test_stacks.py -k look_up",
+    ),
 )
 
 

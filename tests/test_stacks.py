@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, ops
 
-from ms_optim import FusedOptimizer, Lamb, Rule
+from ms_optim import AdamW, FusedOptimizer, Lamb, Rule
 from ms_optim.paths.operators import stacks as _stacks
 from ms_optim.paths.operators.selection import slices_of
 from ms_optim.paths.operators.stacks import stacked_places
@@ -122,6 +122,33 @@ def test_tensors_of_several_shapes_share_a_stack_and_nothing_behind_their_elemen
     for k, p in enumerate(params):
         np.testing.assert_allclose(p.asnumpy(), weights[k], rtol=2e-6, atol=1e-7, err_msg=f"{shapes[k]}")
         np.testing.assert_allclose(optimizer.states[k].asnumpy(), states[k], rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "key, arguments, stacks",
+    [
+        ({}, {}, [[0, 1, 2], [3, 4]]),
+        ({}, {"state_dtype": "8bit"}, [[0, 1, 2], [3], [4]]),  # the last two are large enough for codes
+        ({"grad_centralization": True}, {}, [[0], [1, 2], [3, 4]]),  # of matrices alone
+        ({}, {"weight_norm": "hyperball"}, [[0], [1], [2], [3], [4]]),
+    ],
+    ids=["plain", "codes", "centralized", "norms"],
+)
+def test_shapes_that_matter_share_no_stack(key, arguments, stacks):
+    params = [
+        Parameter(tensor(np.ones(shape), "float32"), name=f"w{k}")
+        for k, shape in enumerate([(3, 4), (1024,), (5,), (4096,), (4000,)])
+    ]
+    optimizer = AdamW([{"params": params, **key}], 0.1, backend="composite", **arguments)
+    assert sorted(sorted(places) for places in optimizer._path.stacks.places) == stacks
+
+
+def test_a_graph_finds_the_same_method_at_each_look_up():
+    """MindSpore would parse it again, for each stack."""
+    optimizer = AdamW([Parameter(tensor([1.0], "float32"), name="w")], 0.1, backend="composite")
+    path = optimizer._path
+    for cell, name in ((path, "updated"), (path.stacks, "states_of"), (optimizer, "directions")):
+        assert getattr(cell, name) is getattr(cell, name)
 
 
 # Several stacks of one type, of one tensor and of more; dtypes that CPU operators do not stack; gradients of others.

@@ -31,10 +31,11 @@ class Rule(NamedTuple):
         at_most: For the kernel: the largest number of tensors in one launch; 0 means no limit.
         rescale: The factor that gradients are multiplied by in addition to unscaling.
         is_layerwise: For the kernel: whether the update of a weight depends on norms of whole tensors.
-        is_elementwise: Whether ``directions`` and ``entering`` treat each element independently. Tensors of one shape
-            are then updated together, which graphs compile faster: weight, gradient and states are several tensors
-            stacked along a first dimension, the weight decay has a shape that broadcasts over them, and
-            ``coefficients`` takes and returns vectors with a number for each tensor.
+        is_elementwise: Whether ``directions`` and ``entering`` treat each element independently. Several tensors
+            are then updated together, which graphs compile faster: weight, gradient and states are tensors of one
+            shape, stacked along a first dimension, or flat tensors with zeros behind their elements, of which nothing
+            is kept; the weight decay has a shape that broadcasts over them, and ``coefficients`` takes and returns
+            vectors with a number for each tensor.
         state_kinds: For the kernel: how each state may be held in fewer bits: "signed", "unsigned" where it is never
             negative, or "exact": always in float32. A state of the kind "rows" is float32, one number for each row.
         takes_low_states: For the kernel: whether its states may be held in fewer bits at all.

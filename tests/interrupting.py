@@ -1,5 +1,6 @@
 """Interrupts at every line: what Ctrl-C does, at each moment at which Python can see it."""
 
+import gc
 import pathlib
 import sys
 
@@ -29,6 +30,8 @@ def interrupted_at(act, at, files=(PACKAGE,)):
         return trace
 
     before = sys.gettrace()
+    # Whatever line Python would free cycles of earlier tests at: it would count their finalizers' lines among these.
+    gc.disable()
     sys.settrace(trace)
     try:
         act()
@@ -36,6 +39,7 @@ def interrupted_at(act, at, files=(PACKAGE,)):
         pass
     finally:
         sys.settrace(before)
+        gc.enable()
     return seen >= at  # Python drops what is raised where it frees an object
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, ops
 
 from ms_optim import AdamW, FusedOptimizer, Lamb, Rule
+from ms_optim.paths.operators import held_stacks
 from ms_optim.paths.operators import stacks as _stacks
 from ms_optim.paths.operators.selection import slices_of
 from ms_optim.paths.operators.stacks import stacked_places
@@ -127,20 +128,37 @@ def test_tensors_of_several_shapes_share_a_stack_and_nothing_behind_their_elemen
 @pytest.mark.parametrize(
     "key, arguments, stacks",
     [
-        ({}, {}, [[0, 1, 2], [3, 4]]),
-        ({}, {"state_dtype": "8bit"}, [[0, 1, 2], [3], [4]]),  # the last two are large enough for codes
-        ({"grad_centralization": True}, {}, [[0], [1, 2], [3, 4]]),  # of matrices alone
-        ({}, {"weight_norm": "hyperball"}, [[0], [1], [2], [3], [4]]),
+        ({}, {}, [[0, 1, 2, 5], [3, 4]]),
+        ({}, {"state_dtype": "8bit"}, [[0, 1, 2, 5], [3], [4]]),  # the last two are large enough for codes
+        ({"grad_centralization": True}, {}, [[0], [1, 2], [3, 4], [5]]),  # of matrices alone
+        ({}, {"weight_norm": "hyperball"}, [[0], [1], [2], [3], [4], [5]]),
     ],
     ids=["plain", "codes", "centralized", "norms"],
 )
 def test_shapes_that_matter_share_no_stack(key, arguments, stacks):
     params = [
         Parameter(tensor(np.ones(shape), "float32"), name=f"w{k}")
-        for k, shape in enumerate([(3, 4), (1024,), (5,), (4096,), (4000,)])
+        for k, shape in enumerate([(3, 4), (1024,), (5,), (4096,), (4000,), (2, 6)])
     ]
     optimizer = AdamW([{"params": params, **key}], 0.1, backend="composite", **arguments)
     assert sorted(sorted(places) for places in optimizer._path.stacks.places) == stacks
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_a_tensor_is_rounded_as_if_it_had_a_stack_of_its_own(state_dtype, monkeypatch):
+    def trained(most):
+        monkeypatch.setattr(held_stacks, "MOST_MIXED", most)
+        rng = np.random.default_rng(3)
+        params = [Parameter(tensor(rng.standard_normal(n), "float32").bfloat16(), name=f"w{n}") for n in (1030, 2050)]
+        shared = {"state_dtype": state_dtype, "stochastic_rounding": True, "master_weights": False}
+        optimizer = AdamW(params, 0.1, backend="composite", **shared)
+        assert len(optimizer._path.stacks.places) == (1 if most else 2)
+        for _ in range(3):
+            optimizer(tuple(tensor(rng.standard_normal(p.shape), "float32") for p in params))
+        return [x.float().asnumpy() for x in (*params, *optimizer.states)]
+
+    for one, several in zip(trained(0), trained(4)):
+        np.testing.assert_array_equal(one, several)
 
 
 def test_a_graph_finds_the_same_method_at_each_look_up():

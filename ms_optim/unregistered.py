@@ -5,6 +5,8 @@ from typing import Any
 
 from mindspore import nn
 
+PACKAGE = __name__.partition(".")[0]
+
 
 def unregistered(cell: nn.Cell, **values: Any) -> None:
     """Set attributes of a Cell without registering them.
@@ -17,7 +19,7 @@ def unregistered(cell: nn.Cell, **values: Any) -> None:
 
 
 def bind_once(cell: nn.Cell) -> nn.Cell:
-    """Bind the methods of a Cell, and of the Cells that it holds, once and for all; return the Cell.
+    """Bind the methods of a Cell, and of this package's Cells that it holds, once and for all; return the Cell.
 
     MindSpore parses a method again at every call in a graph, unless it is the same object: it knows what it has parsed
     by identity, and Python binds a method anew at each look-up. A rule is called for each stack of tensors.
@@ -28,9 +30,10 @@ def bind_once(cell: nn.Cell) -> nn.Cell:
         if id(each) in known:
             continue
         known.add(id(each))
-        for owner in type(each).__mro__:
-            if owner.__module__.startswith("mindspore."):
-                break
+        owners = [owner for owner in type(each).__mro__ if not owner.__module__.startswith("mindspore.")]
+        if not any(owner.__module__.partition(".")[0] == PACKAGE for owner in owners):
+            continue
+        for owner in owners:
             for name, member in vars(owner).items():
                 if isinstance(member, FunctionType) and not name.startswith("__") and name != "construct":
                     each.__dict__.setdefault(name, getattr(each, name))

@@ -1504,8 +1504,8 @@ MISTAKES = (
     ),
     Mistake(
         "paths/operators/held_stacks.py",
-        "shapes[i] = width = width_of(layout.sizes[i])",
-        "shapes[i] = layout.shapes[i][:1]; width = width_of(layout.sizes[i])",
+        'ranges[i] = ("rows", width, holds)',
+        "ranges[i] = layout.shapes[i][:1]",
         "test_stacks.py -k share",
     ),
     Mistake(
@@ -1522,8 +1522,8 @@ MISTAKES = (
     ),
     Mistake(
         "paths/operators/held_stacks.py",
-        " or parts.options.weight_norm is not None",
-        "",
+        "options.weight_norm is not None and is_held(layout.shapes[i])",
+        "False",
         "test_stacks.py -k that_matter",
     ),
     Mistake(

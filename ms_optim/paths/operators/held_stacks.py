@@ -10,6 +10,7 @@ from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from mindspore.ops import functional as F  # noqa: N812 - MindSpore's own name for it
 
+from ...arguments.weight_norms import is_held
 from ...kernels.interface import CODE_BLOCK
 from ...rules.arithmetic import normal, rounded, selected, weights_of, write
 from ...states import bits
@@ -47,8 +48,8 @@ class HeldStacks(Stacks):
         sizes = [layout.stacking(i) for i in range(n)]
         shapes: list[Hashable] = list(layout.shapes)
         for i in _mixed(parts, forms) if mixes and not alone else ():
-            shapes[i] = width = width_of(layout.sizes[i])
-            sizes[i], ranges[i] = (width, 1), (0, width)
+            width, holds = width_of(layout.sizes[i]), options.weight_norm is not None and is_held(layout.shapes[i])
+            shapes[i], sizes[i], ranges[i] = ("rows", width, holds), (width, 1), (0, width)
         known = (shapes, layout.dtypes, layout.options, has_master, layout.centralized, ranges, forms)
         common = zip(own_kind, *known, *kinds)
         super().__init__(stacked_places(list(common), sizes, layout.most_stacked))
@@ -258,10 +259,10 @@ class HeldStacks(Stacks):
 def _mixed(parts, forms):
     """Return the indices of parameters that share a stack with those of other shapes: few are of one shape.
 
-    Matrices, codes, means of gradients and norms that are held depend on shapes; shares of states are no whole tensors.
+    Matrices, codes and means of gradients depend on shapes; shares of states are no whole tensors.
     """
     layout, held = parts.layout, parts.held
-    if parts.shares is not None or parts.options.weight_norm is not None or not all(layout.owned):
+    if parts.shares is not None or not all(layout.owned):
         return []
     count = collections.Counter(layout.shapes)
     few = [i for i in range(layout.count) if count[layout.shapes[i]] <= MOST_MIXED and layout.sizes[i] > 0]

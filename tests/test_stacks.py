@@ -129,7 +129,7 @@ def test_tensors_of_several_shapes_share_a_stack_and_nothing_behind_their_elemen
     "key, arguments, stacks",
     [
         ({}, {}, [[0, 1, 2, 5], [3, 4]]),
-        ({}, {"state_dtype": "8bit"}, [[0, 1, 2, 5], [3], [4]]),  # the last two are large enough for codes
+        ({}, {"state_dtype": "8bit"}, [[0, 1, 2, 5], [3], [4]]),  # one is large enough for codes
         ({"grad_centralization": True}, {}, [[0], [1, 2], [3, 4], [5]]),  # of matrices alone
         ({}, {"weight_norm": "hyperball"}, [[0, 5], [1, 2], [3, 4]]),  # of matrices alone
     ],

@@ -76,7 +76,6 @@ RUNS = {
         *(("pynative", name) for name in CONFIGURATIONS),
         ("graph", "adamw, rounded"),
         ("graph", "lamb, clipped"),
-        ("graph", "lamb, operators"),
     ],
     4: [
         ("pynative", "adamw, averaged"),
@@ -89,7 +88,7 @@ RUNS = {
     ],
 }
 RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, 4bit", "adamw, masters", "adamw, split8", "lamb", "muon")
-RESUMED += ("ScheduleFreeAdamW", "lamb, operators", "adamw, hyperball", "lion, hyperball", "muon, hyperball")
+RESUMED += ("ScheduleFreeAdamW", "adamw, relative", "lion, hyperball", "muon, hyperball")
 ELEMENTWISE = [
     name
     for name, (optimizer, _, arguments) in CONFIGURATIONS.items()

@@ -105,10 +105,15 @@ struct MadeRows {
   MS_OPTIM_FN void Put(int64_t j, float element) const {
     rows[k][j] = element;
   }
+  // The loop reads eight rows at once, and computes much. It waits for a tenth of the time if what it reads next is
+  // not in the first cache.
   template <int k>
   MS_OPTIM_FN void Fetch(int64_t j) const {
+    constexpr int64_t kSoon = 192;
     FetchAhead(rows[k] + j);
     FetchAhead(gradients[k] + j);
+    __builtin_prefetch(rows[k] + j + kSoon, 1, 3);
+    __builtin_prefetch(gradients[k] + j + kSoon, 0, 3);
   }
   void EndSegment(int64_t begin, int n) {
     for (int k = 0; k < kRows; ++k) {

@@ -29,8 +29,8 @@ def interrupted_at(act, at, files=(PACKAGE,)):
                 raise KeyboardInterrupt
         return trace
 
-    before = sys.gettrace()
-    # Whatever line Python would free cycles of earlier tests at: it would count their finalizers' lines among these.
+    before, collects = sys.gettrace(), gc.isenabled()
+    # Python may free optimizers of earlier tests at any line, and the lines of their finalizers would count, too.
     gc.disable()
     sys.settrace(trace)
     try:
@@ -39,7 +39,8 @@ def interrupted_at(act, at, files=(PACKAGE,)):
         pass
     finally:
         sys.settrace(before)
-        gc.enable()
+        if collects:
+            gc.enable()
     return seen >= at  # Python drops what is raised where it frees an object
 
 

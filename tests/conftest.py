@@ -26,11 +26,6 @@ def pytest_addoption(parser):
     parser.addoption("--record-proofs", action="store_true", help="write what has passed into tests/proofs.json")
 
 
-def pytest_xdist_auto_num_workers():
-    """Start one worker more than there are processors: one may wait for compilers or for processes that train."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_collection_modifyitems(config, items):
     """Put tests of processes first, and tests that compile graphs last.
 

@@ -135,6 +135,7 @@ def _configurations():
     yield Configuration(ms_optim.Sinkhorn, "composite", "pynative", ALL, processes=both)
     # Both pairs hold the same slices, whose states they share.
     for optimizer, mode, given in (
+        (ms_optim.Muon, "pynative", {"shard_states": True, **ALL}),
         (ms_optim.Muon, "pynative", {"shard_states": True, "normalize_rows": True}),
         (ms_optim.LANS, "pynative", {"shard_states": True, **ALL}),
         (ms_optim.AdamW, "pynative", {"shard_states": True, "weight_norm": "relative"}),

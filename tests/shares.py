@@ -88,7 +88,7 @@ RUNS = {
     ],
 }
 RESUMED = ("adamw, averaged", "adamw, rounded", "adamw, 4bit", "adamw, masters", "adamw, split8", "lamb", "muon")
-RESUMED += ("ScheduleFreeAdamW", "adamw, relative", "lion, hyperball", "muon, hyperball")
+RESUMED += ("ScheduleFreeAdamW", "lamb, operators", "adamw, hyperball", "lion, hyperball", "muon, hyperball")
 ELEMENTWISE = [
     name
     for name, (optimizer, _, arguments) in CONFIGURATIONS.items()

@@ -9,9 +9,8 @@ from runtime import AS_IT_COMES
 from sources import TESTS
 
 FILES = ("test_conformance.py", "test_direct.py", "test_programs.py", "test_release.py")
-# In Graph mode operators are handed on in another way, and of MindSpore's own the package takes no addresses. A step
-# that is interrupted anywhere is one that is taken hundreds of times.
-CHOICE = "not graph and not composite and not operators and not plain and not interrupted and AdamW"
+# In Graph mode operators are handed on in another way, and of MindSpore's own the package takes no addresses.
+CHOICE = "not graph and not composite and not operators and not plain and AdamW"
 
 
 # Not with -m, which would import the package from the sources where another is installed.

@@ -31,6 +31,19 @@ def instruction_sets():
     return names
 
 
+@contextlib.contextmanager
+def forced(name):
+    """Have the kernels run in an instruction set that this processor has."""
+    library = libraries.library(LIBRARY.name)
+    best = library.ms_optim_instruction_set()
+    assert library.ms_optim_force_instruction_set(name) == 0
+    assert library.ms_optim_instruction_set() == name
+    try:
+        yield
+    finally:
+        library.ms_optim_force_instruction_set(best)
+
+
 LIBC, LIBM = ctypes.CDLL("libc.so.6"), ctypes.CDLL("libm.so.6")
 # Where an environment of floating-point arithmetic, as fegetenv() writes it, has the register, and its bits that flush.
 MODE, FLUSHES = {"x86_64": (28, 1 << 15 | 1 << 6), "aarch64": (0, 1 << 24)}.get(platform.machine(), (0, 0))

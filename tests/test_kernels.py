@@ -8,7 +8,7 @@ import pytest
 import recording
 from harness import NUMPY, flushed
 from hypothesis import given, settings
-from native import Launch, call, instruction_sets
+from native import Launch, call, forced, instruction_sets
 from parity import EVERYTHING, RULES, check_launches
 
 from ms_optim.kernels import libraries
@@ -16,6 +16,10 @@ from ms_optim.kernels import table as kernels
 from ms_optim.kernels.interface import CODE_BLOCK, SharedFlag, Statistic
 
 BY_NAME = {rule[0].removeprefix("ms_optim_"): rule for rule in RULES}
+LINE = 64  # bytes of a cache line
+# Elements of tensors that end before their first line does, in it, with a tile, and behind the beginning of another.
+ACROSS = [(5,), (12,), (1023,), (1041,), (4100,), (33, 31), (40_000,), (3000,)]
+PLACED = [{}, {"shared": SharedFlag.AVERAGES, "clip": 0.5, "cautious": True}, {"states": "bfloat16"}]
 pytestmark = pytest.mark.skipif(
     kernels.why_not("adamw", "CPU") is not None, reason=str(kernels.why_not("adamw", "CPU"))
 )
@@ -32,31 +36,56 @@ def test_any_shape_follows_the_reference(**chosen):
 def test_instruction_sets_give_the_same_bits(rule, dtype):
     function, _, constants, flags, _ = rule
     sizes = [(), (1,), (17,), (5, 7, 3), (4097,), (300, 301)]
-    library = libraries.library("libms_optim_cpu.so")
-    best = library.ms_optim_instruction_set()
     results = {}
-    try:
-        for name in instruction_sets():
-            assert library.ms_optim_force_instruction_set(name) == 0
-            assert library.ms_optim_instruction_set() == name
-            rng = np.random.default_rng(1)
-            weights = [np.asarray(rng.standard_normal(s)).astype(NUMPY[dtype]) for s in sizes]
-            masters = [np.zeros(s, np.float32) for s in sizes] if dtype != "float32" else []
-            states = [[np.zeros(s, np.float32) for s in sizes] for _ in range(2)]
-            gradients = [np.asarray(rng.standard_normal(s)).astype(NUMPY[dtype]) for s in sizes]
-            layout = [[0, 1, int(len(s) > 1), i] for i, s in enumerate(sizes)]
-            shared = SharedFlag.MASTERS * bool(masters)
-            launch = Launch(
-                function, weights, gradients, states, constants, flags, (0.01, 0.1), layout, masters, clip=1.0,
-                shared=shared,
-            )  # fmt: skip
+    for name in instruction_sets():
+        rng = np.random.default_rng(1)
+        weights = [np.asarray(rng.standard_normal(s)).astype(NUMPY[dtype]) for s in sizes]
+        masters = [np.zeros(s, np.float32) for s in sizes] if dtype != "float32" else []
+        states = [[np.zeros(s, np.float32) for s in sizes] for _ in range(2)]
+        gradients = [np.asarray(rng.standard_normal(s)).astype(NUMPY[dtype]) for s in sizes]
+        layout = [[0, 1, int(len(s) > 1), i] for i, s in enumerate(sizes)]
+        shared = SharedFlag.MASTERS * bool(masters)
+        launch = Launch(
+            function, weights, gradients, states, constants, flags, (0.01, 0.1), layout, masters, clip=1.0,
+            shared=shared,
+        )  # fmt: skip
+        with forced(name):
             for _ in range(5):
                 assert launch.run() == 0
-            written = [*weights, *masters, *states[0], *states[1], launch.statistics]
-            results[name] = b"".join(a.tobytes() for a in written)
-    finally:
-        library.ms_optim_force_instruction_set(best)
+        written = [*weights, *masters, *states[0], *states[1], launch.statistics]
+        results[name] = b"".join(a.tobytes() for a in written)
     assert len(set(results.values())) == 1
+
+
+def placed(array, elements):
+    """Return a copy that begins so many float32 numbers behind the start of a cache line."""
+    memory = np.zeros(array.nbytes + 2 * LINE, np.uint8)
+    first = -memory.ctypes.data % LINE + 4 * elements
+    copy = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize("options", PLACED, ids=list(map(str, PLACED)))
+@pytest.mark.parametrize("rule", recording.RULES)
+def test_the_place_in_a_cache_line_changes_no_bit(rule, options):
+    """Vectors begin with lines: which elements share one, also with those of the next tile, depends on the place."""
+    if options.get("shared") == SharedFlag.AVERAGES and rule.startswith("schedule_free"):
+        options = {}  # it is an average itself
+    for name in instruction_sets():
+        seen = set()
+        for places in ([0], [1], [4], [12], [15], [4, 0, 4]):
+            launch = recording.launch(rule, np.random.default_rng(2), shapes=ACROSS, **options)
+            for i in range(0 if rule == "muon" else launch.first, len(launch.arrays) - 1):
+                launch.arrays[i] = placed(launch.arrays[i], places[i % len(places)])
+            # Squares of the last ones vanish in float32, and are added up once more.
+            for array in launch.arrays[launch.first : launch.first + 2 * len(ACROSS)][len(ACROSS) - 1 :: len(ACROSS)]:
+                array *= np.float32(1e-25)
+            with forced(name):
+                for _ in range(recording.STEPS):
+                    assert launch.run() == 0
+            seen.add(b"".join(array.tobytes() for array in launch.arrays))
+        assert len(seen) == 1, name
 
 
 def test_an_instruction_set_the_processor_lacks_is_refused():

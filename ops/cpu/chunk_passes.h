@@ -4,8 +4,7 @@
 
 #include <cstring>
 
-#include "decision.h"
-#include "storage.h"
+#include "rule_tiles.h"
 
 namespace ms_optim {
 namespace {
@@ -29,7 +28,7 @@ struct Task : Decision {
 
 struct alignas(64) Buffers {
   float weight[kTile];
-  float weight_before[kTile];  // which a pass that moves the weights leaves for sums of squares
+  float weight_before[kTile + kLanes];  // which a pass that moves the weights leaves for sums of squares
   float gradient[kTile];
   float state[kMaxStates][kTile];
   float direction[kMaxDirections][kTile];
@@ -108,95 +107,11 @@ void GradientSum(const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
 
 // ---- The rule, over one tile -----------------------------------------------------------------------------------
 
-// Sums of a tile, in lanes. The loop of the rule adds them up: a loop of their own would take as long as the rule.
-template <class Rule>
-struct TileSums {
-  static constexpr int kCount = Rule::kDirections < 2 ? kDirectionSum + 1 : kSums;
-  alignas(64) float lane[kCount][kLanes] = {};
-
-  MS_OPTIM_FN double Total(enum Sum sum) const { return SumOfLanes(lane[sum]); }
-};
-
-// Adds what a loop has read to sums, before the loop stores new states and weights. After that, compilers would read it
-// once more, and wait for the stores: large tensors begin at the same place of a page, and a processor takes addresses
-// with the same last twelve bits for the same one until the store is done.
-template <class Rule>
-MS_OPTIM_FN void AddGiven(float w, float g, int lane, TileSums<Rule> &sums) {
-  sums.lane[kGradientSum][lane] += g * g;
-  sums.lane[kWeightSum][lane] += w * w;
-}
-
-template <class Rule>
-MS_OPTIM_FN void AddDirections(const float *d, int lane, TileSums<Rule> &sums) {
-  sums.lane[kDirectionSum][lane] += d[0] * d[0];
-  if constexpr (Rule::kDirections > 1) {
-    sums.lane[kDirection2Sum][lane] += d[1] * d[1];
-    sums.lane[kDirectionsDot][lane] += d[0] * d[1];
-  }
-}
-
-// Returns the move of a weight along its directions.
-template <int kDirections>
-MS_OPTIM_FN float Moved(const Task &task, float d0, float d1) {
-  return kDirections == 1 ? task.coefficient[0] * d0 : task.coefficient[0] * d0 + task.coefficient[1] * d1;
-}
-
 template <int kDirections>
 MS_OPTIM_FN void MoveTile(const Task &task, int n, float (*d)[kTile], float *w) {
   const Task p = task;
   MS_OPTIM_IVDEP
   for (int i = 0; i < n; ++i) w[i] -= Moved<kDirections>(p, d[0][i], d[1][i]);
-}
-
-// The work of a loop over a tile: it makes new states from the gradient, which it may drop, adds up sums, and moves
-// weights, along directions and maybe along themselves. It may drop the directions, too: they are needed again only
-// where float32 has lost a sum of their squares, and storing them takes a twentieth of the time.
-enum RulePart : unsigned {
-  kNewStates = 1,
-  kSumUp = 2,
-  kMoveWeights = 4,
-  kDropStates = 8,
-  kAlongWeights = 16,
-  kDropDirections = 32
-};
-
-// Whether the directions of a tile can be made again from its new states.
-template <class Rule>
-constexpr bool kDirectsAgain = !Rule::kDirectsFirst && !Rule::kStartsAtWeights;
-
-template <class Rule, unsigned kParts>
-void RuleTile(const Rule &rule, const Task &task, int n, float *__restrict w, const float *__restrict g,
-              float *const *s, float (*__restrict d)[kTile], float *__restrict before, TileSums<Rule> &total) {
-  const Rule r = rule;
-  const Task p = task;
-  TileSums<Rule> sums = total;
-  // A rule has one to three states, and the loop names each: compilers do not vectorize a loop over them. A pointer to
-  // a state that the rule lacks is a copy of another pointer, against the promise of __restrict, but the constants
-  // kSecond and kThird keep the loop from using it.
-  constexpr bool kSecond = Rule::kStates > 1, kThird = Rule::kStates > 2;
-  float *__restrict s0 = s[0], *__restrict s1 = s[kSecond ? 1 : 0], *__restrict s2 = s[Rule::kStates - 1];
-  float *__restrict d0 = d[0], *__restrict d1 = d[1];
-  ForLanes(n, [&](int i, int lane) __attribute__((always_inline)) {
-    float state[] = {s0[i], kSecond ? s1[i] : 0.0f, kThird ? s2[i] : 0.0f}, direction[kMaxDirections];
-    if (kParts & kSumUp) AddGiven<Rule>(w[i], g[i], lane, sums);
-    Advance<Rule, (kParts & kNewStates) != 0>(r, p, w[i], g[i], state, direction);
-    if (kParts & kSumUp) AddDirections<Rule>(direction, lane, sums);
-    if ((kParts & kNewStates) != 0 && (kParts & kDropStates) == 0) {
-      s0[i] = state[0];
-      if (kSecond) s1[i] = state[1];
-      if (kThird) s2[i] = state[2];
-    }
-    if ((kParts & kDropDirections) == 0 && ((kParts & kSumUp) != 0 || (kParts & kMoveWeights) == 0)) {
-      d0[i] = direction[0];
-      if (Rule::kDirections > 1) d1[i] = direction[1];
-    }
-    if (kParts & kMoveWeights) {
-      if (kParts & kSumUp) before[i] = w[i];
-      w[i] -= (kParts & kAlongWeights) != 0 ? Moved<2>(p, direction[0], w[i])
-                                            : Moved<Rule::kDirections>(p, direction[0], direction[1]);
-    }
-  });
-  total = sums;
 }
 
 // Prefetches what the loop reaches a tile later. A loop that converts states is too long for the processor to look
@@ -389,27 +304,95 @@ template <class Rule>
   RuleTile<Rule, 0>(rule, task, n, w, g, s, d, nullptr, unused);
 }
 
-// Adds the sums of a tile to those of its chunk. directions() returns the rows of directions, if they are needed.
+// Adds the sums of a tile, whose lane 0 is at place `first`, to those of its chunk. directions() returns the rows of
+// directions, if they are needed.
 template <class Rule, class Directions>
-void AddTileSums(const TileSums<Rule> &sums, const float *g, const float *w, int n, double *sum,
+void AddTileSums(const TileSums<Rule> &sums, int first, const float *g, const float *w, int n, double *sum,
                  Directions directions) {
   const auto of_directions = [&](enum Sum which, int k) __attribute__((always_inline)) {
-    const double total = sums.Total(which);
+    const double total = sums.Total(which, first);
     return IsExact(total) ? total : ExactSumSquares(directions()[k], n);
   };
-  sum[kGradientSum] += ExactWhereLost(sums.Total(kGradientSum), g, n);
-  sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum), w, n);
+  sum[kGradientSum] += ExactWhereLost(sums.Total(kGradientSum, first), g, n);
+  sum[kWeightSum] += ExactWhereLost(sums.Total(kWeightSum, first), w, n);
   sum[kDirectionSum] += of_directions(kDirectionSum, 0);
   if constexpr (Rule::kDirections > 1) {
     sum[kDirection2Sum] += of_directions(kDirection2Sum, 1);
-    sum[kDirectionsDot] += sums.Total(kDirectionsDot);
+    sum[kDirectionsDot] += sums.Total(kDirectionsDot, first);
   }
+}
+
+// Whether a chunk has the whole memory of its rule as float32, and nothing to convert.
+template <class Rule>
+MS_OPTIM_FN bool IsFloat32(const Tensor &t, const Task &task) {
+  // Directions that are kept reach into the next tile.
+  constexpr bool kHasRoom = Rule::kDirections == 1 || kDirectsAgain<Rule>;
+  return kHasRoom && t.weight_type == DType::kFloat32 && t.gradient_type == DType::kFloat32 && !task.low_states &&
+         task.row == 0;
+}
+
+// The memory of a chunk that is float32.
+template <class Rule>
+struct Float32Chunk {
+  int n;
+  float *w, *s[Rule::kStates];
+  const float *g;
+  int ahead;  // the elements before the first cache line, if it begins at the same element of each tensor; else 0
+
+  MS_OPTIM_FN Float32Chunk(const Tensor &t, const Chunk &chunk)
+      : n(static_cast<int>(chunk.end - chunk.begin)),
+        w(static_cast<float *>(t.weight) + chunk.begin),
+        g(static_cast<const float *>(t.gradient) + chunk.begin) {
+    const auto place = [](const float *x) { return reinterpret_cast<uintptr_t>(x) / sizeof(float) % kLine; };
+    bool alike = place(g) == place(w);
+    for (int k = 0; k < Rule::kStates; ++k) {
+      s[k] = static_cast<float *>(t.state[k]) + chunk.begin;
+      alike &= place(s[k]) == place(w);
+    }
+    // Vectors of 16 bytes lie in one line wherever a tensor begins.
+    ahead = alike && place(w) != 0 && kVectorBytes > 16 ? kLine - static_cast<int>(place(w)) : 0;
+    if (ahead > n) ahead = 0;
+  }
+
+  // The elements by which a buffer begins behind a cache line, so that its lines are those of the tensors.
+  int Behind() const { return ahead > 0 ? kLine - ahead : 0; }
+};
+
+// Does what UpdateChunk does where all is float32.
+template <class Rule, bool kMove>
+void UpdateFloat32(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
+  const Float32Chunk<Rule> c(t, chunk);
+  double sum[kSums] = {};
+  float *const before = b.weight_before + c.Behind();
+  auto *const d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + (kDirectsAgain<Rule> ? 0 : c.Behind()));
+  StartTile<Rule>(t, task, chunk.begin, c.n, c.w);
+  if (kMove && t.average != nullptr) FetchTile(t.average + chunk.begin, Min(kTile, c.n));
+  constexpr unsigned kMore = (kMove ? kMoveWeights : 0u) | (kDirectsAgain<Rule> ? kDropDirections : 0u);
+  const auto done = [&](int tile, int end, const TileSums<Rule> &sums) {
+    const int n = end - tile;
+    float *const w = kMove ? before : c.w + tile;
+    AddTileSums(sums, c.Behind(), c.g + tile, w, n, sum, [&] {
+      if constexpr (kDirectsAgain<Rule>) {
+        float *s[Rule::kStates];
+        for (int k = 0; k < Rule::kStates; ++k) s[k] = c.s[k] + tile;
+        DirectAgain(rule, task, n, w, c.g + tile, s, d);
+      }
+      return d;
+    });
+    if (!kMove || t.average == nullptr) return;
+    if (end < c.n) FetchTile(t.average + chunk.begin + end, Min(kTile, c.n - end));
+    AverageTile(t, task, chunk.begin + tile, n, b.weight);
+  };
+  RuleTiles<Rule, kNewStates | kSumUp | kMore>(rule, task, c.ahead, c.n, c.w, c.g, c.s, d, before, TileSums<Rule>{},
+                                               done);
+  memcpy(chunk.sum, sum, sizeof(sum));
 }
 
 // The moments stage of a chunk: new states, and the sums of weights and directions. Where nothing waits for these sums,
 // the weights move in the same pass (kMove).
 template <class Rule, bool kMove>
 void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
+  if (IsFloat32<Rule>(t, task)) return UpdateFloat32<Rule, kMove>(rule, t, task, chunk, b);
   double sum[kSums] = {};
   const bool noisy_weight = kMove && task.noisy_weight;
   ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
@@ -430,7 +413,7 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chu
       StatesAndDirections<Rule, kMore>(rule, t, task, begin + first, n - first, w + first, g + first, b.noise + first,
                                        s, d, before + first, b, sums);
     }
-    AddTileSums(sums, g, before, n, sum, [&] {
+    AddTileSums(sums, 0, g, before, n, sum, [&] {
       if constexpr (kDirectsAgain<Rule>) {
         if (first < n) DirectAgain(rule, task, n - first, before + first, g + first, s, d);
       }
@@ -444,9 +427,21 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chu
   memcpy(chunk.sum, sum, sizeof(sum));
 }
 
+// Does what MoveChunk does where all is float32.
+template <class Rule>
+void MoveFloat32(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
+  const Float32Chunk<Rule> c(t, chunk);
+  StartTile<ElementwiseRule>(t, task, chunk.begin, c.n, c.w);
+  RuleTiles<Rule, kMoveWeights>(rule, task, c.ahead, c.n, c.w, c.g, c.s, b.direction, nullptr, TileSums<Rule>{},
+                                [&](int tile, int end, const TileSums<Rule> &) {
+                                  AverageTile(t, task, chunk.begin + tile, end - tile, b.weight);
+                                });
+}
+
 // The apply stage of a chunk, after its moments stage: new weights.
 template <class Rule>
 void MoveChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
+  if (IsFloat32<Rule>(t, task)) return MoveFloat32<Rule>(rule, t, task, chunk, b);
   ForTiles(t, task, chunk, b, [&](int64_t begin, int n, const float *g) {
     TileSums<Rule> unused;
     float *w = LoadWeight(t, begin, n, b.weight), *s[Rule::kStates];

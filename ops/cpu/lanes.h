@@ -38,7 +38,7 @@ constexpr int kVectorBytes = 16;
 constexpr int kLanes = 16;
 
 template <class T>
-MS_OPTIM_FN double SumOfLanes(const T (&lane)[kLanes]) {
+MS_OPTIM_FN double SumOfLanes(const T *lane) {
   double total = 0.0;
   for (int i = 0; i < kLanes; ++i) total += static_cast<double>(lane[i]);
   return total;

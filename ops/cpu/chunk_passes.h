@@ -349,8 +349,7 @@ struct Float32Chunk {
       s[k] = static_cast<float *>(t.state[k]) + chunk.begin;
       alike &= place(s[k]) == place(w);
     }
-    // Vectors of 16 bytes lie in one line wherever a tensor begins.
-    ahead = alike && place(w) != 0 && kVectorBytes > 16 ? kLine - static_cast<int>(place(w)) : 0;
+    ahead = alike && place(w) != 0 ? kLine - static_cast<int>(place(w)) : 0;
     if (ahead > n) ahead = 0;
   }
 

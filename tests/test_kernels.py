@@ -78,9 +78,11 @@ def test_the_place_in_a_cache_line_changes_no_bit(rule, options):
             launch = recording.launch(rule, np.random.default_rng(2), shapes=ACROSS, **options)
             for i in range(0 if rule == "muon" else launch.first, len(launch.arrays) - 1):
                 launch.arrays[i] = placed(launch.arrays[i], places[i % len(places)])
-            # Squares of the last ones vanish in float32, and are added up once more.
-            for array in launch.arrays[launch.first : launch.first + 2 * len(ACROSS)][len(ACROSS) - 1 :: len(ACROSS)]:
-                array *= np.float32(1e-25)
+            # Elements of very different sizes show the order in which they are added up. Squares of the last tensor's
+            # vanish in float32, and are added up once more.
+            for k, array in enumerate(launch.arrays[launch.first : launch.first + 2 * len(ACROSS)]):
+                sizes = np.random.default_rng(k).uniform(-6, 6, array.shape)
+                array *= np.float32(1e-25) if k % len(ACROSS) == len(ACROSS) - 1 else np.float32(10) ** sizes
             with forced(name):
                 for _ in range(recording.STEPS):
                     assert launch.run() == 0

@@ -1128,6 +1128,12 @@ MISTAKES = (
     ),
     Mistake(
         "ops/cpu/chunk_passes.h",
+        "if (first > 0 && t.scale[0] != nullptr) DirectAgain(",
+        "if (first > 0 && t.scale[0] == nullptr) DirectAgain(",
+        "test_kernels.py -k vanish",
+    ),
+    Mistake(
+        "ops/cpu/chunk_passes.h",
         "n - first, before + first, g + first, s, d);",
         "n - first, w + first, g + first, s, d);",
         "test_kernels.py -k vanish",

@@ -223,7 +223,6 @@ template <class Rule, class Format>
       AddGiven<Rule>(w[i + lane], g[i + lane], lane, sums);
       if (!Rule::kDirectsFirst) Advance<Rule, false>(r, p, w[i + lane], g[i + lane], state, direction);
       AddDirections<Rule>(direction, lane, sums);
-      d[i + lane] = direction[0];
       before[i + lane] = w[i + lane];
       w[i + lane] -= Moved<1>(p, direction[0], 0.0f);
       const uint32_t random = noise[i + lane] ^ noise_above;
@@ -276,13 +275,13 @@ int CodedBlocks(const Rule &rule, const Task &task, const Tensor &t, int64_t beg
 
 // Computes new states, to which s then points, and the sums of the directions, and does what kMore says besides. A
 // layer-wise rule must move along the directions whose norms it took: states of lower precision are stored and read
-// back before the directions are computed.
+// back before the directions are computed. They get rows of `room`.
 template <class Rule, unsigned kMore>
 void StatesAndDirections(const Rule &rule, const Tensor &t, const Task &task, int64_t begin, int n, float *w,
-                         const float *g, const uint32_t *noise, float **s, float (*d)[kTile], float *before, Buffers &b,
-                         TileSums<Rule> &sums) {
+                         const float *g, const uint32_t *noise, float **s, float (*d)[kTile], float *before,
+                         float (*room)[kTile], TileSums<Rule> &sums) {
   static_assert((kMore & kMoveWeights) == 0 || !Rule::kLayerwise, "a layer-wise rule moves in a pass of its own");
-  for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
+  for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, room[k]);
   const bool again = Rule::kLayerwise && task.low_states;
   if (again) {
     RuleTile<Rule, kNewStates | kMore>(rule, task, n, w, g, s, d, before, sums);
@@ -292,7 +291,7 @@ void StatesAndDirections(const Rule &rule, const Tensor &t, const Task &task, in
   if (!task.low_states) return;
   for (int k = 0; k < Rule::kStates; ++k) StoreState(t, k, begin, n, s[k], noise);
   if (!again) return;
-  for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, b.state[k]);
+  for (int k = 0; k < Rule::kStates; ++k) s[k] = LoadState(t, k, begin, n, room[k]);
   RuleTile<Rule, kSumUp | kMore>(rule, task, n, w, g, s, d, before, sums);
 }
 
@@ -406,14 +405,18 @@ void UpdateChunk(const Rule &rule, const Tensor &t, const Task &task, Chunk &chu
     // The directions are rows of kTile elements. A pointer to such rows that begins at the column `first` gives each
     // row from this column on: d[k][i] is b.direction[k][first + i].
     auto *d = reinterpret_cast<float (*)[kTile]>(b.direction[0] + first);
+    auto *room = reinterpret_cast<float (*)[kTile]>(b.state[0] + first);
     if (first < n) {
       if (task.low_states && !noisy_weight) FillNoise(task.noise, begin + first, n - first, b.noise + first);
       constexpr unsigned kMore = (kMove ? kMoveWeights : 0u) | (kDirectsAgain<Rule> ? kDropDirections : 0u);
       StatesAndDirections<Rule, kMore>(rule, t, task, begin + first, n - first, w + first, g + first, b.noise + first,
-                                       s, d, before + first, b, sums);
+                                       s, d, before + first, room, sums);
     }
     AddTileSums(sums, 0, g, before, n, sum, [&] {
       if constexpr (kDirectsAgain<Rule>) {
+        // Blocks with scales have left their new states in the buffers.
+        float *of_blocks[] = {b.state[0], b.state[1], b.state[2]};
+        if (first > 0 && t.scale[0] != nullptr) DirectAgain(rule, task, first, before, g, of_blocks, b.direction);
         if (first < n) DirectAgain(rule, task, n - first, before + first, g + first, s, d);
       }
       return b.direction;

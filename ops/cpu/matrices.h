@@ -23,8 +23,8 @@ inline void FormDirections(const Muon &rule, const Tensor &t, const Task &task, 
     TileSums<MuonMomentum> sums;
     float *w = LoadWeight(t, begin, n, b.weight), *s[MuonMomentum::kStates];
     if (task.low_states) FillNoise(task.noise, begin, n, b.noise);
-    StatesAndDirections<MuonMomentum, 0>(rule.matrices, t, task, begin, n, w, g, b.noise, s, b.direction, nullptr, b,
-                                         sums);
+    StatesAndDirections<MuonMomentum, 0>(rule.matrices, t, task, begin, n, w, g, b.noise, s, b.direction, nullptr,
+                                         b.state, sums);
     sum += ExactWhereLost(sums.Total(kGradientSum), g, n);
     memcpy(directions + begin, b.direction[0], static_cast<size_t>(n) * sizeof(float));
   });

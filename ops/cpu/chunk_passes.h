@@ -381,8 +381,7 @@ void UpdateFloat32(const Rule &rule, const Tensor &t, const Task &task, Chunk &c
     if (end < c.n) FetchTile(t.average + chunk.begin + end, Min(kTile, c.n - end));
     AverageTile(t, task, chunk.begin + tile, n, b.weight);
   };
-  RuleTiles<Rule, kNewStates | kSumUp | kMore>(rule, task, c.ahead, c.n, c.w, c.g, c.s, d, before, TileSums<Rule>{},
-                                               done);
+  RuleTiles<Rule, kNewStates | kSumUp | kMore>(rule, task, c.ahead, c.n, c.w, c.g, c.s, d, before, done);
   memcpy(chunk.sum, sum, sizeof(sum));
 }
 
@@ -434,7 +433,7 @@ template <class Rule>
 void MoveFloat32(const Rule &rule, const Tensor &t, const Task &task, Chunk &chunk, Buffers &b) {
   const Float32Chunk<Rule> c(t, chunk);
   StartTile<ElementwiseRule>(t, task, chunk.begin, c.n, c.w);
-  RuleTiles<Rule, kMoveWeights>(rule, task, c.ahead, c.n, c.w, c.g, c.s, b.direction, nullptr, TileSums<Rule>{},
+  RuleTiles<Rule, kMoveWeights>(rule, task, c.ahead, c.n, c.w, c.g, c.s, b.direction, nullptr,
                                 [&](int tile, int end, const TileSums<Rule> &) {
                                   AverageTile(t, task, chunk.begin + tile, end - tile, b.weight);
                                 });

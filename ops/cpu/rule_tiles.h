@@ -29,6 +29,7 @@ struct TileSums {
 
   // Lane 0 is at place `first`.
   MS_OPTIM_FN double Total(enum Sum sum, int first = 0) const {
+    if (first == 0) return SumOfLanes(lane[sum]);
     float twice[2 * kLanes];
     memcpy(twice, lane[sum], sizeof(lane[sum]));
     memcpy(twice + kLanes, lane[sum], sizeof(lane[sum]));
@@ -121,21 +122,11 @@ class AfterTile {
   void (*call_)(const void *, int, int, const TileSums<Rule> &);
 };
 
-// Runs a rule over n elements from the beginning of a tile on. After each tile, done(tile, end, sums) gets its first
-// element, its end, and its sums.
-//
-// The element `ahead` begins a cache line, and a vector. Large tensors begin 16 bytes behind the start of a line: if
-// vectors began with the tensors, too, each one of AVX-512 and every second one of AVX2 would lie in two lines, which
-// takes a tenth of the time. Lanes are counted from there, and come to the same sums: each one gets the same elements
-// in the same order. The vector at the end of a tile has elements of two tiles then.
-//
-// Directions, and weights from before the move, are kept for a tile at a time, since more of them take the first-level
-// cache from the tensors. Those of the next tile's first elements go to the beginning. Inlined, the loop would share
-// registers with its callers.
-template <class Rule, unsigned kParts>
-[[gnu::noinline]] void RuleTiles(const Rule &rule, const Decision &decision, int ahead, int n, float *__restrict w,
-                                 const float *__restrict g, float *const *s, float (*__restrict d)[kTile],
-                                 float *__restrict before, const TileSums<Rule> &begun, AfterTile<Rule> done) {
+// The loops of RuleTile and, by lines, of RuleTiles.
+template <class Rule, unsigned kParts, bool kByLines>
+void RuleLoop(const Rule &rule, const Decision &decision, int ahead, int n, float *__restrict w,
+              const float *__restrict g, float *const *s, float (*__restrict d)[kTile], float *__restrict before,
+              TileSums<Rule> &total, const AfterTile<Rule> *done) {
   constexpr bool kAdds = (kParts & kSumUp) != 0, kMoves = (kParts & kMoveWeights) != 0;
   constexpr bool kStores = (kParts & kNewStates) != 0 && (kParts & kDropStates) == 0;
   constexpr bool kDirects = (kParts & kDropDirections) == 0 && (kAdds || !kMoves);
@@ -172,9 +163,16 @@ template <class Rule, unsigned kParts>
     MS_OPTIM_IVDEP
     for (int lane = 0; lane < kLanes; ++lane) element(i + lane, lane, sums);
   };
-  TileSums<Rule> sums = begun, next;
-  const int behind = kLanes - ahead;
+  TileSums<Rule> sums = total;
   int i = 0;
+  if constexpr (!kByLines) {
+    for (; i + kLanes <= n; i += kLanes) vector(i, sums);
+    for (int lane = 0; i < n; ++i, ++lane) element(i, lane, sums);
+    total = sums;
+    return;
+  }
+  TileSums<Rule> next;
+  const int behind = kLanes - ahead;
   for (; i < ahead; ++i) {
     element(i, behind + i, sums);
     KeepScalar();
@@ -194,9 +192,9 @@ template <class Rule, unsigned kParts>
       if constexpr (kAdds) Divide(both, count, sums, next);
     }
     // A copy, since sums whose address is known elsewhere would be stored and loaded for each vector.
-    const TileSums<Rule> total = sums;
+    total = sums;
     CompleteStores();
-    done(tile, end, total);
+    (*done)(tile, end, total);
     CompleteStores();
     if (end == n) return;
     if (ahead > 0) {
@@ -209,12 +207,29 @@ template <class Rule, unsigned kParts>
   }
 }
 
-// Does the same for a tile alone, wherever it begins, and adds to sums.
+// Runs a rule over n elements of a tile, wherever it begins, and adds to sums. Inlined, the loop would share registers
+// with its callers.
 template <class Rule, unsigned kParts>
-MS_OPTIM_FN void RuleTile(const Rule &rule, const Decision &decision, int n, float *w, const float *g, float *const *s,
-                          float (*d)[kTile], float *before, TileSums<Rule> &sums) {
-  RuleTiles<Rule, kParts>(rule, decision, 0, n, w, g, s, d, before, sums,
-                          [&](int, int, const TileSums<Rule> &total) { sums = total; });
+[[gnu::noinline]] void RuleTile(const Rule &rule, const Decision &decision, int n, float *w, const float *g,
+                                float *const *s, float (*d)[kTile], float *before, TileSums<Rule> &sums) {
+  RuleLoop<Rule, kParts, false>(rule, decision, 0, n, w, g, s, d, before, sums, nullptr);
+}
+
+// Runs a rule over n elements from the beginning of a tile on. After each tile, done(tile, end, sums) gets its first
+// element, its end, and its sums.
+//
+// The element `ahead` begins a cache line, and a vector. Large tensors begin 16 bytes behind the start of a line: if
+// vectors began with the tensors, too, each one of AVX-512 and every second one of AVX2 would lie in two lines, which
+// takes a tenth of the time. Lanes are counted from there, and come to the same sums: each one gets the same elements
+// in the same order. The vector at the end of a tile has elements of two tiles then.
+//
+// Directions, and weights from before the move, are kept for a tile at a time, since more of them take the first-level
+// cache from the tensors. Those of the next tile's first elements go to the beginning.
+template <class Rule, unsigned kParts>
+[[gnu::noinline]] void RuleTiles(const Rule &rule, const Decision &decision, int ahead, int n, float *w, const float *g,
+                                 float *const *s, float (*d)[kTile], float *before, AfterTile<Rule> done) {
+  TileSums<Rule> sums;
+  RuleLoop<Rule, kParts, true>(rule, decision, ahead, n, w, g, s, d, before, sums, &done);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ import recording
 from cases import CASES, Scenario, every_case_and_path, plain
 from harness import Pair, digest, flushed, numbers, tensor
 from mindspore import Parameter
-from native import Launch, flushing, instruction_sets
+from native import Launch, flushing, forced, instruction_sets
 
 from ms_optim import AdamW
 from ms_optim.kernels import libraries
@@ -33,19 +33,18 @@ def test_kernels_give_the_same_bits_whatever_threads_do_with_denormal_numbers():
     expected = [case.run() for case in cases]
     try:
         for name in instruction_sets():
-            library.ms_optim_force_instruction_set(name)
-            # Products of matrices have bits of their own in each instruction set.
-            of_this_one = expected if name == best else [case.run() for case in cases]
-            for case, result, wanted in zip(cases, of_this_one, expected):
-                case.check(result, wanted, same_code=name == best)
-            for threads, flushes in ((1, False), (1, True), (2, False), (2, True)):
-                openmp.omp_set_num_threads(threads)
-                with flushing(flushes):
-                    results = [case.run() for case in cases]
-                for case, result, wanted in zip(cases, results, of_this_one):
-                    case.check(result, wanted)
+            with forced(name):
+                # Products of matrices have bits of their own in each instruction set.
+                of_this_one = expected if name == best else [case.run() for case in cases]
+                for case, result, wanted in zip(cases, of_this_one, expected):
+                    case.check(result, wanted, same_code=name == best)
+                for threads, flushes in ((1, False), (1, True), (2, False), (2, True)):
+                    openmp.omp_set_num_threads(threads)
+                    with flushing(flushes):
+                        results = [case.run() for case in cases]
+                    for case, result, wanted in zip(cases, results, of_this_one):
+                        case.check(result, wanted)
     finally:
-        library.ms_optim_force_instruction_set(best)
         openmp.omp_set_num_threads(most)
 
 

@@ -19,7 +19,6 @@ from tolerances import TOLERANCE, U
 
 import ms_optim
 from ms_optim import AdamW, LocalSteps, Quantized, SimulatedWorkers, SparseTopK
-from ms_optim.kernels import libraries
 from ms_optim.kernels import table as kernels
 from ms_optim.kernels.local_interface import LocalMark
 from ms_optim.local_steps.exchange import Exchange
@@ -680,14 +679,10 @@ def test_every_instruction_set_gives_the_same_bits(name):
             workers([tensors(gradients(step, n)) for n in range(2)])
         return [p.asnumpy().tobytes() for o in workers.optimizers for p in (*o.parameters, *o.kept.of_tensors)]
 
-    library = libraries.library("libms_optim_cpu.so")
     found = {}
     for chosen in native.instruction_sets():
-        assert library.ms_optim_force_instruction_set(chosen) == 0
-        try:
+        with native.forced(chosen):
             found[chosen] = taken()
-        finally:
-            library.ms_optim_force_instruction_set(None)
     assert len({tuple(held) for held in found.values()}) == 1
 
 

@@ -9,12 +9,11 @@ import pytest
 from cases import CASES, MODES_IN_TURN, Scenario, every_case, grouped, plain
 from harness import Pair, Step, digest, numbers, tensor
 from mindspore import Parameter
-from native import Launch
+from native import Launch, forced, instruction_sets
 from refusals import refused
 from stated_formats import BLOCK, CODES, coded, codes_in, noise, numbers_in
 
 from ms_optim import AdamW, DGCMomentum
-from ms_optim.kernels import libraries
 from ms_optim.states.formats import FORMATS
 
 WITH_MOMENTS = [case for case in CASES if case.name != "DGCMomentum"]
@@ -417,14 +416,11 @@ def test_stochastic_rounding_is_reproducible_and_seeded(case, mode):
 
 @pytest.mark.parametrize("kind", CODES)
 def test_random_bits_are_the_same_for_any_number_of_threads_and_instruction_set(kind):
-    library = libraries.library("libms_optim_cpu.so")
     seen = set()
-    for name in (b"avx512", b"avx2", b"baseline"):
-        if library.ms_optim_force_instruction_set(name) != 0:
-            continue
+    for name in instruction_sets():
         states, scales = states_of(kind, 70_001)
         _, launch = halved_moments(70_001, states=states, scales=scales)
-        assert launch.run() == 0
+        with forced(name):
+            assert launch.run() == 0
         seen.add(b"".join(a.tobytes() for a in (*states[0], *states[1], *scales, launch.arrays[8])))
-    library.ms_optim_force_instruction_set(None)
     assert len(seen) == 1

@@ -9,12 +9,11 @@ import pytest
 from cases import CASES, MODES_IN_TURN, Scenario, for_each, grouped, plain
 from harness import Pair, Step, digest, flushed, numbers, tensor
 from mindspore import Parameter, Tensor
-from native import CompressedLaunch, Launch, instruction_sets
+from native import CompressedLaunch, Launch, forced, instruction_sets
 from refusals import refused
 from tolerances import TOLERANCE
 
 from ms_optim import AdamW, Lamb, checkpoints
-from ms_optim.kernels import libraries
 from ms_optim.kernels.interface import SharedFlag
 from ms_optim.states import split_masters
 
@@ -60,19 +59,17 @@ def moved(*arguments):
 @each_split
 def test_a_split_master_is_restored_to_the_bit(split):
     """By a step that moves nothing, on each instruction set: whole tiles, and the elements behind these."""
-    library, dtype = libraries.library("libms_optim_cpu.so"), SPLITS[split]
+    dtype = SPLITS[split]
     masters = edges(5003)
     if split == "split8":
         masters = (masters.view(np.uint32) & 0xFFFFFF00).view(np.float32)
-    before = library.ms_optim_instruction_set()
     for name in instruction_sets():
-        assert library.ms_optim_force_instruction_set(name) == 0
         weights, remainders = split_in_two(masters, dtype)
-        moved(weights, remainders, np.zeros(masters.size, np.float32), 0.0)
+        with forced(name):
+            moved(weights, remainders, np.zeros(masters.size, np.float32), 0.0)
         expected_weights, expected = split_in_two(flushed(masters), dtype)
         np.testing.assert_array_equal(weights.view(np.uint16), expected_weights.view(np.uint16))
         np.testing.assert_array_equal(remainders, expected)
-    library.ms_optim_force_instruction_set(before)
 
 
 def test_masters_convert():
